@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``tessera``."""
+
+import argparse
+import errno
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from app.progress import say
+
+_USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-… flag]
+       tessera --version
+
+commands:
+  serve   serve MODEL (a folder or a name vLLM knows) over HTTP, reusing document chunks' KV cache;
+          without MODEL, a small random model is built and served, to try the interface
+
+tessera serve --help shows the flags, tessera serve --help=all vLLM's as well."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code: 0, 2 for a usage or configuration error, 130 when interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help", "help"):
+        print(_USAGE)
+        return 0
+    if command == "--version":
+        print(f"tessera {importlib.metadata.version('tessera-rag')}")
+        return 0
+    if command != "serve":
+        say(f"unknown command {command!r}")
+        print(_USAGE, file=sys.stderr)
+        return 2
+    return _serve(arguments[1:])
+
+
+def _serve(arguments: list[str]) -> int:
+    # vLLM's INFO log would bury the few lines that matter here; set the variable to see it.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    try:
+        args = _parse(arguments)
+    except ImportError as error:
+        say(f"{error}: install an engine with pip install 'tessera-rag[cpu]' (or [cuda], [ascend])")
+        return 2
+    from app.server import run
+    from app.settings import UnknownSettingError, load_settings
+    from engine_ext.support import UnsupportedFlagError
+
+    import uvloop
+
+    try:
+        settings = load_settings(args)
+        args.model = args.model_tag or _random_model()
+        uvloop.run(run(args, settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        say(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (got {first['input']!r})")
+        return 2
+    except (UnknownSettingError, UnsupportedFlagError) as error:
+        say(str(error))
+        return 2
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        say(f"port {args.port} is in use; choose another with --port")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    from app.settings import add_flags
+    from engine_ext.vllm_compat import (
+        FlexibleArgumentParser,
+        cli_env_setup,
+        make_arg_parser,
+        validate_parsed_serve_args,
+    )
+
+    cli_env_setup()
+    parser = FlexibleArgumentParser(prog="tessera serve", description="Serve a model with the chunk cache.")
+    add_flags(parser)
+    args: argparse.Namespace = make_arg_parser(parser).parse_args(arguments)
+    validate_parsed_serve_args(args)
+    return args
+
+
+def _random_model() -> str:
+    from app.random_model import build_preset
+
+    say("no MODEL given: serving a small random model (its answers are gibberish)")
+    return str(build_preset("tiny-llama"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings documents in requests to vLLM's own endpoints to the chunk cache, before vLLM reads the body."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.cache_options import parse_cache_field
+from app.documents import BadRequestError
+from app.marks import Marks
+from app.openai_documents import Extraction, from_anthropic, from_chat, from_completion, from_responses
+from app.settings import Settings
+from app.sse import ReportInserter
+from engine_ext.request import Ticket
+
+_EXTRACTORS: dict[str, Callable[[dict[str, Any], str | None], Extraction | None]] = {
+    "/v1/chat/completions": from_chat,
+    "/v1/completions": from_completion,
+    "/v1/responses": from_responses,
+    "/v1/messages": from_anthropic,
+}
+
+
+class DocumentsMiddleware:
+    """Rewrites a request that has documents, a ``cache`` field or the agreed separator; passes others on.
+
+    vLLM adds it to its app (its ``--middleware`` option); marks and settings are in the app's state.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        extractor = _EXTRACTORS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if extractor is None:
+            return await self._app(scope, receive, send)
+        body = await _read_body(receive)
+        if body is None:
+            return None
+        settings: Settings = scope["app"].state.tessera_settings
+        try:
+            extraction = _extract(extractor, body, settings.chunk_separator)
+            ticket = extraction and _ticket(extraction, settings)
+        except BadRequestError as error:
+            return await _bad_request(error)(scope, receive, send)
+        if extraction is None or ticket is None:
+            return await self._app(scope, _replay(body, receive), send)
+        await self._run(scope, receive, send, extraction, ticket)
+
+    async def _run(
+        self, scope: Scope, receive: Receive, send: Send, extraction: Extraction, ticket: Ticket
+    ) -> None:
+        marks: Marks = scope["app"].state.tessera_marks
+        with marks.issue(ticket, extraction.documents) as marked:
+            extraction.insert(marked)
+            body = json.dumps(extraction.body).encode()
+            MutableHeaders(scope=scope)["content-length"] = str(len(body))
+            if extraction.body.get("stream"):
+                send = _inserting(send, ReportInserter(ticket, "kv_transfer_params"))
+            await self._app(scope, _replay(body, receive), send)
+
+
+def _extract(
+    extractor: Callable[[dict[str, Any], str | None], Extraction | None], body: bytes, separator: str | None
+) -> Extraction | None:
+    if not any(hint in body for hint in _hints(separator)):
+        return None
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return None  # vLLM answers malformed bodies
+    return extractor(parsed, separator) if isinstance(parsed, dict) else None
+
+
+@cache
+def _hints(separator: str | None) -> tuple[bytes, ...]:
+    """Bytes without which a body has nothing for us; spares ordinary requests the parsing."""
+    fields = (b'"documents"', b'"document"', b'"cache"')
+    if separator is None:
+        return fields
+    # As JSON spells it, with and without escapes for what is not ASCII.
+    return (*fields, json.dumps(separator)[1:-1].encode(), json.dumps(separator, ensure_ascii=False)[1:-1].encode())
+
+
+def _ticket(extraction: Extraction, settings: Settings) -> Ticket:
+    for field in ("echo", "store", "use_beam_search"):
+        if extraction.body.get(field):
+            raise BadRequestError(f"{field} can't be combined with documents", field)
+    options = parse_cache_field(extraction.cache).options(settings.chunk_position_strategy)
+    return Ticket(options, tuple(document.id for document in extraction.documents))
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """The whole body; ``None`` if the client left first."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives ``body`` first, then whatever comes (a disconnect)."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replayed
+
+
+def _inserting(send: Send, inserter: ReportInserter) -> Send:
+    async def inserted(message: Message) -> None:
+        if message["type"] == "http.response.body" and message.get("body"):
+            message = {**message, "body": inserter.feed(message["body"].decode()).encode()}
+        await send(message)
+
+    return inserted
+
+
+def _bad_request(error: BadRequestError) -> JSONResponse:
+    """OpenAI's error shape, as vLLM's own handlers give it."""
+    detail = {"message": str(error), "type": "BadRequestError", "param": error.parameter, "code": 400}
+    return JSONResponse({"error": detail}, status_code=400)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds documents in requests to vLLM's own endpoints: one pure function per request schema.
+
+Each takes the JSON body and returns it without the fields that are ours, with the documents and the place
+where their marked text belongs; ``None`` if the request has nothing for the chunk cache.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.documents import BadRequestError, Document, checked_document, parse_documents, split_by_separator
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """Documents of one request. ``insert(marked)`` puts their marked text in its place in ``body``."""
+
+    body: Body
+    documents: list[Document]
+    cache: Any
+    insert: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _TextField:
+    """A place in the body that holds text: ``holder[key]``."""
+
+    holder: Any
+    key: Any
+    path: str
+
+    @property
+    def text(self) -> str:
+        return str(self.holder[self.key])
+
+    def prepend(self, marked: str) -> None:
+        self.holder[self.key] = marked + self.text
+
+
+def from_chat(body: Body, separator: str | None) -> Extraction | None:
+    """``/v1/chat/completions``: ``documents``, or a separator in a user message."""
+    return _from_messages(body, body.get("messages"), "messages", separator)
+
+
+def from_responses(body: Body, separator: str | None) -> Extraction | None:
+    """``/v1/responses``: ``documents``, or a separator in the input."""
+    body.setdefault("store", False)
+    if isinstance(body.get("input"), str):
+        return _from_fields(body, [_TextField(body, "input", "input")], separator)
+    return _from_messages(body, body.get("input"), "input", separator)
+
+
+def from_completion(body: Body, separator: str | None) -> Extraction | None:
+    """``/v1/completions``: ``system separator chunk … separator question`` in a single prompt."""
+    cache, separator = _pop_cache(body, separator)
+    if "documents" in body:
+        raise BadRequestError("documents need a chat endpoint; here, separate chunks by cache.separator", "documents")
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str) or not separator or separator not in prompt:
+        return None if cache is None else _refuse_cache_without_documents(cache)
+    system, *chunks, question = prompt.split(separator)
+    documents = [checked_document(chunk, None, None, "prompt") for chunk in chunks]
+
+    def insert(marked: str) -> None:
+        body["prompt"] = system + marked + question
+
+    return Extraction(body, documents, cache, insert)
+
+
+def from_anthropic(body: Body, separator: str | None) -> Extraction | None:
+    """``/v1/messages``: the first run of ``document`` blocks of a user message, or a separator.
+
+    Later documents are printed as text where they stand: chunks must be one run.
+    """
+    for i, message in enumerate(_messages(body.get("messages"))):
+        content = message.get("content")
+        if message.get("role") == "user" and isinstance(content, list):
+            first = next((k for k, block in enumerate(content) if _is_document(block)), None)
+            if first is not None:
+                return _from_blocks(body, content, first, f"messages.{i}.content")
+    return _from_messages(body, body.get("messages"), "messages", separator)
+
+
+def _from_blocks(body: Body, content: list[Any], first: int, path: str) -> Extraction:
+    cache, _ = _pop_cache(body, None)
+    end = first
+    while end < len(content) and _is_document(content[end]):
+        end += 1
+    documents = [_anthropic_document(content[k], f"{path}.{k}") for k in range(first, end)]
+    for k in range(end, len(content)):
+        if _is_document(content[k]):
+            content[k] = {"type": "text", "text": _anthropic_document(content[k], f"{path}.{k}").render()}
+    followed_by_text = end < len(content) and _is_text(content[end])
+    question = dict(content[end]) if followed_by_text else {"type": "text", "text": ""}
+    content[first : end + followed_by_text] = [question]
+    return Extraction(body, documents, cache, _TextField(question, "text", path).prepend)
+
+
+def _from_messages(body: Body, messages: Any, path: str, separator: str | None) -> Extraction | None:
+    fields = [field for i, m in enumerate(_messages(messages)) for field in _user_text(m, f"{path}.{i}")]
+    return _from_fields(body, fields, separator)
+
+
+def _from_fields(body: Body, fields: list[_TextField], separator: str | None) -> Extraction | None:
+    """Documents given beside the messages go before the first user text; else the first separated text is split."""
+    cache, separator = _pop_cache(body, separator)
+    if body.get("documents") is not None:
+        documents = parse_documents(body.pop("documents"))
+        if not fields:
+            raise BadRequestError("documents need a user message with text", "messages")
+        return Extraction(body, documents, cache, fields[0].prepend)
+    field = next((field for field in fields if separator and separator in field.text), None)
+    if field is not None and separator:
+        documents, question = split_by_separator(field.text, separator, field.path)
+        field.holder[field.key] = question
+        return Extraction(body, documents, cache, field.prepend)
+    if cache is not None and fields:
+        return Extraction(body, [], cache, fields[0].prepend)
+    return None if cache is None else _refuse_cache_without_documents(cache)
+
+
+def _pop_cache(body: Body, separator: str | None) -> tuple[Any, str | None]:
+    """Removes the field ``cache``; its ``separator`` overrides the server's."""
+    cache = body.pop("cache", None)
+    if isinstance(cache, Mapping) and cache.get("separator") is not None:
+        own = cache["separator"]
+        if not isinstance(own, str) or not own:
+            raise BadRequestError("cache.separator must be a string with at least one character", "cache.separator")
+        return {name: value for name, value in cache.items() if name != "separator"}, own
+    return cache, separator
+
+
+def _refuse_cache_without_documents(cache: Any) -> None:
+    raise BadRequestError("the request has a cache field, but no text that chunks could belong to", "cache")
+
+
+def _messages(messages: Any) -> Iterator[Body]:
+    """The messages that are objects; vLLM reports the others."""
+    return (m for m in messages if isinstance(m, dict)) if isinstance(messages, list) else iter(())
+
+
+def _user_text(message: Body, path: str) -> Iterator[_TextField]:
+    """The text fields of a user message, in order."""
+    if message.get("role") != "user":
+        return
+    content = message.get("content")
+    if isinstance(content, str):
+        yield _TextField(message, "content", f"{path}.content")
+    for k, part in enumerate(content if isinstance(content, list) else ()):
+        if _is_text(part):
+            yield _TextField(part, "text", f"{path}.content.{k}.text")
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("text", "input_text") and isinstance(part.get("text"), str)
+
+
+def _is_document(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "document"
+
+
+def _anthropic_document(block: Body, path: str) -> Document:
+    """Sources of type ``text`` and ``content``; others (PDF, URL, file) would need text extraction."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind == "text":
+        text = source.get("data")
+    elif kind == "content":
+        inner = source.get("content")
+        text = inner if isinstance(inner, str) else "\n".join(p["text"] for p in inner or () if _is_text(p))
+    else:
+        raise BadRequestError(f"document source {kind!r} is not supported; send text", f"{path}.source.type")
+    context = block.get("context")
+    if isinstance(context, str) and context.strip() and isinstance(text, str):
+        text = f"{context.strip()}\n{text}"
+    return checked_document(text, None, block.get("title"), f"{path}.source")

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small random-weight models: enough of a model to try, test and measure Tessera without a download.
+
+    python -m app.random_model tiny-llama
+
+Their answers mean nothing, but they depend on every token of the prompt and on its position, which is what tests
+need: weights are scaled so that attention is far from uniform and the next token is far from a tie. Greedy text is
+printable ASCII and never ends by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+BUILDER_VERSION = 1
+"""Raised whenever the same spec builds other files than before, so that old folders are built anew."""
+
+SPEC_FILE = "tessera_random_model.json"
+SPECIAL_TOKENS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
+BOS, EOS = SPECIAL_TOKENS[:2]
+
+CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages and messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] + '\\n\\n' }}
+    {%- endif %}
+    {{- 'Tools:' }}
+    {%- for tool in tools %}
+        {{- '\\n' + (tool | tojson) }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (tools and loop.first and message['role'] == 'system') %}
+        {{- '<|im_start|>' + message['role'] + '\\n' }}
+        {{- message['content'] or '' }}
+        {%- for call in message['tool_calls'] or [] %}
+            {{- '\\n<tool_call>\\n' + (call['function'] | tojson) + '\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+
+@dataclass(frozen=True)
+class RandomModelSpec:
+    """Everything a random model's files depend on."""
+
+    architecture: Literal["llama", "qwen3"] = "llama"
+    hidden_size: int = 256
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    intermediate_size: int = 512
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    max_position_embeddings: int = 8192
+    vocab_size: int = 0
+    """Rows of the embedding; 0 for just the tokens that exist: 256 bytes and the special ones."""
+    rope_theta: float = 10_000.0
+    rope_scaling: dict[str, Any] | None = None
+    """Further RoPE parameters as transformers names them, e.g. `{"rope_type": "yarn", "factor": 4.0}`."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ("llama", "qwen3"):
+            raise ValueError(f"architecture must be llama or qwen3, not {self.architecture!r}")
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} heads can't share {self.num_kv_heads} KV heads evenly")
+        if self.vocab_size and self.vocab_size < 256 + len(SPECIAL_TOKENS):
+            raise ValueError(f"vocab_size must be 0 or at least {256 + len(SPECIAL_TOKENS)}")
+
+
+PRESETS: dict[str, RandomModelSpec] = {
+    "tiny-llama": RandomModelSpec(),
+    "tiny-llama-mha": RandomModelSpec(num_heads=2, num_kv_heads=2, head_dim=128),
+    "tiny-qwen3": RandomModelSpec(architecture="qwen3", head_dim=128),
+    "tiny-qwen3-mha": RandomModelSpec(architecture="qwen3", num_kv_heads=4),
+    "bench-100m": RandomModelSpec(
+        hidden_size=768,
+        num_layers=12,
+        num_heads=12,
+        num_kv_heads=4,
+        intermediate_size=3072,
+        max_position_embeddings=20_480,
+    ),
+}
+
+
+def default_model_dir() -> Path:
+    """Where models are built unless a folder is named."""
+    home = os.environ.get("TESSERA_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "tessera") / "models"
+
+
+def build_preset(name: str, path: str | os.PathLike[str] | None = None, **fields: Any) -> Path:
+    """Build the preset `name`, with `fields` of its spec replaced, unless it is there already."""
+    if name not in PRESETS:
+        raise ValueError(f"no random model is called {name!r}; there are {', '.join(PRESETS)}")
+    spec = dataclasses.replace(PRESETS[name], **fields)
+    if path is None:
+        variant = (
+            "" if spec == PRESETS[name] else "-" + hashlib.sha256(_spec_json(spec).encode()).hexdigest()[:8]
+        )
+        path = default_model_dir() / (name + variant)
+    return build_random_model(path, spec)
+
+
+def build_random_model(
+    path: str | os.PathLike[str], spec: RandomModelSpec | None = None, /, **fields: Any
+) -> Path:
+    """Write a model of `spec` (default: tiny-llama's), with `fields` replaced, into the folder `path`.
+
+    A folder finished with the same spec is left as it is; one of ours with another spec is replaced; anything else
+    that is in the way is an error. Files appear under `path` all at once, however often a build was interrupted.
+    """
+    spec = dataclasses.replace(spec or RandomModelSpec(), **fields)
+    path = Path(path).expanduser().absolute()
+    if _is_finished(path, spec):
+        return path
+    if path.exists() and not (path / SPEC_FILE).is_file() and any(path.iterdir()):
+        raise FileExistsError(f"{path} holds something other than a random model; name another folder")
+    with _staging_folder(path) as staging:
+        _save_tokenizer(staging, spec)
+        _save_model(staging, spec)
+        (staging / SPEC_FILE).write_text(_spec_json(spec), encoding="utf-8")
+        _publish(staging, path, spec)
+    return path
+
+
+def parameter_count(spec: RandomModelSpec) -> int:
+    """How many weights a model of `spec` has."""
+    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
+    per_layer = spec.hidden_size * (heads * spec.head_dim + 3 * spec.intermediate_size + 2)
+    if spec.architecture == "qwen3":
+        per_layer += 2 * spec.head_dim
+    return spec.num_layers * per_layer + (2 * _vocab_size(spec) + 1) * spec.hidden_size
+
+
+def _spec_json(spec: RandomModelSpec) -> str:
+    return json.dumps({"builder": BUILDER_VERSION, **dataclasses.asdict(spec)}, indent=2) + "\n"
+
+
+def _is_finished(path: Path, spec: RandomModelSpec) -> bool:
+    try:
+        return (path / SPEC_FILE).read_text(encoding="utf-8") == _spec_json(spec)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+@contextmanager
+def _staging_folder(path: Path) -> Iterator[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{path.name}.building-"
+    for left_over in path.parent.glob(prefix + "*"):  # from a build that was killed long ago
+        if time.time() - left_over.stat().st_mtime > 3600:
+            shutil.rmtree(left_over, ignore_errors=True)
+    staging = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+    staging.chmod(0o755)
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _publish(staging: Path, path: Path, spec: RandomModelSpec) -> None:
+    """Rename `staging` to `path`, whose former content goes into `staging`'s name and so away with it."""
+    old = staging.with_name(staging.name + "-old")
+    try:
+        if path.exists():
+            path.rename(old)
+        staging.rename(path)
+    except OSError:
+        if not _is_finished(path, spec):  # else another process was faster, with the same files
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _vocabulary() -> list[str]:
+    from tokenizers import pre_tokenizers
+
+    return [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+
+
+def _vocab_size(spec: RandomModelSpec) -> int:
+    return spec.vocab_size or 256 + len(SPECIAL_TOKENS)
+
+
+def _save_tokenizer(folder: Path, spec: RandomModelSpec) -> None:
+    """One token per byte of UTF-8, and the special tokens; no BOS is added by itself."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(_vocabulary())}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=EOS,
+        extra_special_tokens=list(SPECIAL_TOKENS[2:]),
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=spec.max_position_embeddings,
+    ).save_pretrained(folder)
+
+
+def _save_model(folder: Path, spec: RandomModelSpec) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    config_class, model_class = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }[spec.architecture]
+    config = config_class(
+        vocab_size=_vocab_size(spec),
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        num_key_value_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        max_position_embeddings=spec.max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta, **(spec.rope_scaling or {})},
+        bos_token_id=SPECIAL_TOKENS.index(BOS),
+        eos_token_id=SPECIAL_TOKENS.index(EOS),
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+        model = model_class(config)
+    _fill(model, spec)
+    with _no_progress_bars():
+        model.to(getattr(torch, spec.dtype)).save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
+def _fill(model: torch.nn.Module, spec: RandomModelSpec) -> None:
+    """Random weights from the seed alone.
+
+    A linear layer's gain is what it does to the size of a normalised input. Queries and keys get one that gives
+    attention scores a standard deviation of about 2 (transformers' own 0.02 gives nearly uniform attention), the
+    attention's output one that makes up for averaging over many values.
+    """
+    import torch
+
+    gains = {"q_proj": 1.4, "k_proj": 1.4, "o_proj": 3.0, "lm_head": 3.0}
+    generator = torch.Generator().manual_seed(spec.seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            layer = name.split(".")[-2]
+            noise = torch.randn(weight.shape, generator=generator)
+            if layer == "embed_tokens":
+                weight.copy_(noise)
+            elif layer in ("q_norm", "k_norm"):
+                weight.copy_(1.4 + 0.1 * noise)
+            elif weight.dim() == 1:
+                weight.copy_(1.0 + 0.1 * noise)
+            else:
+                weight.copy_(noise * (gains.get(layer, 1.0) / math.sqrt(weight.shape[1])))
+        # Greedy text stays printable: what is no printable ASCII character scores about 0 of a typical best of 8.
+        rows = torch.full((_vocab_size(spec), 1), 0.1)
+        rows[[i for i, token in enumerate(_vocabulary()) if len(token) == 1 and token.isascii()]] = 1.0
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        head.weight.mul_(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line: build a preset and print its folder."""
+    parser = argparse.ArgumentParser(
+        prog="python -m app.random_model",
+        description="Build a small random-weight model and print its folder. One that is there is left as it is.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="presets:\n" + "\n".join(f"  {name:16} {_describe(spec)}" for name, spec in PRESETS.items()),
+    )
+    parser.add_argument("preset", metavar="PRESET", choices=PRESETS, help="which model; see below")
+    parser.add_argument(
+        "dir", metavar="DIR", nargs="?", type=Path, help=f"where to (default: {default_model_dir()}/PRESET)"
+    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights")
+    parser.add_argument("--seed", type=int, help="another seed gives another model")
+    args = parser.parse_args(argv)
+    fields = {key: value for key in ("dtype", "seed") if (value := getattr(args, key)) is not None}
+    try:
+        print(build_preset(args.preset, args.dir, **fields))
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _describe(spec: RandomModelSpec) -> str:
+    return (
+        f"{spec.architecture}, {parameter_count(spec) / 1e6:.1f} M parameters, {spec.num_layers} layers, "
+        f"{spec.num_heads} heads ({spec.num_kv_heads} KV) of {spec.head_dim}, "
+        f"{spec.max_position_embeddings} positions"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's prompt renderer, extended: a prompt with marks is tokenized segment by segment."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from app.marks import BrokenMarksError, MarkedPrompt, Marks
+from app.tokenization import SegmentTokenizer
+from cache.layout import Chunk, ChunkedPrompt
+from engine_ext.request import REQUEST_KEY, ChunkedRequest
+from engine_ext.vllm_compat import tokens_input
+from vllm.exceptions import VLLMValidationError
+
+
+class SegmentRenderer:
+    """Stands in for vLLM's renderer; prompts without marks go through it unchanged."""
+
+    def __init__(self, renderer: Any, marks: Marks) -> None:
+        self._renderer = renderer
+        self._marks = marks
+        self._tokenizer = SegmentTokenizer(renderer.get_tokenizer())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._renderer, name)
+
+    async def render_chat_async(
+        self,
+        conversations: Sequence[Any],
+        chat_params: Any,
+        tok_params: Any = None,
+        *,
+        prompt_extras: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> tuple[list[Any], list[Any]]:
+        """As vLLM's; a conversation with marks becomes a prompt that carries a :class:`ChunkedRequest`."""
+        if not any(self._marks.are_in(str(message.get("content"))) for c in conversations for message in c):
+            return await self._renderer.render_chat_async(  # type: ignore[no-any-return]
+                conversations, chat_params, tok_params, prompt_extras=prompt_extras, **kwargs
+            )
+        (conversation,) = conversations
+        rendered, prompt = await self._renderer.render_messages_async(conversation, chat_params)
+        if prompt.get("multi_modal_data"):
+            raise VLLMValidationError("documents can't be combined with images, audio or video", parameter="messages")
+        tok_params = tok_params or self._renderer.default_chat_tok_params
+        return [rendered], [await self._engine_input(prompt["prompt"], tok_params, prompt_extras)]
+
+    async def render_cmpl_async(
+        self,
+        prompts: Sequence[Any],
+        tok_params: Any = None,
+        *,
+        prompt_extras: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """As vLLM's, for completions."""
+        texts = [prompt.get("prompt") if isinstance(prompt, dict) else None for prompt in prompts]
+        if not any(text and self._marks.are_in(text) for text in texts):
+            return await self._renderer.render_cmpl_async(  # type: ignore[no-any-return]
+                prompts, tok_params, prompt_extras=prompt_extras, **kwargs
+            )
+        tok_params = tok_params or self._renderer.default_cmpl_tok_params
+        return [await self._engine_input(str(text), tok_params, prompt_extras) for text in texts]
+
+    async def _engine_input(self, text: str, tok_params: Any, prompt_extras: dict[str, Any] | None) -> Any:
+        try:
+            marked = self._marks.split(text)
+        except BrokenMarksError as error:
+            raise VLLMValidationError(
+                f"{error}; documents need a chat template that prints the user's message once, unchanged",
+                parameter="messages",
+            ) from error
+        request, token_ids = await asyncio.to_thread(self._tokenize, marked, tok_params.add_special_tokens)
+        _check_length(request.prompt, len(token_ids), tok_params)
+        engine_input: dict[str, Any] = {
+            **tokens_input(token_ids, prompt=marked.text, cache_salt=(prompt_extras or {}).get("cache_salt")),
+            "arrival_time": time.time(),
+            REQUEST_KEY: request,
+        }
+        return engine_input
+
+    def _tokenize(self, marked: MarkedPrompt, add_special_tokens: bool) -> tuple[ChunkedRequest, list[int]]:
+        encode = self._tokenizer.encode_template
+        if not marked.chunks:
+            token_ids = list(encode(marked.text, add_special_tokens=add_special_tokens))
+            return ChunkedRequest(marked.ticket, None), token_ids
+        chunks = zip(marked.chunks, marked.ticket.chunk_ids, strict=True)
+        prompt = ChunkedPrompt(
+            encode(marked.system, add_special_tokens=add_special_tokens),
+            tuple(Chunk(self._tokenizer.encode_document(text), id) for text, id in chunks),
+            encode(marked.question),
+        )
+        return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
+
+
+def _check_length(prompt: ChunkedPrompt | None, num_tokens: int, tok_params: Any) -> None:
+    """Refuses what vLLM would cut off or answer with a generic message."""
+    if tok_params.truncate_prompt_tokens is not None:
+        raise VLLMValidationError(
+            "a prompt with documents can't be truncated", parameter="truncate_prompt_tokens"
+        )
+    limit, wanted = tok_params.max_total_tokens, tok_params.max_output_tokens or 0
+    if limit is None or num_tokens + max(wanted, 1) <= limit:
+        return
+    detail = f" ({_segment_lengths(prompt)})" if prompt else ""
+    if num_tokens < limit and wanted:
+        raise VLLMValidationError(
+            f"max_tokens={wanted} does not fit: the prompt has {num_tokens} tokens{detail}, "
+            f"the model's maximum context length is {limit}",
+            parameter="max_tokens",
+            value=wanted,
+        )
+    raise VLLMValidationError(
+        f"the prompt has {num_tokens} tokens{detail}, the model's maximum context length is {limit}, "
+        "of which at least one must be left for the answer",
+        parameter="chunks",
+        value=num_tokens,
+    )
+
+
+def _segment_lengths(prompt: ChunkedPrompt) -> str:
+    chunks = ", ".join(f"chunk {i}: {len(chunk.token_ids)}" for i, chunk in enumerate(prompt.chunks))
+    return f"system: {len(prompt.system)}, {chunks}, question: {len(prompt.question)}"

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assembles the application around one engine and serves it until a signal."""
+
+import argparse
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+from app.marks import Marks
+from app.middleware import DocumentsMiddleware
+from app.progress import progress, say
+from app.routes import cache, rag
+from app.segments import SegmentRenderer
+from app.settings import Settings
+from engine_ext.engine import ChunkEngine
+from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
+from engine_ext.support import check_flags
+from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
+from vllm import envs
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+
+DOCUMENTS_MIDDLEWARE = f"{DocumentsMiddleware.__module__}.{DocumentsMiddleware.__qualname__}"
+_CPU_KV_CACHE_BYTES = 2 << 30
+
+
+async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, settings: Settings) -> FastAPI:
+    """vLLM's whole app with Tessera's routers and the documents middleware."""
+    marks = Marks()
+    engine.renderer = SegmentRenderer(engine.llm.renderer, marks)
+    supported_tasks = await engine.llm.get_supported_tasks()
+    args.middleware = [*args.middleware, DOCUMENTS_MIDDLEWARE]
+    app: FastAPI = build_app(args, supported_tasks, engine.llm.model_config)
+    app.title = "Tessera"
+    app.include_router(rag.router)
+    app.include_router(cache.router)
+    app.state.tessera_marks = marks
+    app.state.tessera_settings = settings
+    await init_app_state(engine, app.state, args, supported_tasks)
+    return app
+
+
+async def run(args: argparse.Namespace, settings: Settings) -> None:
+    """Serves until SIGINT or SIGTERM; every process it started has ended when it returns."""
+    started = time.monotonic()
+    # Until the HTTP server handles signals itself: unwind, so that the engine's processes are ended.
+    signal.signal(signal.SIGTERM, _interrupt)
+    _set_cpu_defaults(args)
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    check_flags(engine_args, args.api_server_count)
+    url, sock = setup_server(args, reuse_port=False)
+    if warning := version_warning():
+        say(warning)
+    try:
+        async with _started_engine(engine_args, settings) as engine:
+            app = await build_tessera_app(engine, args, settings)
+            announce = asyncio.create_task(_when_started(app, lambda: say(_ready_line(engine, url, started))))
+            shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
+            announce.cancel()
+        await shutdown
+    finally:
+        sock.close()
+    say("stopped")
+
+
+@asynccontextmanager
+async def _started_engine(engine_args: AsyncEngineArgs, settings: Settings) -> AsyncIterator[ChunkEngine]:
+    options = ChunkCacheOptions(
+        enabled=settings.chunk_cache,
+        pool_bytes=int(settings.chunk_cache_memory),
+        page_tokens=settings.chunk_cache_page_tokens,
+        hash_algorithm=settings.chunk_cache_hash,
+    )
+    starting = start_chunk_engine(engine_args, options)
+    with progress(f"starting the engine with {engine_args.model}"):
+        engine = await starting.__aenter__()
+    try:
+        yield engine
+    finally:
+        await starting.__aexit__(None, None, None)
+
+
+async def _when_started(app: FastAPI, announce: Callable[[], None]) -> None:
+    """Calls ``announce`` once the HTTP server accepts connections."""
+    while not getattr(getattr(app.state, "server", None), "started", False):
+        await asyncio.sleep(0.05)
+    announce()
+
+
+def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:
+    if engine.manager is None:
+        state = f"chunk cache off: {engine.disabled_reason}"
+    else:
+        config = engine.manager.config
+        state = f"chunk cache on: {config.num_pages * config.page_tokens} tokens"
+    return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
+
+
+def _set_cpu_defaults(args: argparse.Namespace) -> None:
+    """On a CPU vLLM would reserve 92 % of the machine's memory, and not start beside a browser."""
+    is_sized = args.kv_cache_memory_bytes is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
+    is_default = args.gpu_memory_utilization == AsyncEngineArgs.gpu_memory_utilization
+    if current_platform.is_cpu() and not is_sized and is_default:
+        args.kv_cache_memory_bytes = _CPU_KV_CACHE_BYTES
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _uvicorn_options(args: argparse.Namespace) -> dict[str, Any]:
+    """As ``vllm serve`` passes them on."""
+    return {
+        "enable_ssl_refresh": args.enable_ssl_refresh,
+        "host": args.host,
+        "port": args.port,
+        "log_level": args.uvicorn_log_level,
+        "access_log": not args.disable_uvicorn_access_log,
+        "timeout_keep_alive": envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        "ssl_keyfile": args.ssl_keyfile,
+        "ssl_certfile": args.ssl_certfile,
+        "ssl_ca_certs": args.ssl_ca_certs,
+        "ssl_cert_reqs": args.ssl_cert_reqs,
+        "ssl_ciphers": args.ssl_ciphers,
+        "h11_max_incomplete_event_size": args.h11_max_incomplete_event_size,
+        "h11_max_header_count": args.h11_max_header_count,
+    }

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tessera's own settings: environment variables ``TESSERA_*``, overridden by command-line flags."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ByteSize, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from cache.config import HashAlgorithm
+from cache.layout import PositionStrategy
+
+
+class UnknownSettingError(ValueError):
+    """An environment variable ``TESSERA_…`` that no setting has; the message lists those that exist."""
+
+
+class Settings(BaseSettings):
+    """Unknown keys are errors. Every field but ``home`` is also a flag of ``tessera serve``."""
+
+    model_config = SettingsConfigDict(env_prefix="TESSERA_", extra="forbid", frozen=True)
+
+    home: Path = Field(
+        Path.home() / ".cache" / "tessera", description="folder for the random model that is served by default"
+    )
+    chunk_cache: bool = Field(True, description="reuse chunk KV; off: every request runs in full attention")
+    chunk_cache_memory: ByteSize = Field(
+        ByteSize(1 << 30), gt=0, description="memory of the chunk pool on each worker's device, e.g. 8GiB"
+    )
+    chunk_cache_page_tokens: int = Field(
+        16, ge=1, le=1024, description="tokens in a page of the pool; a chunk takes whole pages"
+    )
+    chunk_cache_hash: HashAlgorithm = Field("xxh3_128", description="hash function of chunk keys")
+    chunk_position_strategy: PositionStrategy = Field(
+        PositionStrategy.SHARED, description="position strategy of requests that name none"
+    )
+    chunk_separator: str | None = Field(
+        None,
+        min_length=1,
+        description="text that splits prompts on vLLM's own endpoints into chunks, e.g. ' # # '; default: none",
+    )
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each setting to ``parser``; flags not given stay absent from the parsed arguments."""
+    group = parser.add_argument_group("Tessera", "The chunk cache. Each flag is also TESSERA_<NAME> in the environment.")
+    for name, field in Settings.model_fields.items():
+        if name == "home":
+            continue
+        default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
+        text = f"{field.description} (default: {default})" if default is not None else field.description
+        if field.annotation is bool:
+            group.add_argument(
+                _flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+        else:
+            group.add_argument(_flag(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
+
+
+def load_settings(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from the environment and the parsed flags.
+
+    Raises :class:`UnknownSettingError` or ``pydantic.ValidationError`` (which names the setting).
+    """
+    known = {f"TESSERA_{name.upper()}" for name in Settings.model_fields}
+    if unknown := sorted(name for name in environment if name.startswith("TESSERA_") and name not in known):
+        raise UnknownSettingError(f"unknown {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    given: dict[str, Any] = {name: vars(args)[name] for name in Settings.model_fields if name in vars(args)}
+    return Settings(**given)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

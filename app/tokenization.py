@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizes segments, each on its own; a document's text can't produce a control token."""
+
+import copy
+import json
+import re
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_LOOKS_LIKE_CONTROL = re.compile(r"<.*>|\[.*\]|\{.*\}", re.DOTALL)
+
+
+class SegmentTokenizer:
+    """Wraps the model's Hugging Face tokenizer; safe to call from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise TypeError(f"{type(tokenizer).__name__} has no fast (Rust) backend, which documents need")
+        self._lock = threading.Lock()
+        # A copy: the model's own is used by vLLM's threads.
+        self._tokenizer = copy.deepcopy(tokenizer)
+        spec = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        control = [token for token in spec["added_tokens"] if _is_control(token)]
+        self._document_tokenizer = _without(spec, control)
+        self._control_ids = frozenset(token["id"] for token in control)
+        self._control_text = _alternatives(token["content"] for token in control)
+
+    def encode_template(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """Tokens of text that the chat template rendered: control tokens are recognised."""
+        with self._lock:
+            return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def encode_document(self, text: str) -> tuple[int, ...]:
+        """Tokens of a document: text that spells a control token arrives as plain text."""
+        ids = self._document_tokenizer.encode(text, add_special_tokens=False).ids
+        if self._control_ids.isdisjoint(ids):
+            return tuple(ids)
+        # The vocabulary itself spells a control token: encode around the places where it is spelled.
+        pieces = (self._document_tokenizer.encode(p, add_special_tokens=False).ids for p in self._broken(text))
+        return tuple(id for piece in pieces for id in piece if id not in self._control_ids)
+
+    def _broken(self, text: str) -> Iterable[str]:
+        """``text`` cut behind the first character of each control token that it spells."""
+        start = 0
+        for match in self._control_text.finditer(text):
+            yield text[start : match.start() + 1]
+            start = match.start() + 1
+        yield text[start:]
+
+
+def _is_control(token: dict[str, Any]) -> bool:
+    """Special tokens, and added ones in brackets (``<think>``, ``[INST]``); not runs of spaces or words."""
+    return bool(token["special"]) or _LOOKS_LIKE_CONTROL.fullmatch(token["content"]) is not None
+
+
+def _without(spec: dict[str, Any], tokens: list[dict[str, Any]]) -> Tokenizer:
+    kept = [token for token in spec["added_tokens"] if token not in tokens]
+    return Tokenizer.from_str(
+        json.dumps({**spec, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None})
+    )
+
+
+def _alternatives(texts: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes and choices of one chunk cache."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+HashAlgorithm = Literal["xxh3_128", "sha256"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCacheConfig:
+    """Static configuration of a :class:`~cache.manager.ChunkCacheManager`.
+
+    ``num_pages`` pages of ``page_tokens`` tokens each are the whole pool; both are counts, the bytes behind
+    them belong to the engine. ``fingerprint`` names everything that changes a token's KV besides the tokens
+    before it (model, dtype, RoPE parameters, parallel sizes), so that keys of two engines never match.
+    """
+
+    num_pages: int
+    page_tokens: int
+    fingerprint: str
+    hash_algorithm: HashAlgorithm = "xxh3_128"
+
+    def __post_init__(self) -> None:
+        if self.num_pages < 1:
+            raise ValueError(f"num_pages must be at least 1, got {self.num_pages}")
+        if self.page_tokens < 1:
+            raise ValueError(f"page_tokens must be at least 1, got {self.page_tokens}")
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold ``num_tokens`` tokens."""
+        return -(-num_tokens // self.page_tokens)

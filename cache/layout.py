@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From segments to a layout: where each segment starts, where it appears, and by how much its keys turn.
+
+RoPE attention depends only on differences of positions. The engine places the question at its index in the
+sequence, ``N``; so instead of moving the question, every cached key is rotated to where it must appear
+relative to it:
+
+=============  ============  ==================  =====================  ==================  ===================
+segment        computed at   shared: position    shared: rotate by      offset: position    offset: rotate by
+=============  ============  ==================  =====================  ==================  ===================
+system         0             0                   D                      0                   0
+chunk i        S             S                   D                      o_i                 o_i - S
+question       N             S + max(L)          0 (stays at N)         N                   0
+=============  ============  ==================  =====================  ==================  ===================
+
+``S`` is the length of the system segment, ``L`` a chunk's length, ``o_i`` the index of chunk i's first token,
+``D = N - (S + max(L))``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+TokenIds = tuple[int, ...]
+
+
+class PositionStrategy(StrEnum):
+    """How chunks are placed relative to each other."""
+
+    SHARED = "shared"
+    OFFSET = "offset"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One document chunk of a request: its tokens and the id its sender gave it."""
+
+    token_ids: TokenIds
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class ChunkedPrompt:
+    """A prompt as segments, each tokenized on its own. ``system`` may be empty, chunks and question not."""
+
+    system: TokenIds
+    chunks: tuple[Chunk, ...]
+    question: TokenIds
+
+    def __post_init__(self) -> None:
+        if not self.question:
+            raise ValueError("the question segment has no tokens; the engine must compute at least one")
+        if any(not chunk.token_ids for chunk in self.chunks):
+            raise ValueError("a chunk has no tokens")
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """All tokens in the order in which the engine sees them."""
+        ids = list(self.system)
+        for chunk in self.chunks:
+            ids.extend(chunk.token_ids)
+        ids.extend(self.question)
+        return ids
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens before the question, ``N``."""
+        return len(self.token_ids) - len(self.question)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One segment in a layout.
+
+    Tokens ``[start, start + length)`` of the sequence; its first token is logically at ``position``; its cached
+    keys are rotated by ``delta`` positions before the engine sees them.
+    """
+
+    start: int
+    length: int
+    position: int
+    delta: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Placements of all segments of one prompt under one position strategy."""
+
+    strategy: PositionStrategy
+    system: Placement
+    chunks: tuple[Placement, ...]
+    question: Placement
+
+    def salt_parts(self) -> list[int | str]:
+        """What, beside the tokens themselves, decides the composed KV of this layout."""
+        return [self.strategy.value, self.system.length, *(chunk.length for chunk in self.chunks)]
+
+
+class PositionReindexer:
+    """Computes layouts; a pure function of segment lengths and the strategy."""
+
+    def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
+        """The layout of ``prompt``; raises ``ValueError`` for a prompt without chunks."""
+        lengths = [len(chunk.token_ids) for chunk in prompt.chunks]
+        if not lengths:
+            raise ValueError("a prompt without chunks has no chunk layout")
+        place = self._shared if strategy is PositionStrategy.SHARED else self._offset
+        return place(len(prompt.system), lengths, len(prompt.question))
+
+    @staticmethod
+    def _shared(system: int, lengths: Sequence[int], question: int) -> Layout:
+        starts = _starts(system, lengths)
+        num_context, longest_end = starts[-1], system + max(lengths)
+        delta = num_context - longest_end
+        return Layout(
+            PositionStrategy.SHARED,
+            Placement(0, system, 0, delta),
+            tuple(Placement(start, n, system, delta) for start, n in zip(starts, lengths, strict=False)),
+            Placement(num_context, question, longest_end, 0),
+        )
+
+    @staticmethod
+    def _offset(system: int, lengths: Sequence[int], question: int) -> Layout:
+        starts = _starts(system, lengths)
+        return Layout(
+            PositionStrategy.OFFSET,
+            Placement(0, system, 0, 0),
+            tuple(Placement(start, n, start, start - system) for start, n in zip(starts, lengths, strict=False)),
+            Placement(starts[-1], question, starts[-1], 0),
+        )
+
+
+def _starts(system: int, lengths: Sequence[int]) -> list[int]:
+    """Index of each chunk's first token, then that of the question's."""
+    starts = [system]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    return starts

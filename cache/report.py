@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache report: what was reused, what was computed, and why, for one request."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cache.layout import ChunkedPrompt, Layout, PositionStrategy
+from cache.manager import ChunkStatus
+
+
+@dataclass(slots=True)
+class ChunkReport:
+    """One chunk of the request. ``key`` and ``status`` are ``None`` when it ran in full attention."""
+
+    index: int
+    id: str | None
+    tokens: int
+    key: str | None = None
+    status: ChunkStatus | None = None
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Prompt tokens of a request.
+
+    ``reused + computed == prompt``. ``computed`` counts what the engine computed: in the main request, and in the
+    fill requests for segments that this request had filled. ``fill_computed`` is everything that the engine
+    computed in those fill requests, the system segment in front of each chunk included.
+    """
+
+    prompt: int
+    reused: int = 0
+    computed: int = 0
+    fill_computed: int = 0
+
+
+@dataclass(slots=True)
+class CacheReport:
+    """State of the report while its request runs; :meth:`to_dict` is what clients get."""
+
+    position_strategy: PositionStrategy
+    scope: str
+    tokens: TokenCounts
+    chunks: list[ChunkReport]
+    mode: Literal["chunked", "full"] = "full"
+    reason: str | None = None
+    timings_ms: dict[str, float] = field(default_factory=dict)
+    segments: list[dict[str, Any]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; see ``docs/request-path.md``."""
+        report: dict[str, Any] = {
+            "mode": self.mode,
+            "reason": self.reason,
+            "position_strategy": self.position_strategy.value,
+            "scope": self.scope,
+            "tokens": {
+                "prompt": self.tokens.prompt,
+                "reused": self.tokens.reused,
+                "computed": self.tokens.computed,
+                "fill_computed": self.tokens.fill_computed,
+            },
+            "chunks": [
+                {"index": c.index, "id": c.id, "key": c.key, "tokens": c.tokens, "status": c.status}
+                for c in self.chunks
+            ],
+            "timings_ms": {name: round(value, 3) for name, value in self.timings_ms.items()},
+        }
+        if self.segments is not None:
+            report["segments"] = self.segments
+        return report
+
+
+def explain_segments(prompt: ChunkedPrompt, layout: Layout | None) -> list[dict[str, Any]]:
+    """Segments with token ids and the logical position of each first token; plain indices without a layout."""
+    tokens = [prompt.system, *(chunk.token_ids for chunk in prompt.chunks), prompt.question]
+    kinds = ["system", *["chunk"] * len(prompt.chunks), "question"]
+    if layout is not None:
+        positions = [p.position for p in (layout.system, *layout.chunks, layout.question)]
+    else:
+        positions = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
+    return [
+        {"kind": kind, "token_ids": list(ids), "position": position}
+        for kind, ids, position in zip(kinds, tokens, positions, strict=True)
+    ]

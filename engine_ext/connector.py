@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The KV connector that vLLM loads: hands each of vLLM's calls to the scheduler half or the worker half."""
+
+from typing import TYPE_CHECKING, Any
+
+from engine_ext.plan import StepTransfers
+from engine_ext.scheduler import SchedulerHalf
+from engine_ext.worker import WorkerHalf
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+
+class ChunkCacheConnector(KVConnectorBase_V1):
+    """Loads and saves chunk KV by the plans that travel with requests.
+
+    Loads are synchronous: they end before the forward pass of the step that schedules the request. A load whose
+    pages carry another tag than planned writes nothing and fails the request (``kv_load_failure_policy="fail"``);
+    :class:`~engine_ext.engine.ChunkEngine` then recomputes it in full attention.
+    """
+
+    def __init__(
+        self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = self._kv_transfer_config.kv_connector_extra_config
+        self.scheduler = SchedulerHalf() if role is KVConnectorRole.SCHEDULER else None
+        self.worker = None
+        if role is KVConnectorRole.WORKER:
+            self.worker = WorkerHalf(
+                pool_bytes=extra["pool_bytes"],
+                page_tokens=extra["page_tokens"],
+                engine_block_size=vllm_config.cache_config.block_size,
+            )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A lost save is only a future miss, so preemption needn't wait for it."""
+        return False
+
+    # Scheduler side
+
+    def on_new_request(self, request: "Request") -> None:
+        self._scheduler.add_request(request)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
+        return self._scheduler.num_matched_tokens(request, num_computed_tokens), False
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        self._scheduler.blocks_allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        return self._scheduler.build_step(scheduler_output)
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return False, self._scheduler.finish_request(request)
+
+    # Worker side
+
+    def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
+        self._worker.register_kv_caches(kv_caches)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        self._worker.load(self._step.loads)
+
+    def wait_for_save(self) -> None:
+        self._worker.save(self._step.saves)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.take_refused_blocks()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: loads end before the forward pass."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any
+    ) -> None:
+        """Nothing to do per layer: all layers are saved after the forward pass."""
+
+    @property
+    def _step(self) -> StepTransfers:
+        step = self._get_connector_metadata()
+        assert isinstance(step, StepTransfers)
+        return step
+
+    @property
+    def _scheduler(self) -> SchedulerHalf:
+        assert self.scheduler is not None, "called on the worker's connector"
+        return self.scheduler
+
+    @property
+    def _worker(self) -> WorkerHalf:
+        assert self.worker is not None, "called on the scheduler's connector"
+        return self.worker

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine client that vLLM's serving layer talks to: ``AsyncLLM`` with the chunk cache around ``generate``."""
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from cache.hashing import CacheScope
+from cache.layout import ChunkedPrompt, Layout, PositionReindexer
+from cache.manager import CapacityError, ChunkCacheManager, IntegrityError, Lease
+from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
+from engine_ext.fills import FillError, FillResult, FillRunner
+from engine_ext.plan import TransferPlan
+from engine_ext.request import REQUEST_KEY, ChunkedRequest, Ticket
+from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+logger = logging.getLogger(__name__)
+
+Outputs = AsyncGenerator[RequestOutput, None]
+
+
+class ChunkCacheUnavailableError(VLLMValidationError):
+    """``cache.mode = "chunked"`` was asked for and can't be given; the message says why. Nothing was run."""
+
+
+class ChunkEngine:
+    """Runs requests with chunks from the chunk cache; passes everything else through to ``AsyncLLM``.
+
+    ``manager`` is ``None`` when the cache is off; ``disabled_reason`` then says why.
+    """
+
+    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager | None, disabled_reason: str | None) -> None:
+        self.llm = llm
+        self.manager = manager
+        self.disabled_reason = disabled_reason
+        self.fills = FillRunner(llm, manager) if manager else None
+        self._reindexer = PositionReindexer()
+        self._next_integrity_check = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else of vLLM's ``EngineClient`` is ``AsyncLLM``'s."""
+        return getattr(self.llm, name)
+
+    def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> Outputs:
+        """vLLM's ``generate``. A prompt that carries a :class:`ChunkedRequest` runs through the chunk cache."""
+        request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
+        if self.manager is not None:
+            _refuse_foreign_plan(sampling_params)
+        if request is None:
+            return self.llm.generate(prompt, sampling_params, request_id, **kwargs)
+        return _ChunkedRun(self, request, prompt, sampling_params, request_id, kwargs).outputs()
+
+    async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's hook for prefill/decode splits, fed from client input: with our connector there is no split."""
+        if self.manager is None:
+            await self.llm.notify_kv_transfer_request_rejected(*args, **kwargs)
+
+    def layout(self, prompt: ChunkedPrompt, ticket: Ticket) -> Layout:
+        """Where each of the prompt's segments goes."""
+        return self._reindexer.layout(prompt, ticket.options.position_strategy)
+
+    def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease | str:
+        """A lease on the prompt's segments, or the reason why it must run in full attention."""
+        if self.manager is None or self.disabled_reason:
+            return self.disabled_reason or "the chunk cache is off"
+        try:
+            return self.manager.acquire(prompt, layout, scope)
+        except CapacityError as error:
+            return str(error)
+
+    def release(self, lease: Lease) -> None:
+        """Ends a lease, aborts fills that nobody wants any more, and checks the books when idle."""
+        assert self.fills is not None
+        self.fills.release(lease)
+        if time.monotonic() >= self._next_integrity_check:
+            self.check_integrity()
+
+    def check_integrity(self) -> None:
+        """Checks the manager's books if it is idle; if they are wrong, turns the cache off for good."""
+        assert self.manager is not None
+        if not self.manager.is_idle:
+            return
+        self._next_integrity_check = time.monotonic() + 1.0
+        try:
+            self.manager.check_integrity()
+        except IntegrityError as error:
+            self.disabled_reason = f"integrity check failed: {error}"
+            logger.critical("chunk cache disabled: %s", self.disabled_reason)
+
+
+class _ChunkedRun:
+    """One request with chunks, from plan to report."""
+
+    def __init__(
+        self,
+        engine: ChunkEngine,
+        request: ChunkedRequest,
+        prompt: dict[str, Any],
+        params: SamplingParams,
+        request_id: str,
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.engine = engine
+        self.ticket = request.ticket
+        self.chunked_prompt = request.prompt
+        self.prompt = prompt
+        self.params = params
+        self.request_id = request_id
+        self.kwargs = kwargs
+        self.scope = _scope(request.ticket, prompt.get("cache_salt"), kwargs.get("lora_request"))
+        self.started = time.perf_counter()
+        self.submitted = self.started
+        self.report = self._new_report()
+
+    async def outputs(self) -> Outputs:
+        """The request's outputs; the last one carries the report."""
+        lease = self._plan()
+        try:
+            if isinstance(lease, Lease):
+                reason = None
+                async with aclosing(self._run_chunked(lease)) as outputs:
+                    async for output in outputs:
+                        if isinstance(output, str):
+                            reason = output
+                        else:
+                            yield output
+                if reason is None:
+                    return
+            else:
+                reason = lease
+            async with aclosing(self._run_full(reason)) as full:
+                async for output in full:
+                    yield output
+        finally:
+            if isinstance(lease, Lease):
+                self.engine.release(lease)
+
+    def _plan(self) -> Lease | str:
+        if self.chunked_prompt is None:
+            return "the request has no chunks"
+        layout = self.engine.layout(self.chunked_prompt, self.ticket)
+        if self.ticket.options.explain:
+            self.report.segments = explain_segments(self.chunked_prompt, layout)
+        lease = self._forced_full() or self.engine.acquire(self.chunked_prompt, layout, self.scope)
+        self.report.timings_ms["plan"] = self._elapsed_ms()
+        if isinstance(lease, Lease):
+            self._salt = self._layout_salt(layout)
+        return lease
+
+    def _forced_full(self) -> str | None:
+        if self.ticket.options.mode == "full":
+            return "cache.mode is full"
+        if self.params.prompt_logprobs is not None:
+            return "prompt_logprobs need every prompt token computed"
+        if self.params.skip_reading_prefix_cache:
+            return "the request asks not to read caches"
+        return None
+
+    async def _run_chunked(self, lease: Lease) -> AsyncGenerator[RequestOutput | str, None]:
+        """Outputs under chunk-isolated attention, or, before any output, one reason to run in full attention."""
+        try:
+            filled = await self._fill(lease)
+        except FillError as error:
+            yield str(error)
+            return
+        self._describe_chunks(lease)
+        plan = TransferPlan.for_answer(lease)
+        prompt = {**self.prompt, "cache_salt": self._salt}
+        has_output = False
+        async with aclosing(self._generate(prompt, plan)) as outputs:
+            async for output in outputs:
+                if not has_output and _is_error(output):
+                    self._forget(lease)
+                    yield "a worker refused to load the cached chunks"
+                    return
+                has_output = True
+                yield self._with_report(output, filled)
+
+    async def _run_full(self, reason: str) -> Outputs:
+        if self.ticket.options.mode == "chunked":
+            raise ChunkCacheUnavailableError(
+                f"cache.mode is chunked, but {reason}", parameter="cache.mode", value="chunked"
+            )
+        self.report.mode, self.report.reason = "full", reason
+        if self.chunked_prompt is not None and self.ticket.options.explain:
+            self.report.segments = explain_segments(self.chunked_prompt, None)
+        for chunk in self.report.chunks:
+            chunk.key = chunk.status = None
+        prompt = {**self.prompt}
+        if (salt := self._plain_salt()) is not None:
+            prompt["cache_salt"] = salt
+        async with aclosing(self._generate(prompt, None)) as outputs:
+            async for output in outputs:
+                yield self._with_report(output, [])
+
+    async def _fill(self, lease: Lease) -> list[FillResult]:
+        assert self.engine.fills is not None
+        started = time.perf_counter()
+        kwargs = {name: self.kwargs[name] for name in _FILL_KWARGS if self.kwargs.get(name) is not None}
+        self.engine.fills.start(lease, self.request_id, self._plain_salt(), **kwargs)
+        try:
+            return await self.engine.fills.wait(lease)
+        finally:
+            self.report.timings_ms["fill"] = (time.perf_counter() - started) * 1e3
+
+    def _generate(self, prompt: dict[str, Any], plan: TransferPlan | None) -> Outputs:
+        params = self.params
+        if plan is not None:
+            params = params.clone()
+            params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": plan.to_params()}
+        self.submitted = time.perf_counter()
+        return self.engine.llm.generate(prompt, params, self.request_id, **self.kwargs)
+
+    def _forget(self, lease: Lease) -> None:
+        """Drops what a worker refused to load, so that the next request fills it anew."""
+        assert self.engine.manager is not None
+        self.engine.manager.metrics.refused_loads += 1
+        logger.error("request %s: a worker refused to load cached chunks; recomputing", self.request_id)
+        for segment in lease.segments:
+            self.engine.manager.detach(segment.entry)
+
+    def _with_report(self, output: RequestOutput, filled: list[FillResult]) -> RequestOutput:
+        timings = self.report.timings_ms
+        if "first_token" not in timings:
+            timings["first_token"] = self._elapsed_ms()
+            timings["queue"] = _queue_ms(output)
+        if output.finished:
+            timings["total"] = self._elapsed_ms()
+            self._count(output, filled)
+            self.ticket.report = self.report
+            output.kv_transfer_params = {"cache": self.report.to_dict()}
+        return output
+
+    def _count(self, output: RequestOutput, filled: list[FillResult]) -> None:
+        tokens = self.report.tokens
+        main = tokens.prompt - (output.num_cached_tokens or 0)
+        tokens.computed = main + sum(result.num_computed_of_saved for result in filled)
+        tokens.reused = tokens.prompt - tokens.computed
+        tokens.fill_computed = sum(result.num_computed for result in filled)
+        if self.engine.manager is None:
+            return
+        metrics = self.engine.manager.metrics
+        metrics.requests[self.report.mode] += 1
+        if self.report.reason:
+            metrics.full_reasons[self.report.reason] += 1
+        for name in ("reused", "computed", "fill_computed"):
+            metrics.tokens[name] += getattr(tokens, name)
+
+    def _describe_chunks(self, lease: Lease) -> None:
+        self.report.mode = "chunked"
+        for chunk, segment in zip(self.report.chunks, lease.chunks, strict=True):
+            chunk.key, chunk.status = str(segment.entry.key), segment.status
+
+    def _new_report(self) -> CacheReport:
+        chunks = self.chunked_prompt.chunks if self.chunked_prompt else ()
+        return CacheReport(
+            position_strategy=self.ticket.options.position_strategy,
+            scope="system",
+            tokens=TokenCounts(prompt=len(self.prompt["prompt_token_ids"])),
+            chunks=[ChunkReport(i, chunk.id, len(chunk.token_ids)) for i, chunk in enumerate(chunks)],
+            timings_ms={"plan": 0.0, "fill": 0.0},
+        )
+
+    def _layout_salt(self, layout: Layout) -> str:
+        assert self.engine.manager is not None
+        return self.engine.manager.hasher.layout_salt(self.scope, layout.salt_parts())
+
+    def _plain_salt(self) -> str | None:
+        """Salt of plain causal KV: none in the default namespace, where it is what ordinary requests compute."""
+        if self.scope.namespace == _DEFAULT_NAMESPACE or self.engine.manager is None:
+            return self.prompt.get("cache_salt")
+        return self.engine.manager.hasher.layout_salt(self.scope, ["plain"])
+
+    def _elapsed_ms(self) -> float:
+        return (time.perf_counter() - self.started) * 1e3
+
+
+_DEFAULT_NAMESPACE = "default"
+_FILL_KWARGS = ("lora_request", "trace_headers", "priority", "data_parallel_rank")
+
+
+def _scope(ticket: Ticket, cache_salt: str | None, lora: LoRARequest | None) -> CacheScope:
+    """A client's own ``cache_salt`` separates caches like a namespace of its own."""
+    namespace = ticket.options.namespace
+    if cache_salt:
+        namespace = f"{namespace}\0{cache_salt}"
+    adapter = f"{lora.lora_name}\0{lora.lora_int_id}\0{lora.lora_path}" if lora else ""
+    return CacheScope(namespace, adapter)
+
+
+def _refuse_foreign_plan(params: Any) -> None:
+    """A client's ``kv_transfer_params`` could name pool pages that aren't its own."""
+    if (getattr(params, "extra_args", None) or {}).get("kv_transfer_params"):
+        raise VLLMValidationError(
+            "kv_transfer_params is reserved for the chunk cache on this server", parameter="kv_transfer_params"
+        )
+
+
+def _is_error(output: RequestOutput) -> bool:
+    return any(completion.finish_reason == "error" for completion in output.outputs)
+
+
+def _queue_ms(output: RequestOutput) -> float:
+    metrics = output.metrics
+    if metrics is None or not metrics.scheduled_ts or not metrics.queued_ts:
+        return 0.0
+    return float(metrics.scheduled_ts - metrics.queued_ts) * 1e3

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fill requests: compute missing segments, once for everybody who waits for them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cache.index import ChunkKVCache, EntryState
+from cache.manager import ChunkCacheManager, FillJob, Lease
+from engine_ext.plan import TransferPlan
+from engine_ext.vllm_compat import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+
+class FillError(Exception):
+    """A fill that the request waited for did not save its KV. Its entries are gone; run in full attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillResult:
+    """Tokens that the engine computed in one fill request: all of them, and those of the segments it saved."""
+
+    num_computed: int
+    num_computed_of_saved: int
+
+
+class FillRunner:
+    """Runs fill jobs as tasks of their own, so that a fill outlives the request that started it.
+
+    A fill is aborted only when no lease is left on what it computes.
+    """
+
+    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager) -> None:
+        self._llm = llm
+        self._manager = manager
+        self._tasks: dict[FillJob, asyncio.Task[FillResult]] = {}
+        self._jobs: dict[ChunkKVCache, FillJob] = {}
+
+    def start(self, lease: Lease, request_id: str, cache_salt: str | None, **generate_kwargs: Any) -> None:
+        """Starts the lease's fill jobs; all go to the engine at once, which batches them."""
+        for i, job in enumerate(lease.fills):
+            fill = self._compute(job, f"{request_id}-fill-{i}", cache_salt, generate_kwargs)
+            task = asyncio.create_task(fill, name=f"{request_id}-fill-{i}")
+            # Runs before any waiter wakes, and also for a task cancelled before its first step.
+            task.add_done_callback(partial(self._ended, job))
+            self._tasks[job] = task
+            self._jobs.update(dict.fromkeys(job.entries, job))
+
+    async def wait(self, lease: Lease) -> list[FillResult]:
+        """Waits until every leased segment can be loaded; returns the results of the lease's own jobs.
+
+        Raises :class:`FillError`.
+        """
+        own = [self._tasks[job] for job in lease.fills]
+        entries = [segment.entry for segment in lease.segments]
+        pending = {self._tasks[self._jobs[entry]] for entry in entries if entry in self._jobs}
+        if pending:
+            await asyncio.wait(pending)
+        if any(entry.state is not EntryState.READY for entry in entries):
+            errors = [error for task in pending if not task.cancelled() and (error := task.exception())]
+            raise FillError(f"a fill request failed: {errors[0] if errors else 'aborted'}") from (errors or [None])[0]
+        return [task.result() for task in own]
+
+    def release(self, lease: Lease) -> None:
+        """Ends the lease and aborts the fills that nobody waits for any more."""
+        self._manager.release(lease)
+        jobs = {self._jobs[segment.entry] for segment in lease.segments if segment.entry in self._jobs}
+        for job in jobs:
+            if not job.is_wanted:
+                for entry in job.entries:
+                    self._manager.detach(entry)
+                self._tasks[job].cancel()
+
+    async def drain(self) -> None:
+        """Waits for the running fills, for tests and shutdown."""
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+            await asyncio.sleep(0)
+
+    @property
+    def num_running(self) -> int:
+        """Fill requests in the engine now."""
+        return len(self._tasks)
+
+    async def _compute(
+        self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]
+    ) -> FillResult:
+        prompt = tokens_input(job.prompt_ids, cache_salt=cache_salt)
+        plan = TransferPlan.for_fill(job).to_params()
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={"kv_transfer_params": plan},
+        )
+        output = await _last(self._llm.generate(prompt, params, request_id, **generate_kwargs))
+        if not (output.kv_transfer_params or {}).get("saved"):
+            raise FillError(f"request {request_id} ended with {output.outputs[0].finish_reason!r}, nothing saved")
+        return _result(job, len(job.prompt_ids) - (output.num_cached_tokens or 0))
+
+    def _ended(self, job: FillJob, task: asyncio.Task[FillResult]) -> None:
+        del self._tasks[job]
+        for entry in job.entries:
+            del self._jobs[entry]
+        if task.cancelled():
+            self._manager.fill_failed(job, "aborted")
+        elif task.exception() is not None:
+            self._manager.fill_failed(job)
+        else:
+            self._manager.fill_succeeded(job)
+
+
+async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    last = None
+    async with aclosing(outputs):
+        async for last in outputs:
+            pass
+    assert last is not None
+    return last
+
+
+def _result(job: FillJob, num_computed: int) -> FillResult:
+    """Cached tokens come first, so the computed ones are the last: the chunk's, then the system segment's."""
+    of_saved = sum(len(entry.identity.token_ids) for entry in job.entries)
+    return FillResult(num_computed, min(num_computed, of_saved))

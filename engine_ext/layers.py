@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model's attention layers as the chunk cache needs them: cache tensor, writer, RoPE frequencies."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernels.rope import RotaryFrequencies, recover_frequencies
+
+
+class UnsupportedModelError(ValueError):
+    """The model's KV can't be re-positioned exactly; the message says why. The cache stays off."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """One attention layer: vLLM's module, its cache tensor, and the frequencies its keys are rotated with."""
+
+    name: str
+    module: Any
+    kv_cache: Tensor
+    num_kv_heads: int
+    head_size: int
+    frequencies: RotaryFrequencies
+
+    def kernel_blocks(self, engine_block_size: int) -> tuple[int, int]:
+        """Blocks in the cache tensor and tokens in each; a scheduler's block may be several of the kernel's."""
+        elements = self.kv_cache.numel() // (2 * self.num_kv_heads * self.head_size)
+        sizes = [size for size in self.kv_cache.shape[:2] if size > 1 and elements % size == 0]
+        for num_blocks in sizes:
+            block_size = elements // num_blocks
+            if engine_block_size % block_size == 0:
+                return num_blocks, block_size
+        raise UnsupportedModelError(
+            f"layer {self.name}: no block dimension in a cache of shape {tuple(self.kv_cache.shape)} "
+            f"for {self.num_kv_heads} heads of {self.head_size} and blocks of {engine_block_size} tokens"
+        )
+
+    def write(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """Writes K and V ``[T, heads, head size]`` to cache slots ``[T]`` with the engine's own op."""
+        self.module.impl.do_kv_cache_update(self.module, key, value, self.kv_cache, slots)
+
+
+def attention_layers(
+    model: nn.Module, modules: Mapping[str, Any], kv_caches: Mapping[str, Tensor]
+) -> list[AttentionLayer]:
+    """Every layer with a KV cache. ``modules`` maps layer names to vLLM's attention modules.
+
+    Raises :class:`UnsupportedModelError` if one of them can't be re-positioned.
+    """
+    if not kv_caches:
+        raise UnsupportedModelError("the model has no KV cache")
+    rotary = _rotary_by_layer(model)
+    frequencies: dict[int, RotaryFrequencies] = {}
+    layers = []
+    for name, kv_cache in kv_caches.items():
+        module = modules[name]
+        _check_layer(name, module, kv_cache)
+        if name not in rotary:
+            raise UnsupportedModelError(f"layer {name} has no rotary embedding that could be found")
+        rope = rotary[name]
+        if id(rope) not in frequencies:
+            frequencies[id(rope)] = _frequencies(name, rope)
+        layers.append(
+            AttentionLayer(
+                name, module, kv_cache, module.num_kv_heads, module.head_size, frequencies[id(rope)]
+            )
+        )
+    return layers
+
+
+def _rotary_by_layer(model: nn.Module) -> dict[str, nn.Module]:
+    """Rotary module by attention layer name: the one held by the innermost parent of the layer."""
+    found = {}
+    for name, parent in model.named_modules():
+        rope = getattr(parent, "rotary_emb", None)
+        if isinstance(rope, nn.Module):
+            for child_name, child in parent.named_modules():
+                if layer_name := getattr(child, "layer_name", None):
+                    found[layer_name] = rope
+                elif hasattr(child, "impl"):
+                    found[f"{name}.{child_name}"] = rope
+    return found
+
+
+def _check_layer(name: str, module: Any, kv_cache: Tensor) -> None:
+    if not isinstance(kv_cache, Tensor):
+        raise UnsupportedModelError(f"layer {name} keeps a {type(kv_cache).__name__} as KV cache, not a tensor")
+    if kv_cache.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise UnsupportedModelError(f"layer {name} has a quantized KV cache ({kv_cache.dtype})")
+    if getattr(module, "kv_sharing_target_layer_name", None):
+        raise UnsupportedModelError(f"layer {name} shares the KV cache of another layer")
+    if getattr(module.impl, "alibi_slopes", None) is not None:
+        raise UnsupportedModelError(f"layer {name} uses ALiBi, which depends on absolute distances in the bias")
+    if getattr(module, "sliding_window", None):
+        raise UnsupportedModelError(f"layer {name} attends in a sliding window of {module.sliding_window}")
+    if not hasattr(module.impl, "do_kv_cache_update"):
+        raise UnsupportedModelError(f"layer {name}: {type(module.impl).__name__} has no cache writer to probe")
+
+
+def _frequencies(name: str, rope: Any) -> RotaryFrequencies:
+    if not hasattr(rope, "_compute_cos_sin_cache") or not hasattr(rope, "is_neox_style"):
+        raise UnsupportedModelError(f"layer {name}: {type(rope).__name__} is not a table-driven RoPE")
+    try:
+        # The module's own table is rounded to the model's dtype; this one is float32.
+        return recover_frequencies(rope._compute_cos_sin_cache(), rope.is_neox_style)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedModelError(f"layer {name}: {type(rope).__name__}: {error}") from error

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses between the app process and the engine: which tokens of a request to load from or save to which pages.
+
+A :class:`TransferPlan` travels inside a request's ``kv_transfer_params``, so it holds plain lists and integers
+there. A :class:`StepTransfers` travels from the connector's scheduler half to its worker half, once per step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache.index import ChunkKVCache
+from cache.manager import FillJob, Lease
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
+PARAMS_KEY = "tessera"
+"""Key of the plan in ``kv_transfer_params``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens ``[start, start + length)`` of a request, and the pages that hold them from their first token on.
+
+    On loads K is rotated by ``delta`` positions. ``tag`` is what the pages must carry (load) or will carry (save).
+    """
+
+    start: int
+    length: int
+    delta: int
+    tag: int
+    pages: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """One past the last token."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """Spans to load before, and to save after, a request's prefill.
+
+    ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute.
+    """
+
+    loads: tuple[Span, ...] = ()
+    saves: tuple[Span, ...] = ()
+
+    @property
+    def num_loaded_tokens(self) -> int:
+        """Tokens available from the pool."""
+        return self.loads[-1].end if self.loads else 0
+
+    def to_params(self) -> dict[str, Any]:
+        """The plan as ``kv_transfer_params``."""
+        return {PARAMS_KEY: {"loads": _to_lists(self.loads), "saves": _to_lists(self.saves)}}
+
+    @classmethod
+    def from_params(cls, params: dict[str, Any] | None) -> "TransferPlan | None":
+        """The plan in ``kv_transfer_params``, or ``None`` if there is none."""
+        fields = (params or {}).get(PARAMS_KEY)
+        if fields is None:
+            return None
+        return cls(_from_lists(fields["loads"]), _from_lists(fields["saves"]))
+
+    @classmethod
+    def for_answer(cls, lease: Lease) -> "TransferPlan":
+        """Loads every leased segment to its place in the layout."""
+        spans = [
+            Span(s.placement.start, s.placement.length, s.placement.delta, s.entry.tag, tuple(s.entry.pages))
+            for s in lease.segments
+        ]
+        return cls(loads=tuple(spans))
+
+    @classmethod
+    def for_fill(cls, job: FillJob) -> "TransferPlan":
+        """Saves the job's entries from a request whose prompt is ``job.prompt_ids``."""
+        return cls(saves=tuple(_save_span(entry) for entry in job.entries))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTransfer:
+    """One request's spans together with the engine blocks that hold its tokens, in token order.
+
+    Only tokens ``[first_token, ...)`` of the spans are moved: what lies before is in the blocks already.
+    """
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    first_token: int
+    spans: tuple[Span, ...]
+
+
+@dataclass
+class StepTransfers(KVConnectorMetadata):
+    """Everything that workers do in one step: ``loads`` before the forward pass, ``saves`` after it."""
+
+    loads: list[BlockTransfer] = field(default_factory=list)
+    saves: list[BlockTransfer] = field(default_factory=list)
+
+
+def _save_span(entry: ChunkKVCache) -> Span:
+    identity = entry.identity
+    return Span(len(identity.prefix_ids), len(identity.token_ids), 0, entry.tag, tuple(entry.pages))
+
+
+def _to_lists(spans: Sequence[Span]) -> list[list[Any]]:
+    return [[span.start, span.length, span.delta, span.tag, list(span.pages)] for span in spans]
+
+
+def _from_lists(fields: Sequence[Sequence[Any]]) -> tuple[Span, ...]:
+    return tuple(Span(start, length, delta, tag, tuple(pages)) for start, length, delta, tag, pages in fields)

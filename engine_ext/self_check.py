@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start-up self-check: does KV that was saved, rotated and loaded equal KV that the engine computes itself?
+
+Two checks, both comparing every layer's K and V token by token, through the real engine, pool and kernels:
+
+1. *Reuse.* Random tokens, one chunk: chunk-isolated attention then equals plain causal attention and nothing is
+   rotated. The question's KV depends on everything loaded, so values, order and views are checked.
+2. *Rotation.* One token repeated: every position then attends to equal values, so all hidden states are equal,
+   and the key at position ``p + d`` is exactly the key at ``p`` rotated by ``d``. A chunk loaded a second time,
+   further on, must therefore equal what the engine computes there. This checks frequencies, sign and pairing.
+"""
+
+import random
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import torch
+
+from cache.pool import ChunkBlockPool
+from engine_ext.plan import Span, TransferPlan
+from engine_ext.vllm_compat import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_SYSTEM, _CHUNK, _QUESTION = 19, 45, 13
+
+
+class SelfCheckError(Exception):
+    """Reuse does not reproduce the engine's own KV; the message says where. The cache must stay off."""
+
+
+class SelfCheck:
+    """Runs before the engine serves anybody, on pages borrowed from the empty pool."""
+
+    def __init__(self, llm: AsyncLLM, pool: ChunkBlockPool, page_tokens: int) -> None:
+        self._llm = llm
+        self._pool = pool
+        self._page_tokens = page_tokens
+        self._random = random.Random(0)
+        self._borrowed: list[int] = []
+        self._tag = 0
+
+    async def run(self) -> None:
+        """Raises :class:`SelfCheckError` if a difference is above the dtype's tolerance."""
+        try:
+            await self._check("reuse", self._random_prompt(), repeat_chunk=False)
+            await self._check("rotation", [self._random_token()] * self._length(2), repeat_chunk=True)
+        except MemoryError as error:
+            raise SelfCheckError(f"the chunk pool is too small for the self-check: {error}") from error
+        finally:
+            self._pool.free(self._borrowed)
+
+    async def _check(self, name: str, prompt: list[int], *, repeat_chunk: bool) -> None:
+        """Compares ``prompt`` computed by the engine with ``prompt`` whose context is loaded."""
+        context = self._span(0, _SYSTEM + _CHUNK)
+        await self._request(prompt[: context.end], f"{name}-fill", TransferPlan(saves=(context,)))
+        loads = [context]
+        if repeat_chunk:
+            loads.append(self._repeat(context))
+        computed, loaded = self._span(0, len(prompt)), self._span(0, len(prompt))
+        await self._request(prompt, f"{name}-computed", TransferPlan(saves=(computed,)))
+        await self._request(prompt, f"{name}-loaded", TransferPlan(tuple(loads), (loaded,)))
+        await self._compare(name, computed, loaded)
+
+    async def _request(self, prompt: Sequence[int], name: str, plan: TransferPlan) -> None:
+        # A salt of its own keeps each request from hitting another's blocks.
+        engine_input = tokens_input(list(prompt), cache_salt=f"tessera-self-check-{name}")
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={"kv_transfer_params": plan.to_params()},
+        )
+        async with aclosing(self._llm.generate(engine_input, params, f"self-check-{name}")) as outputs:
+            async for output in outputs:
+                if not (output.kv_transfer_params or {}).get("saved"):
+                    raise SelfCheckError(f"{name}: request ended with {output.outputs[0].finish_reason!r}")
+                if (output.num_cached_tokens or 0) != plan.num_loaded_tokens:
+                    raise SelfCheckError(
+                        f"{name}: {output.num_cached_tokens} tokens reused, {plan.num_loaded_tokens} planned"
+                    )
+
+    async def _compare(self, name: str, computed: Span, loaded: Span) -> None:
+        arguments = (list(computed.pages), list(loaded.pages), computed.length)
+        worst = max(await self._llm.collective_rpc("chunk_cache_compare", args=arguments))
+        tolerance = _TOLERANCE[self._llm.model_config.dtype]
+        if not worst <= tolerance:
+            raise SelfCheckError(
+                f"{name}: loaded KV differs from computed KV by {worst:.1e} of the layer's largest value "
+                f"(tolerance {tolerance:.0e})"
+            )
+
+    def _span(self, start: int, length: int) -> Span:
+        pages = self._pool.allocate(-(-length // self._page_tokens))
+        self._borrowed += pages
+        self._tag += 1
+        return Span(start, length, 0, self._tag, tuple(pages))
+
+    def _repeat(self, context: Span) -> Span:
+        """The same pages again, directly behind themselves."""
+        return Span(context.end, context.length, context.length, context.tag, context.pages)
+
+    def _length(self, repeats: int) -> int:
+        return repeats * (_SYSTEM + _CHUNK) + _QUESTION
+
+    def _random_prompt(self) -> list[int]:
+        return [self._random_token() for _ in range(self._length(1))]
+
+    def _random_token(self) -> int:
+        return self._random.randrange(self._llm.model_config.get_vocab_size())

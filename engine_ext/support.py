@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can't be cached this way, known before the engine starts. Such models are served with the cache off."""
+
+from typing import Any
+
+from vllm.config import ModelConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+
+class UnsupportedFlagError(ValueError):
+    """A vLLM flag that Tessera can't serve with at all; the message says what to do instead."""
+
+
+def check_flags(engine_args: AsyncEngineArgs, api_server_count: int | None) -> None:
+    """Raises :class:`UnsupportedFlagError` for flags that would split one engine's pool over processes."""
+    if (api_server_count or 1) > 1:
+        raise UnsupportedFlagError(
+            f"--api-server-count={api_server_count}: one app process owns one engine's chunk cache; "
+            "run several replicas of one API server each instead"
+        )
+    if engine_args.data_parallel_size > 1:
+        raise UnsupportedFlagError(
+            f"--data-parallel-size={engine_args.data_parallel_size}: one app process owns one engine's chunk "
+            "cache; run several replicas instead"
+        )
+
+
+def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig) -> str | None:
+    """Why chunks of this model, with these flags, can't be re-positioned exactly; ``None`` if they can."""
+    return _flag_reason(engine_args) or _model_reason(model)
+
+
+def _flag_reason(args: AsyncEngineArgs) -> str | None:
+    if args.kv_transfer_config is not None:
+        return "--kv-transfer-config is set: the chunk cache is a KV connector itself"
+    if args.worker_extension_cls:
+        return "--worker-extension-cls is set: the chunk cache needs that place"
+    if args.kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16"):
+        return f"--kv-cache-dtype={args.kv_cache_dtype}: a quantized KV cache can't be rotated exactly"
+    if args.pipeline_parallel_size > 1:
+        return "pipeline parallelism is not proven with the chunk cache yet"
+    if args.decode_context_parallel_size > 1:
+        return "decode context parallelism spreads a token's KV over workers"
+    return None
+
+
+def _model_reason(model: ModelConfig) -> str | None:
+    checks: list[tuple[Any, str]] = [
+        (model.runner_type != "generate", f"the model does not generate text (runner {model.runner_type})"),
+        (model.is_encoder_decoder, "encoder-decoder models have cross-attention"),
+        (model.is_attention_free, "the model has no attention and so no KV cache (Mamba)"),
+        (model.is_hybrid, "the model keeps recurrent state beside its KV cache (Mamba or hybrid)"),
+        (model.use_mla, "multi-head latent attention is not supported yet"),
+        (model.uses_mrope, "multi-dimensional RoPE is not supported yet"),
+        (model.get_sliding_window(), f"sliding-window attention ({model.get_sliding_window()} tokens)"),
+    ]
+    return next((reason for failed, reason in checks if failed), None)

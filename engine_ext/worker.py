@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector's worker half: the pool's memory, and the copies between it and the engine's KV blocks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine_ext.layers import AttentionLayer
+from engine_ext.plan import BlockTransfer, Span
+from kernels.layout import BlockLayout, probe_layout
+from kernels.paged import LayerKV, load_rows, save_rows
+
+
+class PoolTooSmallError(ValueError):
+    """The configured memory holds no page at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDescription:
+    """What one worker's pool holds."""
+
+    num_pages: int
+    page_tokens: int
+    page_bytes: int
+
+
+class WorkerHalf:
+    """Lives in each worker process, called by vLLM's model runner. Does nothing until :meth:`prepare`."""
+
+    def __init__(self, pool_bytes: int, page_tokens: int, engine_block_size: int) -> None:
+        self.pool_bytes = pool_bytes
+        self.page_tokens = page_tokens
+        self.engine_block_size = engine_block_size
+        self.kv_caches: dict[str, Tensor] = {}
+        self.layers: list[LayerKV] = []
+        # The tag last saved to each page; -1 is no plan's tag.
+        self._page_tags = torch.empty(0, dtype=torch.int64)
+        self._refused_blocks: set[int] = set()
+
+    def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
+        """Remembers the engine's KV cache tensors by layer name."""
+        self.kv_caches = kv_caches
+
+    def prepare(self, attention_layers: Sequence[AttentionLayer]) -> PoolDescription:
+        """Probes each layer's layout and allocates the pool.
+
+        Raises :class:`PoolTooSmallError`, or ``kernels.layout.LayoutProbeError``.
+        """
+        layouts = [self.probe(layer) for layer in attention_layers]
+        token_bytes = sum(map(_token_bytes, attention_layers))
+        num_pages = self.pool_bytes // (token_bytes * self.page_tokens)
+        if num_pages < 1:
+            raise PoolTooSmallError(
+                f"{self.pool_bytes} bytes hold no page of {self.page_tokens} tokens x {token_bytes} bytes"
+            )
+        num_rows = num_pages * self.page_tokens
+        self.layers = [
+            _allocate(layer, layout, num_rows)
+            for layer, layout in zip(attention_layers, layouts, strict=True)
+        ]
+        self._page_tags = torch.full((num_pages,), -1, dtype=torch.int64)
+        return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
+
+    def probe(self, layer: AttentionLayer) -> BlockLayout:
+        """Finds out, by writing through the engine's own op, where the layer's cache keeps K and V."""
+        num_blocks, block_size = layer.kernel_blocks(self.engine_block_size)
+        return probe_layout(
+            layer.kv_cache,
+            num_blocks,
+            block_size,
+            layer.num_kv_heads,
+            layer.head_size,
+            layer.head_size,
+            layer.write,
+        )
+
+    def load(self, transfers: Iterable[BlockTransfer]) -> None:
+        """Copies each transfer's spans from the pool to its blocks, keys rotated; refuses wrongly tagged pages."""
+        for transfer in transfers:
+            if not self._tags_match(transfer.spans):
+                self._refused_blocks.update(transfer.block_ids)
+                continue
+            tokens, rows, deltas = self._rows(transfer)
+            load_rows(self.layers, self._slots(transfer, tokens), rows, deltas)
+
+    def save(self, transfers: Iterable[BlockTransfer]) -> None:
+        """Copies each transfer's spans from its blocks to the pool and tags the pages."""
+        for transfer in transfers:
+            tokens, rows, _ = self._rows(transfer)
+            save_rows(self.layers, self._slots(transfer, tokens), rows)
+            for span in transfer.spans:
+                self._page_tags[list(span.pages)] = span.tag
+
+    def take_refused_blocks(self) -> set[int]:
+        """Engine blocks whose load was refused since the last call."""
+        refused, self._refused_blocks = self._refused_blocks, set()
+        return refused
+
+    def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int) -> float:
+        """Largest difference between the KV in two runs of pages, as a share of the layer's largest value."""
+        rows_a, rows_b = (self._page_rows(pages)[:num_tokens] for pages in (pages_a, pages_b))
+        pools = (pool for layer in self.layers for pool in (layer.key_pool, layer.value_pool))
+        return max(_relative_difference(pool[rows_a], pool[rows_b]) for pool in pools)
+
+    def _tags_match(self, spans: Sequence[Span]) -> bool:
+        return all(bool((self._page_tags[list(span.pages)] == span.tag).all()) for span in spans)
+
+    def _rows(self, transfer: BlockTransfer) -> tuple[Tensor, Tensor, Tensor]:
+        """Token indices, pool rows and deltas of the tokens to move, int64 ``[n]`` each."""
+        tokens, rows, deltas = [], [], []
+        for span in transfer.spans:
+            skip = max(0, transfer.first_token - span.start)
+            if skip < span.length:
+                tokens.append(torch.arange(span.start + skip, span.end))
+                rows.append(self._page_rows(span.pages)[skip : span.length])
+                deltas.append(torch.full((span.length - skip,), span.delta))
+        return torch.cat(tokens), torch.cat(rows), torch.cat(deltas)
+
+    def _page_rows(self, pages: Sequence[int]) -> Tensor:
+        first = torch.tensor(pages, dtype=torch.int64) * self.page_tokens
+        return (first[:, None] + torch.arange(self.page_tokens)).flatten()
+
+    def _slots(self, transfer: BlockTransfer, tokens: Tensor) -> Tensor:
+        block_ids = torch.tensor(transfer.block_ids, dtype=torch.int64)
+        size = self.engine_block_size
+        return block_ids[tokens // size] * size + tokens % size
+
+
+def _token_bytes(layer: AttentionLayer) -> int:
+    return 2 * layer.num_kv_heads * layer.head_size * layer.kv_cache.element_size()
+
+
+def _allocate(layer: AttentionLayer, layout: BlockLayout, num_rows: int) -> LayerKV:
+    def rows() -> Tensor:
+        shape = (num_rows, layer.num_kv_heads, layer.head_size)
+        return torch.empty(shape, dtype=layer.kv_cache.dtype, device=layer.kv_cache.device)
+
+    cache = layer.kv_cache
+    return LayerKV(layout.key_view(cache), layout.value_view(cache), rows(), rows(), layer.frequencies)
+
+
+def _relative_difference(a: Tensor, b: Tensor) -> float:
+    a, b = a.float(), b.float()
+    scale = max(float(a.abs().max()), 1e-9)
+    difference = float((a - b).abs().max()) / scale
+    return difference if difference == difference else float("inf")

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged caches in the layouts engines use, each with a writer that knows its layout."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Views = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one paged cache."""
+
+    blocks: int
+    block_size: int
+    heads: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class FakeCache:
+    """A cache tensor with the true views `[blocks, block_size, heads, dim]` of K and V."""
+
+    tensor: Tensor
+    key: Tensor
+    value: Tensor
+    shape: Shape
+
+    def write(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """Store tokens one at a time, as the engine's writer would."""
+        for token, slot in enumerate(slots.tolist()):
+            block, offset = divmod(slot, self.shape.block_size)
+            self.key[block, offset] = key[token]
+            self.value[block, offset] = value[token]
+
+
+def _cpu(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """K column-major in the first rows of a block, V row-major in the rest."""
+    blocks, heads, size, _ = cache.shape
+    key, value = cache.view(blocks, heads, 2 * size, -1).chunk(2, dim=2)
+    dim = key.shape[-1]
+    key = key.as_strided((blocks, heads, dim, size), (*key.stride()[:2], size, 1), key.storage_offset())
+    return key.permute(0, 3, 1, 2), value.permute(0, 2, 1, 3)
+
+
+def _heads_first(cache: Tensor) -> tuple[Tensor, Tensor]:
+    key, value = cache.permute(0, 2, 1, 3).chunk(2, dim=-1)
+    return key, value
+
+
+LAYOUTS: dict[str, tuple[Callable[[Shape], tuple[int, ...]], Views]] = {
+    "cpu": (lambda s: (s.blocks, s.heads, s.block_size, 2 * s.dim), _cpu),
+    "2BNHD": (lambda s: (2, s.blocks, s.block_size, s.heads, s.dim), lambda c: (c[0], c[1])),
+    "B2NHD": (lambda s: (s.blocks, 2, s.block_size, s.heads, s.dim), lambda c: (c[:, 0], c[:, 1])),
+    "BHN2D": (lambda s: (s.blocks, s.heads, s.block_size, 2 * s.dim), _heads_first),
+    "BNH2D": (
+        lambda s: (s.blocks, s.block_size, s.heads, 2 * s.dim),
+        lambda c: (c[..., : c.shape[-1] // 2], c[..., c.shape[-1] // 2 :]),
+    ),
+}
+
+
+def make_cache(
+    layout: str, shape: Shape, dtype: torch.dtype = torch.float32, fill: float = float("nan")
+) -> FakeCache:
+    """Return a filled cache that starts three elements into its storage."""
+    size, views = LAYOUTS[layout][0](shape), LAYOUTS[layout][1]
+    storage = torch.full((3 + torch.Size(size).numel(),), fill, dtype=dtype)
+    cache = storage[3:].view(size)
+    key, value = views(cache)
+    return FakeCache(cache, key, value, shape)

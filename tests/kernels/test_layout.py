@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probing finds every affine layout and refuses everything else."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.layout import BlockLayout, CacheWriter, LayoutProbeError, probe_layout
+from tests.kernels.fakes import LAYOUTS, FakeCache, Shape, make_cache
+
+SHAPE = Shape(blocks=5, block_size=16, heads=2, dim=32)
+SHAPES = st.builds(
+    Shape,
+    blocks=st.sampled_from([2, 3, 5]),
+    block_size=st.sampled_from([1, 16, 64]),
+    heads=st.sampled_from([1, 2, 3]),
+    dim=st.sampled_from([1, 32, 80]),
+)
+
+
+def probe(cache: FakeCache, write: CacheWriter | None = None) -> BlockLayout:
+    s = cache.shape
+    return probe_layout(cache.tensor, s.blocks, s.block_size, s.heads, s.dim, s.dim, write or cache.write)
+
+
+def assert_spare_blocks_zero(cache: FakeCache) -> None:
+    assert not cache.key[-2:].any()
+    assert not cache.value[-2:].any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(shape=SHAPES, dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+def test_views_are_the_engines_own(layout: str, shape: Shape, dtype: torch.dtype) -> None:
+    cache = make_cache(layout, shape, dtype)
+    found = probe(cache)
+    assert cache.key[:-2].isnan().all()
+    assert cache.value[:-2].isnan().all()
+    assert_spare_blocks_zero(cache)
+    cache.key.copy_(torch.randn(cache.key.shape))
+    cache.value.copy_(torch.randn(cache.value.shape))
+    assert torch.equal(found.key_view(cache.tensor), cache.key)
+    assert torch.equal(found.value_view(cache.tensor), cache.value)
+
+
+def test_views_write_through() -> None:
+    cache = make_cache("cpu", SHAPE)
+    found = probe(cache)
+    found.key_view(cache.tensor)[1, 3] = 7
+    assert (cache.key[1, 3] == 7).all()
+    assert int(cache.tensor[:-2].isfinite().sum()) == SHAPE.heads * SHAPE.dim
+
+
+def test_key_and_value_sizes_may_differ() -> None:
+    cache = torch.full((4, 16, 3, 48 + 32), float("nan"))
+
+    def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
+        cache[slots // 16, slots % 16] = torch.cat((key, value), dim=-1)
+
+    found = probe_layout(cache, 4, 16, 3, 48, 32, write)
+    assert found.key_view(cache).shape == (4, 16, 3, 48)
+    assert found.value_view(cache).shape == (4, 16, 3, 32)
+    assert found.value.offset == 48
+
+
+def test_swapped_operands_come_out_swapped() -> None:
+    cache = make_cache("BNH2D", SHAPE)
+    found = probe(cache, lambda key, value, slots: cache.write(value, key, slots))
+    assert found.key_view(cache.tensor).data_ptr() == cache.value.data_ptr()
+    assert found.value_view(cache.tensor).data_ptr() == cache.key.data_ptr()
+
+
+def drop_everything(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    pass
+
+
+def drop_values(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    cache.write(key, torch.zeros_like(value), slots)
+
+
+def drop_last_token(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    kept = slots != SHAPE.blocks * SHAPE.block_size - 1
+    cache.write(key[kept], value[kept], slots[kept])
+
+
+def share_one_place(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    for token, slot in enumerate(slots.tolist()):
+        block, offset = divmod(slot, SHAPE.block_size)
+        cache.key[block, offset] = key[token] + value[token]
+
+
+def smear(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    cache.write(key.amax(dim=-1, keepdim=True).expand(key.shape), value, slots)
+
+
+def quantise(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    cache.write(key.round(), value.round(), slots)
+
+
+def fail(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    cache.write(key + 1, value + 1, slots)
+    raise OSError("writer failed")
+
+
+@pytest.mark.parametrize(
+    "writer", [drop_everything, drop_values, drop_last_token, share_one_place, smear, quantise]
+)
+def test_wrong_writer_is_refused(writer) -> None:
+    cache = make_cache("B2NHD", SHAPE)
+    with pytest.raises(LayoutProbeError, match=r"\d+ .*elements") as caught:
+        probe(cache, lambda *operands: writer(cache, *operands))
+    assert all((caught.value.cause, caught.value.seen, caught.value.advice))
+    assert_spare_blocks_zero(cache)
+
+
+def test_blocks_are_cleared_when_the_writer_raises() -> None:
+    cache = make_cache("cpu", SHAPE)
+    with pytest.raises(OSError, match="writer failed"):
+        probe(cache, lambda *operands: fail(cache, *operands))
+    assert_spare_blocks_zero(cache)
+
+
+def test_tiled_layout_is_refused() -> None:
+    """Head dims packed in groups of 8 that lie a whole block apart, as in vLLM's first layout."""
+    cache = make_cache("B2NHD", SHAPE)
+    tiles = cache.tensor[:, 0].view(SHAPE.blocks, SHAPE.heads, SHAPE.dim // 8, SHAPE.block_size, 8)
+
+    def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
+        cache.write(torch.zeros_like(key), value, slots)
+        for token, slot in enumerate(slots.tolist()):
+            tile = key[token].view(SHAPE.heads, SHAPE.dim // 8, 8)
+            tiles[slot // SHAPE.block_size, :, :, slot % SHAPE.block_size] = tile
+
+    with pytest.raises(LayoutProbeError):
+        probe(cache, write)
+    assert_spare_blocks_zero(cache)
+
+
+def test_reversed_blocks_are_refused() -> None:
+    cache = make_cache("B2NHD", SHAPE)
+    size = SHAPE.block_size
+
+    def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
+        swapped = (2 * SHAPE.blocks - 3 - slots // size) * size + slots % size
+        cache.write(key, value, swapped)
+
+    with pytest.raises(LayoutProbeError, match="leave the cache"):
+        probe(cache, write)
+    assert_spare_blocks_zero(cache)
+
+
+def test_too_few_blocks() -> None:
+    with pytest.raises(LayoutProbeError, match="num_blocks=1"):
+        probe(make_cache("cpu", Shape(1, 16, 2, 32)))
+
+
+def test_wrong_number_of_blocks() -> None:
+    cache = make_cache("cpu", SHAPE)
+    with pytest.raises(LayoutProbeError, match=r"num_blocks=7"):
+        probe_layout(cache.tensor, 7, 16, 2, 32, 32, cache.write)
+
+
+@pytest.mark.parametrize(("block_size", "isa"), [(128, "vec"), (32, "vec"), (16, "vec16")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_vllm_cpu_writer(block_size: int, isa: str, dtype: torch.dtype, heads: int) -> None:
+    ops = pytest.importorskip("vllm._custom_ops")
+    if not hasattr(torch.ops._C, "cpu_attn_reshape_and_cache"):
+        pytest.skip("this vLLM has no CPU kernels")
+    shape = Shape(6, block_size, heads, 64)
+    cache = make_cache("cpu", shape, dtype)
+    key_cache, value_cache = cache.tensor.view(6, heads, 2 * block_size, 64).chunk(2, dim=2)
+
+    def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
+        ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, isa, 1.0, 1.0, "auto")
+
+    found = probe(cache, write)
+    slots = torch.tensor([0, block_size + 3, 3 * block_size - 1])
+    key, value = torch.randn(2, 3, heads, 64).to(dtype)
+    write(key, value, slots)
+    address = slots // block_size, slots % block_size
+    assert torch.equal(found.key_view(cache.tensor)[address], key)
+    assert torch.equal(found.value_view(cache.tensor)[address], value)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frequencies come back exactly from a table; rotations agree with a naive one and compose."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.rope import (
+    RotaryFrequencies,
+    recover_frequencies,
+    rotate_keys,
+    rotate_keys_reference,
+    rotation_angles,
+)
+
+FAST = settings(derandomize=True, deadline=None, max_examples=40)
+DELTAS = st.integers(-131072, 131072)
+NEOX = st.booleans()
+
+
+def inverse_frequencies(rotary_dim: int, theta: float = 10000.0) -> Tensor:
+    """The engine's own formula, in float32."""
+    return 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float) / rotary_dim)
+
+
+def table(inv_freq: Tensor, rows: int = 8192, magnitude: float = 1.0, scale: float = 1.0) -> Tensor:
+    """The engine's own cos/sin table, in float32."""
+    angles = torch.outer(torch.arange(rows, dtype=torch.float) / scale, inv_freq)
+    return torch.cat((angles.cos() * magnitude, angles.sin() * magnitude), dim=-1)
+
+
+def frequencies(rotary_dim: int, is_neox: bool = True, theta: float = 10000.0) -> RotaryFrequencies:
+    return RotaryFrequencies(inverse_frequencies(rotary_dim, theta).double(), is_neox)
+
+
+@pytest.mark.parametrize("theta", [10000.0, 500000.0, 1e6])
+@pytest.mark.parametrize("rotary_dim", [32, 64, 128, 256])
+@pytest.mark.parametrize("rows", [2048, 8192, 20000])
+def test_default_rope_is_recovered_exactly(theta: float, rotary_dim: int, rows: int) -> None:
+    inv_freq = inverse_frequencies(rotary_dim, theta)
+    found = recover_frequencies(table(inv_freq, rows), is_neox=False)
+    assert found.rotary_dim == rotary_dim
+    assert found.inv_freq.dtype == torch.float64
+    assert torch.equal(found.inv_freq, inv_freq.double())
+
+
+@pytest.mark.parametrize("scale", [2.0, 4.0, 3.0])
+def test_linear_scaling_is_recovered_exactly(scale: float) -> None:
+    inv_freq = inverse_frequencies(64)
+    found = recover_frequencies(table(inv_freq, scale=scale), is_neox=True)
+    assert torch.equal(found.inv_freq, (torch.tensor(1.0) / scale * inv_freq).double())
+
+
+@pytest.mark.parametrize("magnitude", [1.2, 0.7])
+@pytest.mark.parametrize("theta", [10000.0, 1e6])
+def test_magnitude_is_removed(magnitude: float, theta: float) -> None:
+    inv_freq = inverse_frequencies(128, theta).double()
+    found = recover_frequencies(table(inv_freq.float(), magnitude=magnitude), is_neox=True).inv_freq
+    assert torch.equal(found[inv_freq > 1e-3], inv_freq[inv_freq > 1e-3])
+    assert ((found - inv_freq).abs() * 131072).max() < 1e-5
+
+
+def test_frequencies_that_are_not_float32_stay_float64() -> None:
+    inv_freq = inverse_frequencies(64).double() / 3
+    angles = torch.outer(torch.arange(8193, dtype=torch.float64), inv_freq)
+    found = recover_frequencies(torch.cat((angles.cos(), angles.sin()), -1).float(), is_neox=True)
+    assert ((found.inv_freq - inv_freq).abs() * 131072).max() < 1e-4
+
+
+def test_shortest_table() -> None:
+    inv_freq = inverse_frequencies(8, 100.0)
+    assert torch.allclose(recover_frequencies(table(inv_freq, rows=4), True).inv_freq, inv_freq.double())
+
+
+def with_entry(row: int, column: int, value: float) -> Tensor:
+    wrong = table(inverse_frequencies(32), rows=64)
+    wrong[row, column] = value
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (with_entry(0, 20, 0.5), "row 0"),
+        (with_entry(0, 3, 0.5), "row 0"),
+        (-table(inverse_frequencies(32), rows=64), "row 0"),
+        (with_entry(1, 2, 0.3), "magnitude"),
+        (with_entry(3, 2, float("nan")), "magnitude"),
+        (table(-inverse_frequencies(32), rows=64), "outside"),
+        (table(torch.zeros(16), rows=64), "outside"),
+        (table(torch.full((4,), 3.5), rows=64), "outside"),
+        (table(inverse_frequencies(32), rows=64)[[0, 1, 2, 4, 3]], "row 3"),
+        (table(inverse_frequencies(32), rows=64)[[0, 1, 2, 3, 5, 4]], "row 4"),
+        (table(inverse_frequencies(32), rows=3), "rows"),
+        (table(inverse_frequencies(32), rows=64)[:, :-1], "rows"),
+        (table(inverse_frequencies(32), rows=64).bfloat16(), "float32"),
+        (torch.ones(64), "float32"),
+    ],
+)
+def test_other_tables_are_refused(wrong: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recover_frequencies(wrong, is_neox=True)
+
+
+def test_angles_of_large_deltas_are_rounded_once() -> None:
+    freqs = frequencies(64)
+    deltas = torch.tensor([131072, -131072, 0, 1])
+    cos, sin = rotation_angles(freqs, deltas)
+    exact = deltas.double()[:, None] * freqs.inv_freq
+    assert cos.dtype == sin.dtype == torch.float32
+    assert torch.equal(cos, exact.cos().float())
+    assert torch.equal(sin, exact.sin().float())
+    assert torch.equal(cos[2], torch.ones(32))
+    assert torch.equal(sin[2], torch.zeros(32))
+
+
+def test_no_tokens() -> None:
+    cos, sin = rotation_angles(frequencies(32), torch.empty(0, dtype=torch.int64))
+    assert rotate_keys(torch.empty(0, 2, 32), cos, sin, True).shape == (0, 2, 32)
+
+
+@FAST
+@given(
+    tokens=st.sampled_from([1, 2, 7]),
+    heads=st.sampled_from([1, 3]),
+    dims=st.sampled_from([(32, 32), (64, 16), (80, 20), (128, 128), (256, 64)]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    is_neox=NEOX,
+    delta=DELTAS,
+    broadcast=st.booleans(),
+)
+def test_matches_reference(tokens, heads, dims, dtype, is_neox, delta, broadcast) -> None:
+    dim, rotary_dim = dims
+    keys = torch.randn(tokens, heads, dim, generator=torch.Generator().manual_seed(tokens)).to(dtype)
+    before = keys.clone()
+    deltas = torch.tensor([delta]) if broadcast else delta + torch.arange(tokens)
+    cos, sin = rotation_angles(frequencies(rotary_dim, is_neox), deltas)
+    rotated = rotate_keys(keys, cos, sin, is_neox)
+    expected = rotate_keys_reference(keys, cos, sin, is_neox)
+    assert rotated.dtype == dtype
+    assert torch.equal(keys, before)
+    assert torch.equal(rotated[..., rotary_dim:], keys[..., rotary_dim:])
+    # Two roundings of float32 products near the largest |key|; one step of a narrower dtype.
+    step = torch.finfo(dtype).eps * (4 if dtype == torch.float32 else 1)
+    assert torch.allclose(rotated.double(), expected.double(), rtol=step, atol=1e-6)
+
+
+@FAST
+@given(delta=DELTAS, is_neox=NEOX)
+def test_rotation_back_is_the_inverse(delta: int, is_neox: bool) -> None:
+    freqs = frequencies(64, is_neox, 1e6)
+    keys = torch.randn(3, 2, 96, generator=torch.Generator().manual_seed(1))
+    there = rotate_keys(keys, *rotation_angles(freqs, torch.tensor([delta])), is_neox)
+    back = rotate_keys(there, *rotation_angles(freqs, torch.tensor([-delta])), is_neox)
+    assert torch.allclose(back, keys, rtol=0, atol=2e-6)
+
+
+@FAST
+@given(a=DELTAS, b=DELTAS, is_neox=NEOX)
+def test_rotations_add_up(a: int, b: int, is_neox: bool) -> None:
+    freqs = frequencies(64, is_neox)
+    keys = torch.randn(2, 2, 64, generator=torch.Generator().manual_seed(2))
+    twice = keys
+    for delta in (a, b):
+        twice = rotate_keys(twice, *rotation_angles(freqs, torch.tensor([delta])), is_neox)
+    once = rotate_keys(keys, *rotation_angles(freqs, torch.tensor([a + b])), is_neox)
+    assert torch.allclose(twice, once, rtol=0, atol=3e-6)
+
+
+def test_strided_keys() -> None:
+    keys = torch.randn(2, 64, 5).permute(2, 0, 1)
+    cos, sin = rotation_angles(frequencies(64), torch.tensor([9]))
+    assert torch.equal(rotate_keys(keys, cos, sin, True), rotate_keys(keys.contiguous(), cos, sin, True))

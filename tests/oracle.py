@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the answers must be, computed by a Hugging Face model on its own: nothing of ours is imported here.
+
+A prompt is given as its segments `(system, chunks, question)`, each a list of token ids. Three ways to attend to it:
+
+`full`    plain causal attention over all segments in a row.
+`shared`  chunk-isolated attention. A chunk's tokens see the system segment and earlier tokens of their own chunk; the
+          question and what is generated see everything. Every chunk starts at position S = len(system); the question
+          starts at S + the longest chunk's length. The context is one masked forward pass.
+`offset`  each chunk's K and V are computed behind the system segment alone, at position S; K is then rotated to the
+          chunk's place in the row. The question follows the last chunk.
+
+Each is decoded greedily (`Oracle.shared(segments, steps)` and so on), or made to follow given tokens
+(`Oracle.score(strategy, segments, tokens)`), which compares even where two tokens tie.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+Segments = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]]
+Strategy = str
+STRATEGIES = ("full", "shared", "offset")
+
+SYSTEM, TAIL = -1, -2
+"""Groups of tokens for the mask: system, and question or generated. Chunk i's group is i."""
+
+
+class Answer(NamedTuple):
+    """Token ids, the log probability of each, and the log probabilities of the whole vocabulary at each step."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    distributions: torch.Tensor  # [steps, vocabulary], float32
+
+
+class Context(NamedTuple):
+    """A prompt that has been read: its K and V, the log probabilities that follow it, the next position."""
+
+    cache: DynamicCache
+    next_distribution: torch.Tensor
+    next_position: int
+
+
+class Oracle:
+    """The reference model. `query_block` bounds the memory of long prompts: so many query rows go at once."""
+
+    def __init__(self, model_path, dtype: torch.dtype = torch.float32, query_block: int = 2048):
+        self.model = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=dtype, attn_implementation="eager", local_files_only=True
+        ).eval()
+        self.dtype = dtype
+        self.query_block = query_block
+
+    def full(self, token_ids: Sequence[int], steps: int) -> Answer:
+        return self._decode(self._read_full(token_ids), steps=steps)
+
+    def shared(self, segments: Segments, steps: int) -> Answer:
+        return self._decode(self._read_shared(segments), steps=steps)
+
+    def offset(self, segments: Segments, steps: int) -> Answer:
+        return self._decode(self._read_offset(segments), steps=steps)
+
+    def score(self, strategy: Strategy, segments: Segments, tokens: Sequence[int]) -> Answer:
+        """The same as the strategy's method, but following `tokens` whatever the model would have chosen."""
+        return self._decode(self._read(strategy, segments), forced=tokens)
+
+    def shared_logits(self, segments: Segments) -> torch.Tensor:
+        """Logits at every prompt token, [tokens, vocabulary], of the one masked forward of `shared`."""
+        ids, positions, groups = lay_out_shared(segments)
+        return self._forward(ids, positions, mask(groups, groups, self.dtype), None, every_logit=True)
+
+    def _read(self, strategy: Strategy, segments: Segments) -> Context:
+        if strategy == "full":
+            system, chunks, question = segments
+            return self._read_full([*system, *(token for chunk in chunks for token in chunk), *question])
+        if strategy == "shared":
+            return self._read_shared(segments)
+        if strategy == "offset":
+            return self._read_offset(segments)
+        raise ValueError(f"strategy must be one of {STRATEGIES}, not {strategy!r}")
+
+    def _read_full(self, token_ids: Sequence[int]) -> Context:
+        return self._prefill(token_ids, range(len(token_ids)), [TAIL] * len(token_ids))
+
+    def _read_shared(self, segments: Segments) -> Context:
+        return self._prefill(*lay_out_shared(segments))
+
+    def _read_offset(self, segments: Segments) -> Context:
+        system, chunks, question = segments
+        start = len(system)
+        parts = [self._keys_and_values(system)] if system else []
+        for chunk, place in zip(chunks, running_offsets(start, chunks), strict=False):
+            computed = self._keys_and_values([*system, *chunk])
+            parts.append(
+                [(self.rotate(k[:, :, start:], place - start), v[:, :, start:]) for k, v in computed]
+            )
+        composed = DynamicCache(config=self.model.config)
+        for layers in parts:
+            for index, (keys, values) in enumerate(layers):
+                composed.update(keys, values, index)
+        before = start + sum(map(len, chunks))
+        assert composed.get_seq_length() == before
+        positions = range(before, before + len(question))
+        return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before)
+
+    def _keys_and_values(self, token_ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        cache = self._read_full(token_ids).cache
+        return [(layer.keys, layer.values) for layer in cache.layers]
+
+    def rotate(self, keys: torch.Tensor, delta: int) -> torch.Tensor:
+        """`keys` (..., head dimension) as if they had been computed `delta` positions later."""
+        frequencies = self.model.model.rotary_emb.inv_freq.double()
+        half = len(frequencies)
+        cos, sin = torch.cos(delta * frequencies), torch.sin(delta * frequencies)
+        first, second, rest = keys.double().split([half, half, keys.shape[-1] - 2 * half], dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+        return turned.to(keys.dtype)
+
+    def _prefill(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        groups: Sequence[int],
+        cache: DynamicCache | None = None,
+        cached_groups: Sequence[int] = (),
+    ) -> Context:
+        """Read tokens, in blocks of query rows: a row's result does not depend on which rows go along with it."""
+        cache = DynamicCache(config=self.model.config) if cache is None else cache
+        seen = list(cached_groups)
+        for begin in range(0, len(ids), self.query_block):
+            block = slice(begin, begin + self.query_block)
+            seen += groups[block]
+            rows = mask(groups[block], seen, self.dtype)
+            logits = self._forward(ids[block], positions[block], rows, cache)
+        return Context(cache, logits[-1].log_softmax(-1), positions[-1] + 1)
+
+    def _decode(self, context: Context, steps: int = 0, forced: Sequence[int] | None = None) -> Answer:
+        steps = steps if forced is None else len(forced)
+        cache, distribution, position = context
+        tokens, distributions = [], []
+        for step in range(steps):
+            tokens.append(int(distribution.argmax()) if forced is None else forced[step])
+            distributions.append(distribution)
+            if step + 1 < steps:
+                sees_all = torch.zeros(1, 1, 1, cache.get_seq_length() + 1, dtype=self.dtype)
+                logits = self._forward(tokens[-1:], [position], sees_all, cache)
+                distribution, position = logits[-1].log_softmax(-1), position + 1
+        logprobs = [float(row[token]) for row, token in zip(distributions, tokens, strict=True)]
+        return Answer(tokens, logprobs, torch.stack(distributions) if distributions else torch.empty(0))
+
+    @torch.no_grad()
+    def _forward(self, ids, positions, additive_mask, cache, every_logit: bool = False) -> torch.Tensor:
+        """Logits [rows, vocabulary] in float32: of the last row, or of every one."""
+        output = self.model(
+            torch.tensor([list(ids)]),
+            position_ids=torch.tensor([list(positions)]),
+            attention_mask=additive_mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=0 if every_logit else 1,
+        )
+        return output.logits[0].float()
+
+
+def lay_out_shared(segments: Segments) -> tuple[list[int], list[int], list[int]]:
+    """Token ids, positions and mask groups of all segments in a row, chunks at overlapping positions."""
+    system, chunks, question = segments
+    start = len(system)
+    ids, positions, groups = list(system), list(range(start)), [SYSTEM] * start
+    for index, chunk in enumerate(chunks):
+        ids += chunk
+        positions += range(start, start + len(chunk))
+        groups += [index] * len(chunk)
+    first = start + max(map(len, chunks), default=0)
+    ids += question
+    positions += range(first, first + len(question))
+    groups += [TAIL] * len(question)
+    return ids, positions, groups
+
+
+def running_offsets(start: int, chunks: Sequence[Sequence[int]]) -> list[int]:
+    """The place of each chunk when they stand in a row from `start` on (and of what follows the last)."""
+    return list(accumulate(map(len, chunks), initial=start))
+
+
+def mask(query_groups: Sequence[int], key_groups: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """The additive mask [1, 1, queries, keys]; the queries are the last of the keys' tokens."""
+    queries, keys = torch.tensor(query_groups), torch.tensor(key_groups)
+    places = torch.arange(len(keys))
+    causal = places[None, :] <= places[len(keys) - len(queries) :, None]
+    visible = (
+        (keys[None, :] == SYSTEM) | (keys[None, :] == queries[:, None]) | (queries[:, None] == TAIL)
+    ) & causal
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))[None, None]

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The oracle agrees with itself wherever two of its ways must give the same result."""
+
+import random
+
+import pytest
+import torch
+
+from app.random_model import build_preset
+from tests.oracle import Oracle, mask
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module", params=["tiny-llama", "tiny-qwen3"])
+def oracle(request, tmp_path_factory):
+    path = build_preset(request.param, tmp_path_factory.mktemp("models") / request.param)
+    return Oracle(path)
+
+
+def tokens(count, seed):
+    rng = random.Random(seed)
+    return [rng.randrange(4, 260) for _ in range(count)]
+
+
+SYSTEM, QUESTION = tokens(17, 1), tokens(11, 2)
+CHUNKS = [tokens(40, 3), tokens(25, 4), tokens(33, 5)]
+SEGMENTS = (SYSTEM, CHUNKS, QUESTION)
+
+
+def difference(one, other):
+    return float((one.distributions - other.distributions).abs().max())
+
+
+def test_with_one_chunk_all_strategies_are_plain_causal_attention(oracle):
+    segments = (SYSTEM, CHUNKS[:1], QUESTION)
+    full = oracle.full([*SYSTEM, *CHUNKS[0], *QUESTION], 6)
+    for answer in (oracle.shared(segments, 6), oracle.offset(segments, 6)):
+        assert answer.tokens == full.tokens
+        assert difference(answer, full) < TOLERANCE
+
+
+def test_with_no_chunks_all_strategies_are_plain_causal_attention(oracle):
+    segments = (SYSTEM, [], QUESTION)
+    full = oracle.full([*SYSTEM, *QUESTION], 4)
+    assert difference(oracle.shared(segments, 4), full) < TOLERANCE
+    assert difference(oracle.offset(segments, 4), full) < TOLERANCE
+
+
+def test_several_chunks_make_the_strategies_differ(oracle):
+    """Otherwise tests against the oracle could pass whatever the strategy."""
+    full, shared, offset = (oracle.score(name, SEGMENTS, [50]) for name in ("full", "shared", "offset"))
+    assert min(difference(full, shared), difference(full, offset), difference(shared, offset)) > 0.1
+
+
+def test_shared_does_not_depend_on_the_order_of_chunks(oracle):
+    first, second, third = CHUNKS
+    answer = oracle.shared(SEGMENTS, 6)
+    reordered = oracle.shared((SYSTEM, [third, first, second], QUESTION), 6)
+    assert reordered.tokens == answer.tokens
+    assert difference(reordered, answer) < TOLERANCE
+
+
+def test_offset_depends_on_the_order_of_chunks(oracle):
+    reordered = (SYSTEM, CHUNKS[::-1], QUESTION)
+    assert difference(oracle.score("offset", reordered, [50]), oracle.score("offset", SEGMENTS, [50])) > 0.1
+
+
+@pytest.mark.parametrize("strategy", ["full", "shared", "offset"])
+def test_decoding_with_a_cache_agrees_with_reading_everything_anew(oracle, strategy):
+    given = [70, 71, 72, 73]
+    scored = oracle.score(strategy, SEGMENTS, given)
+    for step, token in enumerate(given):
+        anew = oracle.score(strategy, (SYSTEM, CHUNKS, [*QUESTION, *given[:step]]), [token])
+        assert float((anew.distributions[0] - scored.distributions[step]).abs().max()) < TOLERANCE
+        assert anew.logprobs[0] == pytest.approx(scored.logprobs[step], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("strategy", ["full", "shared", "offset"])
+def test_reading_in_blocks_agrees_with_one_forward(oracle, strategy, monkeypatch):
+    whole = oracle.score(strategy, SEGMENTS, [70, 71])
+    monkeypatch.setattr(oracle, "query_block", 7)
+    assert difference(oracle.score(strategy, SEGMENTS, [70, 71]), whole) < TOLERANCE
+
+
+def test_the_last_logits_of_the_one_masked_forward_give_the_first_step(oracle):
+    last = oracle.shared_logits(SEGMENTS)[-1].log_softmax(-1)
+    assert float((last - oracle.shared(SEGMENTS, 1).distributions[0]).abs().max()) < TOLERANCE
+
+
+def test_greedy_tokens_are_scored_as_they_were_generated(oracle):
+    for strategy in ("shared", "offset"):
+        answer = getattr(oracle, strategy)(SEGMENTS, 5)
+        again = oracle.score(strategy, SEGMENTS, answer.tokens)
+        assert again.logprobs == pytest.approx(answer.logprobs, abs=TOLERANCE)
+        assert answer.distributions.argmax(-1).tolist() == answer.tokens
+
+
+def test_a_chunk_sees_nothing_of_another_chunk(oracle):
+    first, second, third = CHUNKS
+    changed = (SYSTEM, [first, tokens(len(second), 99), third], QUESTION)
+    before, after = oracle.shared_logits(SEGMENTS), oracle.shared_logits(changed)
+    moved = (before - after).abs().amax(-1)
+    start = len(SYSTEM) + len(first)
+    end = start + len(second)
+    assert float(moved[:start].max()) < TOLERANCE  # system, first chunk
+    assert float(moved[start:end].min()) > 0.01  # the changed chunk itself
+    assert float(moved[end : end + len(third)].max()) < TOLERANCE  # third chunk, though it comes later
+    assert float(moved[-len(QUESTION) :].min()) > 0.01  # the question sees every chunk
+
+
+def test_a_chunk_sees_the_system_segment(oracle):
+    changed = ([*SYSTEM[:-1], (SYSTEM[-1] - 4 + 1) % 256 + 4], CHUNKS, QUESTION)
+    moved = (oracle.shared_logits(SEGMENTS) - oracle.shared_logits(changed)).abs().amax(-1)
+    assert float(moved[: len(SYSTEM) - 1].max()) < TOLERANCE
+    for begin in (17, 57, 82):  # each chunk's first token
+        assert float(moved[begin]) > 0.01
+
+
+def test_rotation_moves_a_key_to_where_the_model_would_have_computed_it(oracle):
+    """In the first layer a key depends on nothing but its token and position."""
+    ids = torch.tensor([CHUNKS[0]])
+    at = {
+        start: oracle.model.model(ids, position_ids=torch.arange(ids.shape[1])[None] + start, use_cache=True)
+        .past_key_values.layers[0]
+        .keys.detach()
+        for start in (5, 105)
+    }
+    torch.testing.assert_close(oracle.rotate(at[5], 100), at[105], atol=1e-4, rtol=0)
+    torch.testing.assert_close(oracle.rotate(at[105], -100), at[5], atol=1e-4, rtol=0)
+
+
+def test_mask_of_a_small_prompt():
+    groups = [-1, 0, 0, 1, -2]
+    seen = (mask(groups, groups, torch.float32)[0, 0] == 0).int().tolist()
+    assert seen == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 0, 0, 1, 0],
+        [1, 1, 1, 1, 1],
+    ]
+    assert torch.equal(mask(groups[3:], groups, torch.float32), mask(groups, groups, torch.float32)[:, :, 3:])
+
+
+def test_bfloat16_weights_can_be_read_as_either_type(tmp_path):
+    path = build_preset("tiny-llama", tmp_path / "model", dtype="bfloat16")
+    exact = Oracle(path, torch.float32).score("offset", SEGMENTS, [70, 71])
+    rounded = Oracle(path, torch.bfloat16).score("offset", SEGMENTS, [70, 71])
+    assert rounded.distributions.dtype == torch.float32
+    assert 1e-4 < difference(exact, rounded) < 1.0
