@@ -79,15 +79,14 @@ class ChunkEngine:
     def release(self, lease: Lease) -> None:
         """Ends a lease, aborts fills that nobody wants any more, and checks the books when idle."""
         assert self.fills is not None
+        assert self.manager is not None
         self.fills.release(lease)
-        if time.monotonic() >= self._next_integrity_check:
+        if time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
             self.check_integrity()
 
     def check_integrity(self) -> None:
-        """Checks the manager's books if it is idle; if they are wrong, turns the cache off for good."""
+        """Checks the manager's books; if they are wrong, turns the cache off for good."""
         assert self.manager is not None
-        if not self.manager.is_idle:
-            return
         self._next_integrity_check = time.monotonic() + 1.0
         try:
             self.manager.check_integrity()
@@ -117,7 +116,6 @@ class _ChunkedRun:
         self.kwargs = kwargs
         self.scope = _scope(request.ticket, prompt.get("cache_salt"), kwargs.get("lora_request"))
         self.started = time.perf_counter()
-        self.submitted = self.started
         self.report = self._new_report()
 
     async def outputs(self) -> Outputs:
@@ -216,7 +214,6 @@ class _ChunkedRun:
         if plan is not None:
             params = params.clone()
             params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": plan.to_params()}
-        self.submitted = time.perf_counter()
         return self.engine.llm.generate(prompt, params, self.request_id, **self.kwargs)
 
     def _forget(self, lease: Lease) -> None:
@@ -229,10 +226,9 @@ class _ChunkedRun:
 
     def _with_report(self, output: RequestOutput, filled: list[FillResult]) -> RequestOutput:
         timings = self.report.timings_ms
-        if "first_token" not in timings:
-            timings["first_token"] = self._elapsed_ms()
-            timings["queue"] = _queue_ms(output)
+        timings.setdefault("first_token", self._elapsed_ms())
         if output.finished:
+            timings.update(_engine_timings_ms(output))
             timings["total"] = self._elapsed_ms()
             self._count(output, filled)
             self.ticket.report = self.report
@@ -308,8 +304,12 @@ def _is_error(output: RequestOutput) -> bool:
     return any(completion.finish_reason == "error" for completion in output.outputs)
 
 
-def _queue_ms(output: RequestOutput) -> float:
+def _engine_timings_ms(output: RequestOutput) -> dict[str, float]:
+    """What only vLLM knows: the time in its queue, and, for an answer given at once, when the first token was there."""
     metrics = output.metrics
-    if metrics is None or not metrics.scheduled_ts or not metrics.queued_ts:
-        return 0.0
-    return float(metrics.scheduled_ts - metrics.queued_ts) * 1e3
+    if metrics is None or not metrics.queued_ts:
+        return {"queue": 0.0}
+    return {
+        "queue": (metrics.scheduled_ts - metrics.queued_ts) * 1e3,
+        "first_token": metrics.first_token_latency * 1e3,
+    }

@@ -43,7 +43,7 @@ async def start_chunk_engine(
     async with build_async_engine_client_from_engine_args(engine_args) as llm:
         manager = None
         if reason is None:
-            prepared = await _prepare_cache(llm, options)
+            prepared = await prepare_cache(llm, options)
             manager, reason = (None, prepared) if isinstance(prepared, str) else (prepared, None)
         if reason is not None:
             logger.warning("chunk cache off: %s", reason)
@@ -69,7 +69,7 @@ def _attach_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) 
     return None
 
 
-async def _prepare_cache(llm: AsyncLLM, options: ChunkCacheOptions) -> ChunkCacheManager | str:
+async def prepare_cache(llm: AsyncLLM, options: ChunkCacheOptions) -> ChunkCacheManager | str:
     """The manager of a pool that passed the self-check, or why there is none."""
     pools: list[dict[str, Any]] = await llm.collective_rpc("chunk_cache_prepare")
     if reasons := [pool["reason"] for pool in pools if "reason" in pool]:

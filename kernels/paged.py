@@ -57,9 +57,7 @@ def load_rows(layers: Sequence[LayerKV], slots: Tensor, rows: Tensor, deltas: Te
     """
     if not _check_span(layers, slots, rows, deltas):
         return
-    for tile in zip(
-        slots.split(_TILE_TOKENS), rows.split(_TILE_TOKENS), deltas.split(_TILE_TOKENS), strict=True
-    ):
+    for tile in _tiles(slots, rows, deltas):
         _load_tile(layers, *tile)
 
 

@@ -63,11 +63,14 @@ explain_failure() {
     local reason
     if grep -qE 'No space left on device' "$LOG"; then
         reason="the disk is full; the CPU engine needs about 6 GB"
-    elif grep -qE 'name resolution|NameResolutionError|NewConnectionError|ConnectTimeout|ProxyError|Network is unreachable' \
-        "$LOG"; then
+    elif grep -qE 'name resolution|NameResolutionError|NewConnectionError|Failed to establish|Max retries exceeded' \
+        "$LOG" || grep -qE 'ConnectTimeout|ReadTimeout|ProxyError|Network is unreachable' "$LOG"; then
         reason="the package index can't be reached; check the network or pip's proxy and index settings"
+    elif reason=$(grep -oE 'satisfies the requirement .*from versions: none' "$LOG"); then
+        reason=$(head -n 1 <<<"${reason#satisfies the requirement }")
+        reason="${reason%% (from*} was not found; check the network and pip's index settings"
     else
-        reason=$(grep -E '^ *(ERROR|error):' "$LOG" | head -n 1 || true)
+        reason=$(grep -E '^ *([A-Za-z.]+Error|ERROR): ' "$LOG" | tail -n 1 | sed 's/^ *//' || true)
         reason=${reason:-"pip failed"}
     fi
     fail "$reason (all of pip's output: $LOG)"
@@ -95,7 +98,7 @@ rm -f "$STAMP"
 say "installing tessera-rag[$EXTRA,dev] (a few minutes the first time; follow it in $LOG)"
 if ! pip install -e ".[$EXTRA,dev]"; then
     # pip on its own finds no CPU build of torch on the usual index.
-    if [[ $EXTRA == cpu ]] && grep -qE 'No matching distribution found for torch(==|$)' "$LOG"; then
+    if [[ $EXTRA == cpu ]] && grep -qE '(ERROR|error):.*(torch==|ResolutionImpossible)' "$LOG"; then
         say "torch's CPU build is not on this index; trying PyTorch's own"
         mv "$LOG" "$LOG.first"
         pip install --extra-index-url "$CPU_WHEELS" -e ".[$EXTRA,dev]" || explain_failure

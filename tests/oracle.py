@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the answers must be, computed by a Hugging Face model on its own: nothing of ours is imported here.
 
-A prompt is given as its segments `(system, chunks, question)`, each a list of token ids. Three ways to attend to it:
+A prompt is given as its segments `(system, chunks, question)`, each a list of token ids. There are three ways
+to attend to them:
 
 `full`    plain causal attention over all segments in a row.
-`shared`  chunk-isolated attention. A chunk's tokens see the system segment and earlier tokens of their own chunk; the
-          question and what is generated see everything. Every chunk starts at position S = len(system); the question
-          starts at S + the longest chunk's length. The context is one masked forward pass.
-`offset`  each chunk's K and V are computed behind the system segment alone, at position S; K is then rotated to the
-          chunk's place in the row. The question follows the last chunk.
+`shared`  chunk-isolated attention. A chunk's tokens see the system segment and earlier tokens of their own
+          chunk; the question and what is generated see everything. Every chunk starts at position
+          S = len(system); the question starts at S + the longest chunk's length. The context is one masked
+          forward pass.
+`offset`  each chunk's K and V are computed behind the system segment alone, at position S; K is then rotated
+          to the chunk's place in the row. The question follows the last chunk.
 
 Each is decoded greedily (`Oracle.shared(segments, steps)` and so on), or made to follow given tokens
 (`Oracle.score(strategy, segments, tokens)`), which compares even where two tokens tie.
@@ -30,7 +32,7 @@ SYSTEM, TAIL = -1, -2
 
 
 class Answer(NamedTuple):
-    """Token ids, the log probability of each, and the log probabilities of the whole vocabulary at each step."""
+    """Token ids, the log probability of each, and each step's log probabilities of the whole vocabulary."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -128,7 +130,7 @@ class Oracle:
         cache: DynamicCache | None = None,
         cached_groups: Sequence[int] = (),
     ) -> Context:
-        """Read tokens, in blocks of query rows: a row's result does not depend on which rows go along with it."""
+        """Read tokens, in blocks of query rows: a row's result doesn't depend on which others go along."""
         cache = DynamicCache(config=self.model.config) if cache is None else cache
         seen = list(cached_groups)
         for begin in range(0, len(ids), self.query_block):

@@ -12,10 +12,20 @@ from tests.oracle import Oracle, mask
 TOLERANCE = 1e-5
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """These tensors are tiny: more threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module", params=["tiny-llama", "tiny-qwen3"])
 def oracle(request, tmp_path_factory):
+    """In double precision, so that differences are errors and not rounding (1e-5 in single precision)."""
     path = build_preset(request.param, tmp_path_factory.mktemp("models") / request.param)
-    return Oracle(path)
+    return Oracle(path, torch.float64)
 
 
 def tokens(count, seed):
@@ -118,7 +128,10 @@ def test_a_chunk_sees_the_system_segment(oracle):
 
 
 def test_rotation_moves_a_key_to_where_the_model_would_have_computed_it(oracle):
-    """In the first layer a key depends on nothing but its token and position."""
+    """In the first layer a key depends on nothing but its token and position.
+
+    The model rounds its angles to single precision: at position 145 by up to 1e-5, of keys of size up to 10.
+    """
     ids = torch.tensor([CHUNKS[0]])
     at = {
         start: oracle.model.model(ids, position_ids=torch.arange(ids.shape[1])[None] + start, use_cache=True)
@@ -126,8 +139,8 @@ def test_rotation_moves_a_key_to_where_the_model_would_have_computed_it(oracle):
         .keys.detach()
         for start in (5, 105)
     }
-    torch.testing.assert_close(oracle.rotate(at[5], 100), at[105], atol=1e-4, rtol=0)
-    torch.testing.assert_close(oracle.rotate(at[105], -100), at[5], atol=1e-4, rtol=0)
+    torch.testing.assert_close(oracle.rotate(at[5], 100), at[105], atol=2e-4, rtol=0)
+    torch.testing.assert_close(oracle.rotate(at[105], -100), at[5], atol=2e-4, rtol=0)
 
 
 def test_mask_of_a_small_prompt():

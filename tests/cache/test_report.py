@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report's JSON form."""
+
+import json
+
+import pytest
+
+from cache.layout import PositionReindexer, PositionStrategy
+from cache.manager import ChunkStatus
+from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
+from tests.cache.helpers import make_prompt
+
+
+def test_to_dict_has_every_field_and_is_json():
+    report = CacheReport(
+        position_strategy=PositionStrategy.SHARED,
+        scope="system",
+        tokens=TokenCounts(prompt=30, reused=18, computed=12, fill_computed=15),
+        chunks=[ChunkReport(0, "d1", 10, "00ff", ChunkStatus.FILLED), ChunkReport(1, None, 8)],
+        mode="chunked",
+        timings_ms={"plan": 0.12345, "fill": 2.0},
+    )
+    assert json.loads(json.dumps(report.to_dict())) == {
+        "mode": "chunked",
+        "reason": None,
+        "position_strategy": "shared",
+        "scope": "system",
+        "tokens": {"prompt": 30, "reused": 18, "computed": 12, "fill_computed": 15},
+        "chunks": [
+            {"index": 0, "id": "d1", "key": "00ff", "tokens": 10, "status": "filled"},
+            {"index": 1, "id": None, "key": None, "tokens": 8, "status": None},
+        ],
+        "timings_ms": {"plan": 0.123, "fill": 2.0},
+    }
+
+
+def test_a_new_report_is_of_full_attention_with_nothing_reused():
+    report = CacheReport(PositionStrategy.OFFSET, "system", TokenCounts(prompt=5), chunks=[]).to_dict()
+    assert (report["mode"], report["reason"], report["position_strategy"]) == ("full", None, "offset")
+    assert report["tokens"] == {"prompt": 5, "reused": 0, "computed": 0, "fill_computed": 0}
+    assert "segments" not in report
+
+
+def test_segments_appear_once_they_are_explained():
+    report = CacheReport(PositionStrategy.OFFSET, "system", TokenCounts(prompt=5), chunks=[], segments=[])
+    assert report.to_dict()["segments"] == []
+
+
+PROMPT = make_prompt((4, 5), (6, 7, 8), system=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "positions"),
+    [(PositionStrategy.SHARED, [0, 2, 2, 5]), (PositionStrategy.OFFSET, [0, 2, 4, 7]), (None, [0, 2, 4, 7])],
+)
+def test_segments_are_explained_with_their_logical_positions(strategy, positions):
+    layout = strategy and PositionReindexer().layout(PROMPT, strategy)
+    assert explain_segments(PROMPT, layout) == [
+        {"kind": kind, "token_ids": ids, "position": position}
+        for kind, ids, position in zip(
+            ["system", "chunk", "chunk", "question"], [[1, 2], [4, 5], [6, 7, 8], [9, 9]], positions, strict=True
+        )
+    ]
+
+
+def test_an_empty_system_segment_is_explained_too():
+    segments = explain_segments(make_prompt((4,), system=()), None)
+    assert segments[0] == {"kind": "system", "token_ids": [], "position": 0}

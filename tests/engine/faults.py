@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connector and a worker extension that make one mistake, chosen by the test, for the self-check to catch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine_ext.connector import ChunkCacheConnector
+from engine_ext.layers import AttentionLayer
+from engine_ext.plan import BlockTransfer
+from engine_ext.worker import PoolDescription, WorkerHalf
+from engine_ext.worker_extension import ChunkCacheWorkerExtension
+from kernels.layout import BlockLayout
+from kernels.paged import LayerKV
+from kernels.rope import RotaryFrequencies
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+
+class FaultyWorkerHalf(WorkerHalf):
+    fault = "none"
+
+    def prepare(self, attention_layers: Sequence[AttentionLayer]) -> PoolDescription:
+        description = super().prepare(attention_layers)
+        last = self.layers[-1]
+        if self.fault == "wrong frequency":
+            wrong = RotaryFrequencies(last.frequencies.inv_freq * 1.001, last.frequencies.is_neox)
+            self.layers[-1] = _with(last, frequencies=wrong)
+        elif self.fault == "wrong pairing":
+            wrong = RotaryFrequencies(last.frequencies.inv_freq, not last.frequencies.is_neox)
+            self.layers[-1] = _with(last, frequencies=wrong)
+        return description
+
+    def probe(self, layer: AttentionLayer) -> BlockLayout:
+        layout = super().probe(layer)
+        if self.fault == "swapped K and V":
+            return BlockLayout(layout.num_blocks, layout.block_size, layout.value, layout.key)
+        if self.fault == "transposed K":
+            return BlockLayout(layout.num_blocks, layout.block_size, _transposed(layout.key), layout.value)
+        return layout
+
+    def load(self, transfers: Sequence[BlockTransfer]) -> None:
+        if self.fault == "wrong sign":
+            transfers = [_negated(transfer) for transfer in transfers]
+        if self.fault != "nothing loaded":
+            super().load(transfers)
+
+
+class FaultyConnector(ChunkCacheConnector):
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if self.worker is not None:
+            half = self.worker
+            self.worker = FaultyWorkerHalf(half.pool_bytes, half.page_tokens, half.engine_block_size)
+
+
+class FaultyWorkerExtension(ChunkCacheWorkerExtension):
+    def inject_fault(self, fault: str) -> None:
+        connector = get_kv_transfer_group()
+        assert isinstance(connector, FaultyConnector)
+        assert isinstance(connector.worker, FaultyWorkerHalf)
+        connector.worker.fault = fault
+
+    def forget_page_tags(self) -> None:
+        connector = get_kv_transfer_group()
+        assert isinstance(connector, FaultyConnector)
+        assert connector.worker is not None
+        connector.worker._page_tags.fill_(-1)
+
+
+def _with(layer: LayerKV, frequencies: RotaryFrequencies) -> LayerKV:
+    return LayerKV(layer.key_blocks, layer.value_blocks, layer.key_pool, layer.value_pool, frequencies)
+
+
+def _transposed(operand: Any) -> Any:
+    """Tokens and dimensions exchanged: what the value's row-major view of a column-major key would read."""
+    fields = {**vars(operand)}
+    fields["token_stride"], fields["dim_stride"] = fields["head_size"], 1
+    return type(operand)(**fields)
+
+
+def _negated(transfer: BlockTransfer) -> BlockTransfer:
+    spans = tuple(type(s)(s.start, s.length, -s.delta, s.tag, s.pages) for s in transfer.spans)
+    return BlockTransfer(transfer.request_id, transfer.block_ids, transfer.first_token, spans)

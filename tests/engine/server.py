@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real servers for tests: `tessera serve` as a process, spoken to over HTTP."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 240
+
+
+class TesseraServer:
+    """One `tessera serve` process. `stats()` fails if the manager's books are wrong."""
+
+    def __init__(self, log: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self.model = arguments[0]
+        command = [sys.executable, "-m", "app.cli", "serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port)]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.client = httpx.Client(base_url=self.url, timeout=300)
+
+    def wait_ready(self) -> "TesseraServer":
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"server exited with {self.process.returncode}:\n{self.log.read_text()[-4000:]}")
+            if "ready at" in self.log.read_text(errors="replace"):
+                return self
+            time.sleep(0.2)
+        self.stop()
+        raise TimeoutError(f"server not ready:\n{self.log.read_text()[-4000:]}")
+
+    def post(self, path: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
+        response = self.client.post(path, json=body)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    def chat(self, **body: Any) -> dict[str, Any]:
+        return self.post("/v1/rag/chat", body)
+
+    def stats(self) -> dict[str, Any]:
+        stats = self.client.get("/v1/cache/stats").json()
+        assert "integrity" not in (stats["reason"] or ""), stats
+        return stats
+
+    def wait_idle(self) -> dict[str, Any]:
+        """Stats once no lease, no fill and no engine request is left."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            stats = self.stats()
+            occupancy = stats["occupancy"]
+            if not occupancy["leases"] and not occupancy["running_fills"] and not self.running_requests():
+                return stats
+            time.sleep(0.1)
+        raise AssertionError(f"not idle: {stats}, {self.running_requests()} requests in the engine")
+
+    def running_requests(self) -> float:
+        return self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")
+
+    def metric(self, name: str) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0] == name]
+        assert values, f"no metric {name}"
+        return sum(values)
+
+    def stop(self, sent: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(sent)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        finally:
+            self.client.close()
+
+
+class ServerPool:
+    """Starts servers on demand and keeps the last few running, since each takes about 20 s to start."""
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._running: OrderedDict[tuple[str, ...], TesseraServer] = OrderedDict()
+
+    def get(self, *arguments: str) -> TesseraServer:
+        server = self._running.pop(arguments, None)
+        if server is None:
+            while len(self._running) >= self._keep:
+                self._running.popitem(last=False)[1].stop()
+            log = self._folder / f"server-{len(list(self._folder.iterdir()))}.log"
+            server = TesseraServer(log, *arguments).wait_ready()
+        self._running[arguments] = server
+        return server
+
+    def close(self) -> None:
+        for server in self._running.values():
+            server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def group_members(process_group: int) -> list[int]:
+    """Living processes of a process group."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[2]) == process_group and fields[0] != "Z":
+            members.append(int(stat.parent.name))
+    return members
+
+
+def token_logprobs(response: dict[str, Any]) -> list[float]:
+    return [entry["logprob"] for entry in response["choices"][0]["logprobs"]["content"]]
+
+
+def stream_events(server: TesseraServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """All JSON events of a streaming answer; checks that it ends with [DONE]."""
+    with server.client.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        lines = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many requests at once: each answers as it does alone, and each chunk is computed once."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.engine.server import TesseraServer, stream_events, token_logprobs
+
+Text = Callable[[int], str]
+
+
+def rag_body(system: str, chunks: list[str], question: str, strategy: str) -> dict[str, Any]:
+    return {
+        "system": system,
+        "chunks": chunks,
+        "question": question,
+        "cache": {"position_strategy": strategy},
+        "max_tokens": 6,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": True,
+    }
+
+
+def chat_body(content: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    return {"messages": messages, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "logprobs": True}
+
+
+def run(server: TesseraServer, path: str, body: dict[str, Any], stream: bool) -> tuple[list[float], dict[str, Any]]:
+    """Log probabilities and the cache report (empty for ordinary chat)."""
+    if not stream:
+        response = server.post(path, body)
+        return token_logprobs(response), response.get("cache") or {}
+    events = stream_events(server, path, body)
+    entries = [
+        entry
+        for event in events
+        for choice in event["choices"]
+        for entry in (choice.get("logprobs") or {}).get("content") or ()
+    ]
+    return [entry["logprob"] for entry in entries], events[-1].get("cache") or {}
+
+
+def test_32_requests_over_10_chunks(serve: Any, text: Text) -> None:
+    server, source = serve("tiny-llama"), random.Random(7)
+    system, chunks = f"System {text(20)}", [text(source.randrange(20, 300)) for _ in range(10)]
+    requests: list[tuple[str, dict[str, Any], bool]] = []
+    for i in range(32):
+        if i % 4 == 3:
+            requests.append(("/v1/chat/completions", chat_body(text(80)), i % 8 == 3))
+        else:
+            picked = source.sample(chunks, source.randrange(1, 6))
+            body = rag_body(system, picked, text(30), ("shared", "offset")[i % 2])
+            requests.append(("/v1/rag/chat", body, i % 3 == 0))
+    fills_before = server.stats()["counters"]["fills"].get("succeeded", 0)
+    with ThreadPoolExecutor(32) as threads:
+        together = list(threads.map(lambda r: run(server, *r), requests))
+    stats = server.wait_idle()
+    used = {chunk for path, body, _ in requests if "rag" in path for chunk in body["chunks"]}
+    assert stats["counters"]["fills"]["succeeded"] - fills_before == len(used)
+    assert all(report["mode"] == "chunked" for (path, *_), (_, report) in zip(requests, together, strict=True) if "rag" in path)
+    alone = [run(server, *request) for request in requests]
+    for (logprobs, _), (expected, _) in zip(together, alone, strict=True):
+        assert len(logprobs) == 6
+        assert logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_one_fill_for_many_waiters(serve: Any, text: Text) -> None:
+    server, system, chunk = serve("tiny-llama"), f"System {text(20)}", text(900)
+    before = server.stats()["counters"]["fills"].get("succeeded", 0)
+    with ThreadPoolExecutor(12) as threads:
+        bodies = [rag_body(system, [chunk], text(20), "shared") for _ in range(12)]
+        reports = [report for _, report in threads.map(lambda body: run(server, "/v1/rag/chat", body, False), bodies)]
+    statuses = sorted(report["chunks"][0]["status"] for report in reports)
+    assert statuses.count("filled") == 1
+    assert set(statuses) <= {"filled", "waited", "hit"}
+    assert server.wait_idle()["counters"]["fills"]["succeeded"] == before + 1
+    computed = [report["tokens"]["fill_computed"] for report in reports]
+    assert sum(value > 0 for value in computed) == 1
+
+
+def test_n_answers_of_one_request(serve: Any, text: Text) -> None:
+    server = serve("tiny-llama")
+    body = rag_body("System", [text(100), text(50)], text(20), "shared")
+    response = server.post("/v1/rag/chat", {**body, "n": 3, "temperature": 1.0, "seed": 3})
+    assert len(response["choices"]) == 3
+    assert response["cache"]["mode"] == "chunked"
+    server.wait_idle()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every answer under the chunk cache equals the oracle's: masked or composed Hugging Face forward passes in fp32."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.server import TesseraServer, token_logprobs
+from tests.oracle import Oracle
+
+STEPS = 8
+MODELS = ["tiny-llama", "tiny-llama-mha", "tiny-qwen3", "tiny-qwen3-mha"]
+STRATEGIES = ["shared", "offset"]
+# A chunk's text gets two line feeds; one byte is one token, so a chunk of n tokens has n - 2 characters.
+SUFFIX = 2
+BLOCK = 128  # vLLM's default block size on the CPU
+
+Text = Callable[[int], str]
+
+
+def ask(server: TesseraServer, strategy: str, chunks: list[str], question: str, **fields: Any) -> dict[str, Any]:
+    return server.chat(
+        system=fields.pop("system", "You answer from documents."),
+        chunks=chunks,
+        question=question,
+        max_tokens=STEPS,
+        temperature=0,
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=0,
+        return_token_ids=True,
+        cache={"position_strategy": strategy, "explain": True, **fields.pop("cache", {})},
+        **fields,
+    )
+
+
+def segments(report: dict[str, Any]) -> tuple[list[int], list[list[int]], list[int]]:
+    kinds = [segment["kind"] for segment in report["segments"]]
+    assert kinds == ["system", *["chunk"] * (len(kinds) - 2), "question"]
+    ids = [segment["token_ids"] for segment in report["segments"]]
+    return ids[0], ids[1:-1], ids[-1]
+
+
+def assert_exact(response: dict[str, Any], oracle: Oracle, strategy: str, tolerance: float = 1e-4) -> None:
+    """The answer's log probabilities are the oracle's for the same tokens, and the tokens the oracle's choice."""
+    report = response["cache"]
+    assert report["mode"] == "chunked", report
+    assert report["tokens"]["reused"] + report["tokens"]["computed"] == report["tokens"]["prompt"]
+    tokens = response["choices"][0]["token_ids"]
+    assert len(tokens) == STEPS
+    expected = oracle.score(strategy, segments(report), tokens)
+    differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
+    assert max(differences) <= tolerance, differences
+    best = expected.distributions.max(dim=-1).values.tolist()
+    assert all(b - a <= tolerance for a, b in zip(expected.logprobs, best, strict=True)), "not the greedy tokens"
+
+
+def statuses(response: dict[str, Any]) -> list[str]:
+    return [chunk["status"] for chunk in response["cache"]["chunks"]]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_missing_cached_and_partly_cached(model: str, serve: Any, oracle: Any, text: Text) -> None:
+    server = serve(model)
+    for strategy in STRATEGIES:
+        system = f"You answer from documents about {text(8)}."
+        a, b, c, d = (text(n) for n in (100, 37, 260, 64))
+        first = ask(server, strategy, [a, b, c], text(20), system=system)
+        assert statuses(first) == ["filled"] * 3
+        assert_exact(first, oracle(model), strategy)
+        cached = ask(server, strategy, [c, a, b], text(31), system=system)
+        assert statuses(cached) == ["hit"] * 3
+        assert cached["cache"]["tokens"]["computed"] == len(cached["cache"]["segments"][-1]["token_ids"])
+        assert_exact(cached, oracle(model), strategy)
+        some = ask(server, strategy, [b, d, a], text(9), system=system)
+        assert statuses(some) == ["hit", "filled", "hit"]
+        assert_exact(some, oracle(model), strategy)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_order_of_four(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+    server, chunks = serve(model), [text(n) for n in (50, 130, 17, 88)]
+    ask(server, strategy, chunks, text(10))
+    for order in itertools.permutations(chunks):
+        response = ask(server, strategy, list(order), text(12))
+        assert statuses(response) == ["hit"] * 4
+        assert_exact(response, oracle(model), strategy)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_number_of_chunks(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+    server = serve(model)
+    for lengths in ([90], [60 + 11 * i for i in range(12)]):
+        chunks = [text(n) for n in lengths]
+        for _ in ("filled", "hit"):
+            assert_exact(ask(server, strategy, chunks, text(15)), oracle(model), strategy)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_chunk_given_twice(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+    server, twice, other = serve(model), text(70), text(40)
+    for status in ("filled", "hit"):
+        response = ask(server, strategy, [twice, other, twice], text(15))
+        assert statuses(response) == [status] * 3
+        assert_exact(response, oracle(model), strategy)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_chunk_lengths(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+    """Around page size, block size, and longer than max_num_batched_tokens; a title makes the shortest chunks."""
+    server = serve(model, "--max-num-batched-tokens", "1024")
+    other = text(45)
+    for length in (3, 15, 16, 17, BLOCK - 1, BLOCK, BLOCK + 1, 1500):
+        chunk = text(length - SUFFIX)
+        for chunks in ([chunk], [other, chunk], [chunk, other]):
+            response = ask(server, strategy, chunks, text(15))
+            tokens = [c["tokens"] for c in response["cache"]["chunks"]]
+            assert length in tokens
+            assert_exact(response, oracle(model), strategy)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_chunked_prefill_with_a_budget_of_64(
+    model: str, strategy: str, serve: Any, oracle: Any, text: Text
+) -> None:
+    server = serve(model, "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
+    chunks = [text(n) for n in (200, 63, 65)]
+    for question in (text(10), text(150)):
+        assert_exact(ask(server, strategy, chunks, question), oracle(model), strategy)
+        assert_exact(ask(server, strategy, chunks[::-1], question), oracle(model), strategy)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_same_layout_repeated_and_second_question(
+    model: str, strategy: str, serve: Any, oracle: Any, text: Text
+) -> None:
+    """vLLM's own prefix cache hits the composed blocks of the same layout, and only those."""
+    server, chunks, question = serve(model), [text(300), text(200)], text(200)
+    first = ask(server, strategy, chunks, question)
+    again = ask(server, strategy, chunks, question)
+    other_question = ask(server, strategy, chunks, text(180))
+    for response in (first, again, other_question):
+        assert_exact(response, oracle(model), strategy)
+    num_question = len(first["cache"]["segments"][-1]["token_ids"])
+    assert again["cache"]["tokens"]["computed"] < num_question == other_question["cache"]["tokens"]["computed"] + 20
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bfloat16(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+    server, chunks = serve(model, dtype="bfloat16"), [text(n) for n in (120, 40, 77)]
+    for order in (chunks, chunks[::-1]):
+        assert_exact(ask(server, strategy, order, text(15)), oracle(model), strategy, tolerance=5e-2)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_empty_system_prompt(strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+    server, chunks = serve("tiny-llama"), [text(50), text(90)]
+    for order in (chunks, chunks[::-1]):
+        assert_exact(ask(server, strategy, order, text(15), system=""), oracle("tiny-llama"), strategy)

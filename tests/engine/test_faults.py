@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preemption, clients that leave, pools too small, and pages that carry the wrong tag."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.engine.server import TesseraServer
+from tests.engine.test_concurrency import rag_body, run
+from tests.engine.test_exactness import ask, assert_exact
+
+Text = Callable[[int], str]
+
+
+def test_answers_stay_exact_under_preemption(serve: Any, oracle: Any, text: Text) -> None:
+    """So few KV blocks that vLLM preempts while answers are decoded; preempted requests load again."""
+    # 24 blocks of 32 tokens; each of the 8 answers needs up to 9.
+    server = serve("tiny-llama", "--num-gpu-blocks-override", "24", "--block-size", "32", "--max-model-len", "640")
+    system, chunks = text(10), [text(60), text(40)]
+    warm = server.post("/v1/rag/chat", rag_body(system, chunks, "warm up", "shared"))
+    assert warm["cache"]["mode"] == "chunked"
+    bodies = [
+        {**rag_body(system, order, f"{i} {text(10)}", strategy), "max_tokens": 90}
+        for i, (order, strategy) in enumerate([(chunks, "shared"), (chunks[::-1], "offset")] * 4)
+    ]
+    before = server.metric("vllm:num_preemptions_total")
+    with ThreadPoolExecutor(len(bodies)) as threads:
+        together = list(threads.map(lambda body: run(server, "/v1/rag/chat", body, False), bodies))
+    assert server.metric("vllm:num_preemptions_total") > before, "vLLM did not preempt; the test shows nothing"
+    for body, (logprobs, report) in zip(bodies, together, strict=True):
+        assert report["mode"] == "chunked"
+        assert len(logprobs) == 90
+        assert logprobs == pytest.approx(run(server, "/v1/rag/chat", body, False)[0], abs=1e-4)
+    response = ask(server, "shared", chunks, "after all", system=system)
+    assert_exact(response, oracle("tiny-llama"), "shared")
+    server.wait_idle()
+
+
+async def _leave_after(server: TesseraServer, body: dict[str, Any], delay_s: float, stream: bool) -> None:
+    """Sends a request and drops the connection after a while, or after the first event."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        task = asyncio.create_task(client.post("/v1/rag/chat", json={**body, "stream": stream}))
+        await asyncio.sleep(delay_s)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _leave_while_decoding(server: TesseraServer, body: dict[str, Any]) -> None:
+    async with (
+        httpx.AsyncClient(base_url=server.url, timeout=60) as client,
+        client.stream("POST", "/v1/rag/chat", json={**body, "stream": True}) as response,
+    ):
+        lines = response.aiter_lines()
+        for _ in range(6):
+            await anext(lines)
+
+
+async def test_clients_that_leave_take_everything_with_them(serve: Any, text: Text) -> None:
+    """Disconnects during fill, load and decode: no lease, no engine request and no page is left."""
+    server, source = serve("tiny-llama", "--max-num-batched-tokens", "64", "--max-num-seqs", "8"), random.Random(3)
+
+    def body(chunks: list[str]) -> dict[str, Any]:
+        return {**rag_body("System", chunks, text(10), "shared"), "max_tokens": 400}
+
+    for _ in range(4):
+        leaving = [
+            _leave_after(server, body([text(1200), text(800)]), source.uniform(0.0, 0.6), stream=bool(i % 2))
+            for i in range(6)
+        ]
+        await asyncio.gather(*leaving)
+    cached = [text(700), text(300)]
+    await asyncio.to_thread(server.post, "/v1/rag/chat", {**body(cached), "max_tokens": 1})
+    await asyncio.gather(*(_leave_after(server, body(cached), source.uniform(0, 0.2), True) for _ in range(6)))
+    await asyncio.gather(*(_leave_while_decoding(server, body(cached)) for _ in range(4)))
+    stats = await asyncio.to_thread(server.wait_idle)
+    assert stats["counters"]["fills"].get("aborted"), "no fill was aborted; the test shows less than it says"
+    occupancy = stats["occupancy"]
+    assert occupancy["pages_leased"] == 0
+    response = await asyncio.to_thread(ask, server, "shared", cached, "still exact?", system="System")
+    assert [chunk["status"] for chunk in response["cache"]["chunks"]] == ["hit", "hit"]
+
+
+async def test_a_fill_outlives_the_request_that_started_it(serve: Any, oracle: Any, text: Text) -> None:
+    server = serve("tiny-llama", "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
+    chunks = [text(2500)]
+    before = server.stats()["counters"]["fills"].get("succeeded", 0)
+    body = rag_body("System", chunks, "first", "shared")
+    first = asyncio.create_task(_leave_after(server, body, 0.3, stream=False))
+    await asyncio.sleep(0.15)
+    second = await asyncio.to_thread(ask, server, "shared", chunks, "second", system="System")
+    await first
+    assert [chunk["status"] for chunk in second["cache"]["chunks"]] == ["waited"]
+    assert_exact(second, oracle("tiny-llama"), "shared")
+    stats = await asyncio.to_thread(server.wait_idle)
+    assert stats["counters"]["fills"]["succeeded"] == before + 1
+
+
+def test_pool_too_small_for_the_request(serve: Any, oracle: Any, text: Text) -> None:
+    """A pool of 640 tokens: chunks that fit are evicted and refilled; those that don't run in full attention."""
+    # 4 layers x 2 KV heads x 64 x (K and V) x 4 bytes = 4096 bytes a token.
+    server = serve("tiny-llama", "--chunk-cache-memory", str(640 * 4096))
+    assert server.stats()["occupancy"]["pages_total"] == 40
+    chunks = [text(150) for _ in range(6)]
+    for _ in range(2):
+        for chunk in chunks:
+            response = ask(server, "shared", [chunk, chunks[0]], text(10))
+            assert_exact(response, oracle("tiny-llama"), "shared")
+    assert server.stats()["counters"]["evicted_chunks"] > 0
+    long = server.chat(chunks=[text(1000)], question="?", max_tokens=1)["cache"]
+    assert (long["mode"], long["tokens"]["reused"]) == ("full", 0)
+    assert "longer than the chunk pool" in long["reason"]
+    many = server.chat(chunks=chunks, question="?", max_tokens=1)["cache"]
+    assert many["mode"] == "full"
+    assert "more pages" in many["reason"]
+    refused = server.post(
+        "/v1/rag/chat", {"chunks": chunks, "question": "?", "max_tokens": 1, "cache": {"mode": "chunked"}}, status=400
+    )
+    assert refused["error"]["param"] == "cache.mode"
+    server.wait_idle()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Composed KV never reaches ordinary traffic, another layout, another namespace or another strategy."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.test_exactness import STEPS, ask, assert_exact, segments
+
+Text = Callable[[int], str]
+
+
+@pytest.fixture
+def stock(serve: Any) -> TesseraServer:
+    """The same engine without the connector."""
+    return serve("tiny-llama", "--no-chunk-cache")
+
+
+def complete(server: TesseraServer, token_ids: list[int]) -> list[float]:
+    """Log probabilities of an ordinary completion of `token_ids`."""
+    body = {
+        "prompt": token_ids,
+        "max_tokens": STEPS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 0,
+        "model": server.model,
+    }
+    return server.post("/v1/completions", body)["choices"][0]["logprobs"]["token_logprobs"]
+
+
+def all_tokens(report: dict[str, Any]) -> list[int]:
+    return [token for segment in report["segments"] for token in segment["token_ids"]]
+
+
+@pytest.mark.parametrize("strategy", ["shared", "offset"])
+def test_ordinary_requests_get_ordinary_answers(
+    strategy: str, serve: Any, stock: TesseraServer, oracle: Any, text: Text
+) -> None:
+    """The token sequence of a RAG request as an ordinary request: before, while and after it runs."""
+    server = serve("tiny-llama")
+    chunks, question = [text(300), text(200), text(140)], text(60)
+    explained = ask(server, strategy, [*chunks], question, cache={"mode": "full"})
+    token_ids = all_tokens(explained["cache"])
+    expected = complete(stock, token_ids)
+    before = complete(server, token_ids)
+    stop, failures = threading.Event(), []
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            response = ask(server, strategy, chunks, question)
+            if response["cache"]["mode"] != "chunked":
+                failures.append(response["cache"])
+
+    thread = threading.Thread(target=keep_asking)
+    thread.start()
+    try:
+        during = [complete(server, token_ids) for _ in range(5)]
+    finally:
+        stop.set()
+        thread.join()
+    after = complete(server, token_ids)
+    for logprobs in (before, *during, after):
+        assert logprobs == pytest.approx(expected, abs=1e-5)
+    assert not failures
+    assert_exact(ask(server, strategy, chunks, question), oracle("tiny-llama"), strategy)
+
+
+def test_the_prefix_cache_never_crosses_layouts(serve: Any, oracle: Any, text: Text) -> None:
+    """Equal token sequences under other boundaries, strategies and namespaces share no composed block."""
+    server, a, b = serve("tiny-llama"), text(254), text(254)
+    question = text(150)
+    joined = ask(server, "shared", [a, b], question)
+    # One chunk whose text is the two chunks' in a row: the same tokens, another layout.
+    merged = ask(server, "shared", [f"{a}\n\n{b}"], question)
+    assert all_tokens(merged["cache"]) == all_tokens(joined["cache"])
+    offset = ask(server, "offset", [a, b], question)
+    elsewhere = ask(server, "shared", [a, b], question, cache={"namespace": "elsewhere"})
+    num_question = len(segments(joined["cache"])[2])
+    for response, strategy in ((joined, "shared"), (merged, "shared"), (offset, "offset"), (elsewhere, "shared")):
+        assert_exact(response, oracle("tiny-llama"), strategy)
+        # Nothing of the question came from vLLM's prefix cache.
+        fills = sum(c["tokens"] for c in response["cache"]["chunks"] if c["status"] == "filled")
+        assert response["cache"]["tokens"]["computed"] >= num_question + fills
+    assert [c["status"] for c in elsewhere["cache"]["chunks"]] == ["filled", "filled"]
+    assert token_logprobs(joined) == pytest.approx(token_logprobs(elsewhere), abs=1e-5)
+    assert max(abs(x - y) for x, y in zip(token_logprobs(joined), token_logprobs(merged), strict=True)) > 1e-3
+
+
+def test_a_cache_salt_is_a_namespace_of_its_own(serve: Any, text: Text) -> None:
+    server, chunk = serve("tiny-llama"), text(100)
+    statuses = []
+    for salt in ("tenant-a", "tenant-b", "tenant-a"):
+        response = ask(server, "shared", [chunk], text(10), cache_salt=salt)
+        statuses.append(response["cache"]["chunks"][0]["status"])
+    assert statuses == ["filled", "filled", "hit"]
+
+
+def test_clients_cannot_send_transfer_plans(serve: Any) -> None:
+    server = serve("tiny-llama")
+    plan = {"tessera": {"loads": [[0, 8, 0, 1, [0]]], "saves": []}}
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "kv_transfer_params": plan}
+    error = server.post("/v1/chat/completions", body, status=400)["error"]
+    assert error["param"] == "kv_transfer_params"
+    # The way that vLLM offers to rejected requests of a prefill/decode split leads nowhere either.
+    rejected = {**body, "max_tokens": -5, "kv_transfer_params": {"do_remote_prefill": True, "tessera": {"loads": 3}}}
+    server.post("/v1/chat/completions", rejected, status=400)
+    assert server.chat(chunks=["still here"], question="?", max_tokens=1)["cache"]["mode"] == "chunked"
