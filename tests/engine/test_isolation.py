@@ -82,9 +82,10 @@ def test_the_prefix_cache_never_crosses_layouts(serve: Any, oracle: Any, text: T
     num_question = len(segments(joined["cache"])[2])
     for response, strategy in ((joined, "shared"), (merged, "shared"), (offset, "offset"), (elsewhere, "shared")):
         assert_exact(response, oracle("tiny-llama"), strategy)
-        # Nothing of the question came from vLLM's prefix cache.
-        fills = sum(c["tokens"] for c in response["cache"]["chunks"] if c["status"] == "filled")
-        assert response["cache"]["tokens"]["computed"] >= num_question + fills
+        # All of the question was computed. (A fill may hit truly equal prefixes: it is plain causal attention.)
+        filled = sum(c["tokens"] for c in response["cache"]["chunks"] if c["status"] == "filled")
+        tokens = response["cache"]["tokens"]
+        assert tokens["computed"] >= num_question + min(filled, tokens["fill_computed"])
     assert [c["status"] for c in elsewhere["cache"]["chunks"]] == ["filled", "filled"]
     assert token_logprobs(joined) == pytest.approx(token_logprobs(elsewhere), abs=1e-5)
     assert max(abs(x - y) for x, y in zip(token_logprobs(joined), token_logprobs(merged), strict=True)) > 1e-3

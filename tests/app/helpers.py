@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Byte-level tokenizers, reports and errors."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from app.documents import BadRequestError
+from app.random_model import SPECIAL_TOKENS
+from cache.layout import PositionStrategy
+from cache.report import CacheReport, TokenCounts
+
+WHITESPACE = "        "
+ADDED = (*SPECIAL_TOKENS, "<think>", "[INST]", WHITESPACE)
+CONTROL = ADDED[:-1]
+
+
+def make_tokenizer(
+    added: Iterable[str] = ADDED, *, spelled: Iterable[str] = (), ignore_merges: bool = False
+) -> PreTrainedTokenizerFast:
+    """One token per byte, then ``added`` ones; ``spelled`` are tokens that merges of the vocabulary itself make."""
+    vocab = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = []
+    for text in spelled:
+        for end in range(2, len(text) + 1):
+            if text[:end] not in vocab:
+                vocab[text[:end]] = len(vocab)
+                merges.append((text[: end - 1], text[end - 1]))
+    model = models.BPE(vocab=vocab, merges=[] if ignore_merges else merges, ignore_merges=ignore_merges)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    for token in added:
+        is_special = token in SPECIAL_TOKENS
+        (tokenizer.add_special_tokens if is_special else tokenizer.add_tokens)(
+            [AddedToken(token, special=is_special, normalized=False)]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+def make_report() -> CacheReport:
+    return CacheReport(PositionStrategy.SHARED, "system", TokenCounts(prompt=3), chunks=[])
+
+
+@contextmanager
+def refused(parameter: str, message: str = "") -> Iterator[None]:
+    """Expects a :class:`BadRequestError` of ``parameter`` whose text has ``message``."""
+    with pytest.raises(BadRequestError, match=message) as raised:
+        yield
+    assert raised.value.parameter == parameter

