@@ -21,9 +21,12 @@ class CacheField(BaseModel):
         "back; full: full attention over the same tokens",
     )
     position_strategy: PositionStrategy | None = Field(
-        None, description="shared: chunks overlap in position; offset: one after another; default: the server's"
+        None,
+        description="shared: chunks overlap in position; offset: one after another; default: the server's",
     )
-    scope: Literal["system"] = Field("system", description="a chunk is reused behind the same system segment only")
+    scope: Literal["system"] = Field(
+        "system", description="a chunk is reused behind the same system segment only"
+    )
     namespace: str = Field(
         "default", min_length=1, max_length=128, description="chunks never match across namespaces"
     )

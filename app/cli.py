@@ -47,11 +47,11 @@ def _serve(arguments: list[str]) -> int:
     except ImportError as error:
         say(f"{error}: install an engine with pip install 'tessera-rag[cpu]' (or [cuda], [ascend])")
         return 2
+    import uvloop
+
     from app.server import run
     from app.settings import UnknownSettingError, load_settings
     from engine_ext.support import UnsupportedFlagError
-
-    import uvloop
 
     try:
         settings = load_settings(args)
@@ -59,7 +59,10 @@ def _serve(arguments: list[str]) -> int:
         uvloop.run(run(args, settings))
     except ValidationError as error:
         first = error.errors()[0]
-        say(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (got {first['input']!r})")
+        if first["loc"]:
+            say(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (got {first['input']!r})")
+        else:  # one of vLLM's whole configurations
+            say(" ".join(first["msg"].split()))
         return 2
     except (UnknownSettingError, UnsupportedFlagError) as error:
         say(str(error))

@@ -36,7 +36,9 @@ class DocumentsMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        extractor = _EXTRACTORS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        extractor = (
+            _EXTRACTORS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        )
         if extractor is None:
             return await self._app(scope, receive, send)
         body = await _read_body(receive)
@@ -72,7 +74,7 @@ def _extract(
         return None
     try:
         parsed = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # vLLM answers malformed bodies
     return extractor(parsed, separator) if isinstance(parsed, dict) else None
 
@@ -83,8 +85,8 @@ def _hints(separator: str | None) -> tuple[bytes, ...]:
     fields = (b'"documents"', b'"document"', b'"cache"')
     if separator is None:
         return fields
-    # As JSON spells it, with and without escapes for what is not ASCII.
-    return (*fields, json.dumps(separator)[1:-1].encode(), json.dumps(separator, ensure_ascii=False)[1:-1].encode())
+    # Plainly, or with escapes: which characters are escaped, and how, is up to the client.
+    return (*fields, json.dumps(separator, ensure_ascii=False)[1:-1].encode(), b"\\u")
 
 
 def _ticket(extraction: Extraction, settings: Settings) -> Ticket:

@@ -57,7 +57,9 @@ def from_completion(body: Body, separator: str | None) -> Extraction | None:
     """``/v1/completions``: ``system separator chunk … separator question`` in a single prompt."""
     cache, separator = _pop_cache(body, separator)
     if "documents" in body:
-        raise BadRequestError("documents need a chat endpoint; here, separate chunks by cache.separator", "documents")
+        raise BadRequestError(
+            "documents need a chat endpoint; here, separate chunks by cache.separator", "documents"
+        )
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not separator or separator not in prompt:
         return None if cache is None else _refuse_cache_without_documents(cache)
@@ -75,13 +77,16 @@ def from_anthropic(body: Body, separator: str | None) -> Extraction | None:
 
     Later documents are printed as text where they stand: chunks must be one run.
     """
+    extraction = None
     for i, message in enumerate(_messages(body.get("messages"))):
-        content = message.get("content")
-        if message.get("role") == "user" and isinstance(content, list):
-            first = next((k for k, block in enumerate(content) if _is_document(block)), None)
-            if first is not None:
-                return _from_blocks(body, content, first, f"messages.{i}.content")
-    return _from_messages(body, body.get("messages"), "messages", separator)
+        content, path = message.get("content"), f"messages.{i}.content"
+        if message.get("role") != "user" or not isinstance(content, list):
+            continue
+        first = next((k for k, block in enumerate(content) if _is_document(block)), None)
+        if extraction is None and first is not None:
+            extraction = _from_blocks(body, content, first, path)
+        _print_documents(content, path)
+    return extraction or _from_messages(body, body.get("messages"), "messages", separator)
 
 
 def _from_blocks(body: Body, content: list[Any], first: int, path: str) -> Extraction:
@@ -90,13 +95,18 @@ def _from_blocks(body: Body, content: list[Any], first: int, path: str) -> Extra
     while end < len(content) and _is_document(content[end]):
         end += 1
     documents = [_anthropic_document(content[k], f"{path}.{k}") for k in range(first, end)]
-    for k in range(end, len(content)):
-        if _is_document(content[k]):
-            content[k] = {"type": "text", "text": _anthropic_document(content[k], f"{path}.{k}").render()}
+    _print_documents(content, path, end)
     followed_by_text = end < len(content) and _is_text(content[end])
     question = dict(content[end]) if followed_by_text else {"type": "text", "text": ""}
     content[first : end + followed_by_text] = [question]
     return Extraction(body, documents, cache, _TextField(question, "text", path).prepend)
+
+
+def _print_documents(content: list[Any], path: str, start: int = 0) -> None:
+    """Turns document blocks into text where they stand."""
+    for k in range(start, len(content)):
+        if _is_document(content[k]):
+            content[k] = {"type": "text", "text": _anthropic_document(content[k], f"{path}.{k}").render()}
 
 
 def _from_messages(body: Body, messages: Any, path: str, separator: str | None) -> Extraction | None:
@@ -128,7 +138,9 @@ def _pop_cache(body: Body, separator: str | None) -> tuple[Any, str | None]:
     if isinstance(cache, Mapping) and cache.get("separator") is not None:
         own = cache["separator"]
         if not isinstance(own, str) or not own:
-            raise BadRequestError("cache.separator must be a string with at least one character", "cache.separator")
+            raise BadRequestError(
+                "cache.separator must be a string with at least one character", "cache.separator"
+            )
         return {name: value for name, value in cache.items() if name != "separator"}, own
     return cache, separator
 
@@ -155,7 +167,11 @@ def _user_text(message: Body, path: str) -> Iterator[_TextField]:
 
 
 def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in ("text", "input_text") and isinstance(part.get("text"), str)
+    return (
+        isinstance(part, dict)
+        and part.get("type") in ("text", "input_text")
+        and isinstance(part.get("text"), str)
+    )
 
 
 def _is_document(block: Any) -> bool:
@@ -170,7 +186,10 @@ def _anthropic_document(block: Body, path: str) -> Document:
         text = source.get("data")
     elif kind == "content":
         inner = source.get("content")
-        text = inner if isinstance(inner, str) else "\n".join(p["text"] for p in inner or () if _is_text(p))
+        parts = inner if isinstance(inner, list) else []
+        text = (
+            inner if isinstance(inner, str) else "\n".join(part["text"] for part in parts if _is_text(part))
+        )
     else:
         raise BadRequestError(f"document source {kind!r} is not supported; send text", f"{path}.source.type")
     context = block.get("context")

@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
+
 from app.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.tokenization import SegmentTokenizer
 from cache.layout import Chunk, ChunkedPrompt
 from engine_ext.request import REQUEST_KEY, ChunkedRequest
 from engine_ext.vllm_compat import tokens_input
-from vllm.exceptions import VLLMValidationError
 
 
 class SegmentRenderer:
@@ -42,7 +43,9 @@ class SegmentRenderer:
         (conversation,) = conversations
         rendered, prompt = await self._renderer.render_messages_async(conversation, chat_params)
         if prompt.get("multi_modal_data"):
-            raise VLLMValidationError("documents can't be combined with images, audio or video", parameter="messages")
+            raise VLLMValidationError(
+                "documents can't be combined with images, audio or video", parameter="messages"
+            )
         tok_params = tok_params or self._renderer.default_chat_tok_params
         return [rendered], [await self._engine_input(prompt["prompt"], tok_params, prompt_extras)]
 

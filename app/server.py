@@ -3,14 +3,18 @@
 
 import argparse
 import asyncio
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import FastAPI
+from vllm import envs
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
 
 from app.marks import Marks
 from app.middleware import DocumentsMiddleware
@@ -22,9 +26,6 @@ from engine_ext.engine import ChunkEngine
 from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
 from engine_ext.support import check_flags
 from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
-from vllm import envs
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.platforms import current_platform
 
 DOCUMENTS_MIDDLEWARE = f"{DocumentsMiddleware.__module__}.{DocumentsMiddleware.__qualname__}"
 _CPU_KV_CACHE_BYTES = 2 << 30
@@ -49,8 +50,8 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
 async def run(args: argparse.Namespace, settings: Settings) -> None:
     """Serves until SIGINT or SIGTERM; every process it started has ended when it returns."""
     started = time.monotonic()
-    # Until the HTTP server handles signals itself: unwind, so that the engine's processes are ended.
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _abandon_start)  # until the HTTP server handles signals itself
     _set_cpu_defaults(args)
     engine_args = AsyncEngineArgs.from_cli_args(args)
     check_flags(engine_args, args.api_server_count)
@@ -110,8 +111,14 @@ def _set_cpu_defaults(args: argparse.Namespace) -> None:
         args.kv_cache_memory_bytes = _CPU_KV_CACHE_BYTES
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+def _abandon_start(number: int, _: object) -> NoReturn:
+    """Ends the engine's processes and this one. An exception would be lost in the engine's wait for its processes."""
+    say("interrupted while starting")
+    for child in multiprocessing.active_children():
+        child.terminate()
+        child.join(timeout=10)
+        child.kill()
+    os._exit(128 + number)
 
 
 def _uvicorn_options(args: argparse.Namespace) -> dict[str, Any]:

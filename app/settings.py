@@ -24,7 +24,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TESSERA_", extra="forbid", frozen=True)
 
     home: Path = Field(
-        Path.home() / ".cache" / "tessera", description="folder for the random model that is served by default"
+        Path.home() / ".cache" / "tessera",
+        description="folder for the random model that is served by default",
     )
     chunk_cache: bool = Field(True, description="reuse chunk KV; off: every request runs in full attention")
     chunk_cache_memory: ByteSize = Field(
@@ -46,7 +47,9 @@ class Settings(BaseSettings):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for each setting to ``parser``; flags not given stay absent from the parsed arguments."""
-    group = parser.add_argument_group("Tessera", "The chunk cache. Each flag is also TESSERA_<NAME> in the environment.")
+    group = parser.add_argument_group(
+        "Tessera", "The chunk cache. Each flag is also TESSERA_<NAME> in the environment."
+    )
     for name, field in Settings.model_fields.items():
         if name == "home":
             continue

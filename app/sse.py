@@ -7,7 +7,7 @@ from typing import Any
 from engine_ext.request import Ticket
 
 _DONE = "data: [DONE]"
-_TERMINAL_EVENTS = ('"message_stop"', '"response.completed"')
+_TERMINAL_EVENTS = ("event: message_stop\n", "event: response.completed\n")
 
 
 class ReportInserter:
@@ -28,7 +28,7 @@ class ReportInserter:
             return self._remember(event)
         if event.startswith(_DONE):
             return self._report_event() + event
-        if any(name in event for name in _TERMINAL_EVENTS):
+        if event.startswith(_TERMINAL_EVENTS):
             return _edit(event, self._with_report)
         return self._remember(event)
 

@@ -39,7 +39,9 @@ class SegmentTokenizer:
         if self._control_ids.isdisjoint(ids):
             return tuple(ids)
         # The vocabulary itself spells a control token: encode around the places where it is spelled.
-        pieces = (self._document_tokenizer.encode(p, add_special_tokens=False).ids for p in self._broken(text))
+        pieces = (
+            self._document_tokenizer.encode(p, add_special_tokens=False).ids for p in self._broken(text)
+        )
         return tuple(id for piece in pieces for id in piece if id not in self._control_ids)
 
     def _broken(self, text: str) -> Iterable[str]:
@@ -57,10 +59,15 @@ def _is_control(token: dict[str, Any]) -> bool:
 
 
 def _without(spec: dict[str, Any], tokens: list[dict[str, Any]]) -> Tokenizer:
-    kept = [token for token in spec["added_tokens"] if token not in tokens]
-    return Tokenizer.from_str(
-        json.dumps({**spec, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None})
+    """The tokenizer blind to ``tokens``. They stay in it, as special ones, so that no other token's id moves."""
+    added = [{**token, "special": token in tokens} for token in spec["added_tokens"]]
+    tokenizer = Tokenizer.from_str(
+        json.dumps(
+            {**spec, "added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
+        )
     )
+    tokenizer.encode_special_tokens = True  # as text, that is
+    return tokenizer
 
 
 def _alternatives(texts: Iterable[str]) -> re.Pattern[str]:

@@ -147,7 +147,9 @@ def print_table(summary: dict[str, Any]) -> None:
 
 def main() -> int:
     """Runs the benchmark; the summary is printed, and written as JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="model folder (default: a random model of about 100 M parameters)")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
     parser.add_argument("--system", type=int, default=64, help="tokens of the system prompt (default: 64)")
@@ -164,7 +166,9 @@ def main() -> int:
     with servers(model, flags) as (stock, tessera):
         for i in range(args.rounds + 1):
             times = run_round(stock, tessera, workload)
-            print(f"round {i} of {args.rounds}" + (" (warm-up)" if i == 0 else ""), file=sys.stderr, flush=True)
+            print(
+                f"round {i} of {args.rounds}" + (" (warm-up)" if i == 0 else ""), file=sys.stderr, flush=True
+            )
             rounds += [times] if i else []
     summary = summarize(rounds)
     print_table(summary)

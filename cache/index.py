@@ -57,12 +57,16 @@ class ChunkHashIndex:
     def __iter__(self) -> Iterator[ChunkKVCache]:
         return iter(self._entries.values())
 
-    def get(self, key: ChunkHash, identity: SegmentIdentity) -> ChunkKVCache | None:
-        """The entry of ``key``, marked as used now. ``None`` if absent, or if the key collides with another's."""
+    def peek(self, key: ChunkHash, identity: SegmentIdentity) -> ChunkKVCache | None:
+        """The entry of ``key``. ``None`` if absent, or if the key collides with another's."""
         entry = self._entries.get(key)
-        if entry is None or entry.identity != identity:
-            return None
-        self._entries.move_to_end(key)
+        return entry if entry is not None and entry.identity == identity else None
+
+    def get(self, key: ChunkHash, identity: SegmentIdentity) -> ChunkKVCache | None:
+        """As :meth:`peek`; the entry is marked as used now."""
+        entry = self.peek(key, identity)
+        if entry is not None:
+            self._entries.move_to_end(key)
         return entry
 
     def put(self, entry: ChunkKVCache) -> ChunkKVCache | None:

@@ -117,7 +117,9 @@ class ChunkCacheManager:
     @property
     def is_idle(self) -> bool:
         """No request holds a lease and no fill is under way."""
-        return not self._leases and not self._detached and all(not entry.being_written for entry in self.index)
+        return (
+            not self._leases and not self._detached and all(not entry.being_written for entry in self.index)
+        )
 
     @property
     def num_leases(self) -> int:
@@ -130,9 +132,14 @@ class ChunkCacheManager:
         Raises :class:`CapacityError`, having changed nothing, if they can't all be held.
         """
         wanted = self._identities(prompt, scope)
-        found = {key: self.index.get(key, identity) for key, identity in wanted}
+        if len(set(wanted)) != len(dict(wanted)):
+            raise CapacityError("two segments of the request have the same hash")
+        found = {key: self.index.peek(key, identity) for key, identity in wanted}
         self._make_room(wanted, found)
-        created = {key: self._create(key, identity) for key, identity in dict(wanted).items() if found[key] is None}
+        found = {key: self.index.get(key, identity) for key, identity in wanted}
+        created = {
+            key: self._create(key, identity) for key, identity in dict(wanted).items() if found[key] is None
+        }
         lease = self._lease(wanted, found, created, layout, has_system=bool(prompt.system))
         for segment in lease.chunks:
             self.metrics.lookups[segment.status] += 1
@@ -181,8 +188,13 @@ class ChunkCacheManager:
         if leases != sum(entry.leases for entry in entries):
             raise IntegrityError(f"{leases} segments leased, but entries count {[e.leases for e in entries]}")
         for entry in self.index:
-            if entry.state is EntryState.DETACHED or (entry.state is EntryState.FILLING) != entry.being_written:
-                raise IntegrityError(f"entry {entry.key} is {entry.state.name}, written: {entry.being_written}")
+            if (
+                entry.state is EntryState.DETACHED
+                or (entry.state is EntryState.FILLING) != entry.being_written
+            ):
+                raise IntegrityError(
+                    f"entry {entry.key} is {entry.state.name}, written: {entry.being_written}"
+                )
 
     def occupancy(self) -> dict[str, int]:
         """Sizes, in pages, chunks and leases."""
@@ -196,7 +208,9 @@ class ChunkCacheManager:
             "leases": len(self._leases),
         }
 
-    def _identities(self, prompt: ChunkedPrompt, scope: CacheScope) -> list[tuple[ChunkHash, SegmentIdentity]]:
+    def _identities(
+        self, prompt: ChunkedPrompt, scope: CacheScope
+    ) -> list[tuple[ChunkHash, SegmentIdentity]]:
         """Keys of the system segment (if not empty), then of each chunk."""
         system_key = self.hasher.system_key(scope, prompt.system)
         wanted = [(system_key, SegmentIdentity(scope, (), prompt.system))] if prompt.system else []

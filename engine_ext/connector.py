@@ -3,18 +3,18 @@
 
 from typing import TYPE_CHECKING, Any
 
-from engine_ext.plan import StepTransfers
-from engine_ext.scheduler import SchedulerHalf
-from engine_ext.worker import WorkerHalf
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
 )
 
+from engine_ext.plan import StepTransfers
+from engine_ext.scheduler import SchedulerHalf
+from engine_ext.worker import WorkerHalf
+
 if TYPE_CHECKING:
     import torch
-
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
@@ -67,7 +67,9 @@ class ChunkCacheConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         return self._scheduler.build_step(scheduler_output)
 
-    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(
+        self, request: "Request", block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
         return False, self._scheduler.finish_request(request)
 
     # Worker side

@@ -7,6 +7,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
 from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt, Layout, PositionReindexer
 from cache.manager import CapacityError, ChunkCacheManager, IntegrityError, Lease
@@ -14,11 +20,6 @@ from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
 from engine_ext.fills import FillError, FillResult, FillRunner
 from engine_ext.plan import TransferPlan
 from engine_ext.request import REQUEST_KEY, ChunkedRequest, Ticket
-from vllm.exceptions import VLLMValidationError
-from vllm.lora.request import LoRARequest
-from vllm.outputs import RequestOutput
-from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.async_llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
@@ -296,7 +297,8 @@ def _refuse_foreign_plan(params: Any) -> None:
     """A client's ``kv_transfer_params`` could name pool pages that aren't its own."""
     if (getattr(params, "extra_args", None) or {}).get("kv_transfer_params"):
         raise VLLMValidationError(
-            "kv_transfer_params is reserved for the chunk cache on this server", parameter="kv_transfer_params"
+            "kv_transfer_params is reserved for the chunk cache on this server",
+            parameter="kv_transfer_params",
         )
 
 

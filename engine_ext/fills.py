@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
 from cache.index import ChunkKVCache, EntryState
 from cache.manager import ChunkCacheManager, FillJob, Lease
 from engine_ext.plan import TransferPlan
 from engine_ext.vllm_compat import tokens_input
-from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.async_llm import AsyncLLM
 
 
 class FillError(Exception):
@@ -63,7 +64,9 @@ class FillRunner:
             await asyncio.wait(pending)
         if any(entry.state is not EntryState.READY for entry in entries):
             errors = [error for task in pending if not task.cancelled() and (error := task.exception())]
-            raise FillError(f"a fill request failed: {errors[0] if errors else 'aborted'}") from (errors or [None])[0]
+            raise FillError(f"a fill request failed: {errors[0] if errors else 'aborted'}") from (
+                errors or [None]
+            )[0]
         return [task.result() for task in own]
 
     def release(self, lease: Lease) -> None:
@@ -101,7 +104,9 @@ class FillRunner:
         )
         output = await _last(self._llm.generate(prompt, params, request_id, **generate_kwargs))
         if not (output.kv_transfer_params or {}).get("saved"):
-            raise FillError(f"request {request_id} ended with {output.outputs[0].finish_reason!r}, nothing saved")
+            raise FillError(
+                f"request {request_id} ended with {output.outputs[0].finish_reason!r}, nothing saved"
+            )
         return _result(job, len(job.prompt_ids) - (output.num_cached_tokens or 0))
 
     def _ended(self, job: FillJob, task: asyncio.Task[FillResult]) -> None:

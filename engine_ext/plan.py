@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
 from cache.index import ChunkKVCache
 from cache.manager import FillJob, Lease
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 PARAMS_KEY = "tessera"
 """Key of the plan in ``kv_transfer_params``."""

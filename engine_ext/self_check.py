@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 import torch
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.pool import ChunkBlockPool
 from engine_ext.plan import Span, TransferPlan
 from engine_ext.vllm_compat import tokens_input
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.async_llm import AsyncLLM
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _SYSTEM, _CHUNK, _QUESTION = 19, 45, 13

@@ -9,15 +9,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+
 from cache.config import ChunkCacheConfig, HashAlgorithm
 from cache.manager import ChunkCacheManager
 from engine_ext.engine import ChunkEngine
 from engine_ext.self_check import SelfCheck, SelfCheckError
 from engine_ext.support import unsupported_reason
 from engine_ext.vllm_compat import build_async_engine_client_from_engine_args, vllm_version
-from vllm.config import KVTransferConfig, VllmConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.v1.engine.async_llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,9 @@ def engine_fingerprint(config: VllmConfig) -> str:
         "model": [model.model, model.revision, model.code_revision, model.quantization],
         "tokenizer": [model.tokenizer, model.tokenizer_revision],
         "dtype": [str(model.dtype), config.cache_config.cache_dtype],
-        "rope": [getattr(text_config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling")],
+        "rope": [
+            getattr(text_config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling")
+        ],
         "parallel": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()

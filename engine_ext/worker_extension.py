@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+
 from engine_ext.connector import ChunkCacheConnector
 from engine_ext.layers import UnsupportedModelError, attention_layers
 from engine_ext.worker import PoolTooSmallError, WorkerHalf
 from kernels.layout import LayoutProbeError
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

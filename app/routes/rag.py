@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from vllm.exceptions import VLLMValidationError
 
 from app.cache_options import CacheField
 from app.documents import Document
@@ -22,12 +23,18 @@ from engine_ext.vllm_compat import (
     load_aware_call,
     with_cancellation,
 )
-from vllm.exceptions import VLLMValidationError
 
 router = APIRouter(prefix="/v1/rag", tags=["RAG"])
 
 # Fields of vLLM's chat completions that have no meaning with chunks.
-_RESERVED = {"messages", "documents", "kv_transfer_params", "echo", "truncate_prompt_tokens", "use_beam_search"}
+_RESERVED = {
+    "messages",
+    "documents",
+    "kv_transfer_params",
+    "echo",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+}
 
 
 class RagChunk(BaseModel):
@@ -38,7 +45,9 @@ class RagChunk(BaseModel):
     id: str | None = Field(None, min_length=1)
     text: str | None = None
     title: str | None = None
-    metadata: dict[str, Any] | None = Field(None, description="kept by the client's side; not shown to the model")
+    metadata: dict[str, Any] | None = Field(
+        None, description="kept by the client's side; not shown to the model"
+    )
 
 
 class RagChatRequest(BaseModel):
@@ -128,7 +137,9 @@ def _messages(request: RagChatRequest, marked: str) -> list[dict[str, Any]]:
         return [*system, {"role": "user", "content": marked + request.question}]
     messages = [dict(message) for message in request.messages or []]
     if system and messages and messages[0].get("role") in ("system", "developer"):
-        raise VLLMValidationError("the system prompt is given twice: in system and in messages", parameter="messages")
+        raise VLLMValidationError(
+            "the system prompt is given twice: in system and in messages", parameter="messages"
+        )
     user = next((message for message in messages if message.get("role") == "user"), None)
     if user is None:
         raise VLLMValidationError("messages have no user message", parameter="messages")
@@ -156,5 +167,3 @@ async def _stream(events: AsyncIterator[str], ticket: Ticket) -> AsyncIterator[s
     inserter = ReportInserter(ticket, "cache")
     async for event in events:
         yield inserter.feed(event)
-
-

@@ -21,7 +21,7 @@ CONTROL = ADDED[:-1]
 def make_tokenizer(
     added: Iterable[str] = ADDED, *, spelled: Iterable[str] = (), ignore_merges: bool = False
 ) -> PreTrainedTokenizerFast:
-    """One token per byte, then ``added`` ones; ``spelled`` are tokens that merges of the vocabulary itself make."""
+    """One token per byte, then ``added`` ones; merges of the vocabulary itself make those of ``spelled``."""
     vocab = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = []
     for text in spelled:
@@ -46,7 +46,7 @@ def make_report() -> CacheReport:
 
 
 @contextmanager
-def refused(parameter: str, message: str = "") -> Iterator[None]:
+def refused(parameter: str, message: str | None = None) -> Iterator[None]:
     """Expects a :class:`BadRequestError` of ``parameter`` whose text has ``message``."""
     with pytest.raises(BadRequestError, match=message) as raised:
         yield

@@ -17,9 +17,17 @@ def test_nothing_given_is_the_defaults(value):
 
 def test_every_choice_reaches_the_engine():
     field = parse_cache_field(
-        {"mode": "chunked", "position_strategy": "shared", "scope": "system", "namespace": "n", "explain": True}
+        {
+            "mode": "chunked",
+            "position_strategy": "shared",
+            "scope": "system",
+            "namespace": "n",
+            "explain": True,
+        }
     )
-    assert field.options(PositionStrategy.OFFSET) == CacheOptions("chunked", PositionStrategy.SHARED, "n", explain=True)
+    assert field.options(PositionStrategy.OFFSET) == CacheOptions(
+        "chunked", PositionStrategy.SHARED, "n", explain=True
+    )
 
 
 @pytest.mark.parametrize(

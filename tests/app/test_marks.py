@@ -29,7 +29,11 @@ def test_a_marked_prompt_splits_into_its_segments():
     with marks.issue(mine, [Document("one"), Document("two", title="T")]) as marked:
         split = marks.split(f"<s>system\n{marked}why?</s>")
     assert split.ticket is mine
-    assert (split.system, split.chunks, split.question) == ("<s>system\n", ("one\n\n", "T\ntwo\n\n"), "why?</s>")
+    assert (split.system, split.chunks, split.question) == (
+        "<s>system\n",
+        ("one\n\n", "T\ntwo\n\n"),
+        "why?</s>",
+    )
     assert split.text == "<s>system\none\n\nT\ntwo\n\nwhy?</s>"
 
 

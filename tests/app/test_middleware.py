@@ -36,7 +36,7 @@ class Server:
         self.bodies: list[bytes] = []
         self.prompts: list[MarkedPrompt] = []
         self.headers: list[dict[str, str]] = []
-        self.events = ["data: {\"id\": \"c1\"}\n\n", "data: [DONE]\n\n"]
+        self.events = ['data: {"id": "c1"}\n\n', "data: [DONE]\n\n"]
 
     async def answer(self, request: Request):
         body = await request.body()
@@ -60,7 +60,9 @@ class Server:
 
     async def post(self, path: str, body) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://server") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://server"
+        ) as client:
             return await client.post(path, content=content, headers={"content-type": "application/json"})
 
 
@@ -91,14 +93,18 @@ async def test_other_endpoints_and_methods_pass_untouched():
     server = Server()
     body = json.dumps(DOCUMENTS).encode()
     await server.post("/v1/embeddings", body)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://server") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(server.app), base_url="http://server"
+    ) as client:
         await client.request("GET", CHAT, content=body)
     assert server.bodies == [body, body]
 
 
 async def test_documents_reach_the_endpoint_as_marked_text():
     server = Server()
-    response = await server.post(CHAT, DOCUMENTS | {"temperature": 0, "cache": {"namespace": "n", "explain": True}})
+    response = await server.post(
+        CHAT, DOCUMENTS | {"temperature": 0, "cache": {"namespace": "n", "explain": True}}
+    )
     assert response.json() == {"answer": 42}
     (prompt,) = server.prompts
     assert (prompt.system, prompt.chunks, prompt.question) == ("", ("one\n\n", "two\n\n"), "why?")
@@ -163,11 +169,21 @@ async def test_a_separator_is_found_however_other_languages_spell_it(separator, 
     [
         (CHAT, {"documents": 5}, "documents", "documents must be a list, not int"),
         (CHAT, {"documents": ["one", ""]}, "documents.1", "a document's text is empty"),
-        (CHAT, {"documents": [], "cache": {"mode": "x"}}, "cache.mode", "Input should be 'auto', 'chunked' or 'full'"),
+        (
+            CHAT,
+            {"documents": [], "cache": {"mode": "x"}},
+            "cache.mode",
+            "Input should be 'auto', 'chunked' or 'full'",
+        ),
         (CHAT, {"cache": {"modus": 1}}, "cache.modus", "Extra inputs are not permitted"),
         (CHAT, {"cache": 5}, "cache", "Input should be a valid dictionary or instance of CacheField"),
         (CHAT, {"documents": [], "echo": True}, "echo", "echo can't be combined with documents"),
-        (CHAT, {"documents": [], "use_beam_search": True}, "use_beam_search", "use_beam_search can't be combined"),
+        (
+            CHAT,
+            {"documents": [], "use_beam_search": True},
+            "use_beam_search",
+            "use_beam_search can't be combined",
+        ),
         ("/v1/responses", {"input": "x", "documents": [], "store": True}, "store", "store can't be combined"),
         ("/v1/completions", {"prompt": "x", "documents": []}, "documents", "documents need a chat endpoint"),
     ],
@@ -210,7 +226,14 @@ async def call(server: Server, *messages: dict) -> list[dict]:
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "http_version": "1.1"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "headers": [],
+        "query_string": b"",
+        "http_version": "1.1",
+    }
     await server.app(scope, receive, send)
     assert not pending
     return sent
@@ -226,7 +249,9 @@ async def test_a_client_that_leaves_before_its_body_ends_reaches_nobody():
 async def test_a_body_in_parts_is_read_whole():
     server = Server()
     body = json.dumps(DOCUMENTS).encode()
-    parts = [{"type": "http.request", "body": body[i : i + 7], "more_body": True} for i in range(0, len(body), 7)]
+    parts = [
+        {"type": "http.request", "body": body[i : i + 7], "more_body": True} for i in range(0, len(body), 7)
+    ]
     start, *_ = await call(server, *parts, {"type": "http.request"})
     assert start["status"] == 200
     assert server.prompts[0].chunks == ("one\n\n", "two\n\n")

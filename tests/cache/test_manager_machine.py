@@ -11,7 +11,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from cache.hashing import CacheScope
 from cache.index import ChunkKVCache, EntryState, SegmentIdentity
@@ -72,7 +78,7 @@ class Books(RuleBasedStateMachine):
         if victims is None:
             with pytest.raises(CapacityError):  # the invariants see that nothing has changed
                 self.manager.acquire(prompt, layout, scope)
-            return self._use([name for name in wanted if name in self.cached])
+            return self._use(list(self.cached))  # only the order may have changed
 
         lease = self.manager.acquire(prompt, layout, scope)
         for name in victims:
@@ -191,7 +197,7 @@ class Books(RuleBasedStateMachine):
         return known
 
     def _use(self, names: list[Name]) -> None:
-        """Makes ``names`` the most recently used; which of one request's came last is the manager's choice."""
+        """Makes ``names`` the most recently used; their order among themselves is the manager's choice."""
         order = {entry: i for i, entry in enumerate(self.manager.index)}
         for name in sorted(set(names), key=lambda name: order[self.cached[name].entry]):
             self.cached[name] = self.cached.pop(name)
@@ -249,4 +255,4 @@ def test_any_order_of_calls_keeps_the_books():
             max_examples=EXAMPLES, stateful_step_count=STEPS, derandomize=True, database=None, deadline=None
         ),
     )
-    assert Books.steps >= min(EXAMPLES * STEPS // 2, 10_000)
+    assert Books.steps >= EXAMPLES * STEPS * 2 // 3  # 10,000 by default

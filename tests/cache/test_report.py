@@ -58,7 +58,10 @@ def test_segments_are_explained_with_their_logical_positions(strategy, positions
     assert explain_segments(PROMPT, layout) == [
         {"kind": kind, "token_ids": ids, "position": position}
         for kind, ids, position in zip(
-            ["system", "chunk", "chunk", "question"], [[1, 2], [4, 5], [6, 7, 8], [9, 9]], positions, strict=True
+            ["system", "chunk", "chunk", "question"],
+            [[1, 2], [4, 5], [6, 7, 8], [9, 9]],
+            positions,
+            strict=True,
         )
     ]
 

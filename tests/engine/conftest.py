@@ -12,7 +12,17 @@ from app.random_model import build_preset
 from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import Oracle
 
-COMMON = ("--enforce-eager", "--max-model-len", "8192", "--kv-cache-memory-bytes", "256M", "--chunk-cache-memory", "256MiB", "--max-logprobs", "300")
+COMMON = (
+    "--enforce-eager",
+    "--max-model-len",
+    "8192",
+    "--kv-cache-memory-bytes",
+    "256M",
+    "--chunk-cache-memory",
+    "256MiB",
+    "--max-logprobs",
+    "300",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+
 from engine_ext.connector import ChunkCacheConnector
 from engine_ext.layers import AttentionLayer
 from engine_ext.plan import BlockTransfer
@@ -12,7 +14,6 @@ from engine_ext.worker_extension import ChunkCacheWorkerExtension
 from kernels.layout import BlockLayout
 from kernels.paged import LayerKV
 from kernels.rope import RotaryFrequencies
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 
 class FaultyWorkerHalf(WorkerHalf):

@@ -26,7 +26,17 @@ class TesseraServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.model = arguments[0]
-        command = [sys.executable, "-m", "app.cli", "serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-m",
+            "app.cli",
+            "serve",
+            *arguments,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -42,7 +52,9 @@ class TesseraServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"server exited with {self.process.returncode}:\n{self.log.read_text()[-4000:]}")
+                raise RuntimeError(
+                    f"server exited with {self.process.returncode}:\n{self.log.read_text()[-4000:]}"
+                )
             if "ready at" in self.log.read_text(errors="replace"):
                 return self
             time.sleep(0.2)

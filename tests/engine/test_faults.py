@@ -20,7 +20,9 @@ Text = Callable[[int], str]
 def test_answers_stay_exact_under_preemption(serve: Any, oracle: Any, text: Text) -> None:
     """So few KV blocks that vLLM preempts while answers are decoded; preempted requests load again."""
     # 24 blocks of 32 tokens; each of the 8 answers needs up to 9.
-    server = serve("tiny-llama", "--num-gpu-blocks-override", "24", "--block-size", "32", "--max-model-len", "640")
+    server = serve(
+        "tiny-llama", "--num-gpu-blocks-override", "24", "--block-size", "32", "--max-model-len", "640"
+    )
     system, chunks = text(10), [text(60), text(40)]
     warm = server.post("/v1/rag/chat", rag_body(system, chunks, "warm up", "shared"))
     assert warm["cache"]["mode"] == "chunked"
@@ -31,7 +33,9 @@ def test_answers_stay_exact_under_preemption(serve: Any, oracle: Any, text: Text
     before = server.metric("vllm:num_preemptions_total")
     with ThreadPoolExecutor(len(bodies)) as threads:
         together = list(threads.map(lambda body: run(server, "/v1/rag/chat", body, False), bodies))
-    assert server.metric("vllm:num_preemptions_total") > before, "vLLM did not preempt; the test shows nothing"
+    assert server.metric("vllm:num_preemptions_total") > before, (
+        "vLLM did not preempt; the test shows nothing"
+    )
     for body, (logprobs, report) in zip(bodies, together, strict=True):
         assert report["mode"] == "chunked"
         assert len(logprobs) == 90
@@ -62,7 +66,10 @@ async def _leave_while_decoding(server: TesseraServer, body: dict[str, Any]) -> 
 
 async def test_clients_that_leave_take_everything_with_them(serve: Any, text: Text) -> None:
     """Disconnects during fill, load and decode: no lease, no engine request and no page is left."""
-    server, source = serve("tiny-llama", "--max-num-batched-tokens", "64", "--max-num-seqs", "8"), random.Random(3)
+    server, source = (
+        serve("tiny-llama", "--max-num-batched-tokens", "64", "--max-num-seqs", "8"),
+        random.Random(3),
+    )
 
     def body(chunks: list[str]) -> dict[str, Any]:
         return {**rag_body("System", chunks, text(10), "shared"), "max_tokens": 400}
@@ -75,7 +82,9 @@ async def test_clients_that_leave_take_everything_with_them(serve: Any, text: Te
         await asyncio.gather(*leaving)
     cached = [text(700), text(300)]
     await asyncio.to_thread(server.post, "/v1/rag/chat", {**body(cached), "max_tokens": 1})
-    await asyncio.gather(*(_leave_after(server, body(cached), source.uniform(0, 0.2), True) for _ in range(6)))
+    await asyncio.gather(
+        *(_leave_after(server, body(cached), source.uniform(0, 0.2), True) for _ in range(6))
+    )
     await asyncio.gather(*(_leave_while_decoding(server, body(cached)) for _ in range(4)))
     stats = await asyncio.to_thread(server.wait_idle)
     assert stats["counters"]["fills"].get("aborted"), "no fill was aborted; the test shows less than it says"
@@ -118,7 +127,9 @@ def test_pool_too_small_for_the_request(serve: Any, oracle: Any, text: Text) -> 
     assert many["mode"] == "full"
     assert "more pages" in many["reason"]
     refused = server.post(
-        "/v1/rag/chat", {"chunks": chunks, "question": "?", "max_tokens": 1, "cache": {"mode": "chunked"}}, status=400
+        "/v1/rag/chat",
+        {"chunks": chunks, "question": "?", "max_tokens": 1, "cache": {"mode": "chunked"}},
+        status=400,
     )
     assert refused["error"]["param"] == "cache.mode"
     server.wait_idle()

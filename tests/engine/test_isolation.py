@@ -80,7 +80,12 @@ def test_the_prefix_cache_never_crosses_layouts(serve: Any, oracle: Any, text: T
     offset = ask(server, "offset", [a, b], question)
     elsewhere = ask(server, "shared", [a, b], question, cache={"namespace": "elsewhere"})
     num_question = len(segments(joined["cache"])[2])
-    for response, strategy in ((joined, "shared"), (merged, "shared"), (offset, "offset"), (elsewhere, "shared")):
+    for response, strategy in (
+        (joined, "shared"),
+        (merged, "shared"),
+        (offset, "offset"),
+        (elsewhere, "shared"),
+    ):
         assert_exact(response, oracle("tiny-llama"), strategy)
         # All of the question was computed. (A fill may hit truly equal prefixes: it is plain causal attention.)
         filled = sum(c["tokens"] for c in response["cache"]["chunks"] if c["status"] == "filled")
@@ -107,6 +112,10 @@ def test_clients_cannot_send_transfer_plans(serve: Any) -> None:
     error = server.post("/v1/chat/completions", body, status=400)["error"]
     assert error["param"] == "kv_transfer_params"
     # The way that vLLM offers to rejected requests of a prefill/decode split leads nowhere either.
-    rejected = {**body, "max_tokens": -5, "kv_transfer_params": {"do_remote_prefill": True, "tessera": {"loads": 3}}}
+    rejected = {
+        **body,
+        "max_tokens": -5,
+        "kv_transfer_params": {"do_remote_prefill": True, "tessera": {"loads": 3}},
+    }
     server.post("/v1/chat/completions", rejected, status=400)
     assert server.chat(chunks=["still here"], question="?", max_tokens=1)["cache"]["mode"] == "chunked"

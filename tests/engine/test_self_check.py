@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from cache.layout import Chunk, ChunkedPrompt
 from cache.manager import ChunkCacheManager
@@ -15,8 +17,6 @@ from engine_ext.engine import ChunkEngine
 from engine_ext.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.startup import ChunkCacheOptions, prepare_cache, start_chunk_engine
 from engine_ext.vllm_compat import tokens_input
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,7 +25,14 @@ OPTIONS = ChunkCacheOptions(
     connector_class="tests.engine.faults.FaultyConnector",
     worker_extension_class="tests.engine.faults.FaultyWorkerExtension",
 )
-FAULTS = ["wrong frequency", "wrong pairing", "wrong sign", "swapped K and V", "transposed K", "nothing loaded"]
+FAULTS = [
+    "wrong frequency",
+    "wrong pairing",
+    "wrong sign",
+    "swapped K and V",
+    "transposed K",
+    "nothing loaded",
+]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -53,7 +60,9 @@ async def prepare_with(engine: ChunkEngine, fault: str) -> ChunkCacheManager | s
 async def answer(engine: ChunkEngine) -> tuple[Ticket, int]:
     """A request with chunks; its ticket with the report, and how many tokens came out."""
     ticket = Ticket(CacheOptions(), (None, None))
-    prompt = ChunkedPrompt(tuple(range(5, 25)), (Chunk(tuple(range(30, 90))), Chunk(tuple(range(40, 60)))), (7, 8, 9))
+    prompt = ChunkedPrompt(
+        tuple(range(5, 25)), (Chunk(tuple(range(30, 90))), Chunk(tuple(range(40, 60)))), (7, 8, 9)
+    )
     engine_input: Any = {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(ticket, prompt)}
     params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
     outputs = [output async for output in engine.generate(engine_input, params, f"request-{id(ticket)}")]

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``POST /v1/rag/chat``: what it takes, and the conversation that it makes of it."""
+
+import json
+
+import pytest
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from httpx import ASGITransport, AsyncClient
+from pydantic import ValidationError
+from vllm.exceptions import VLLMValidationError
+
+from app.documents import Document
+from app.marks import Marks
+from app.routes.rag import RagChatRequest, RagChunk, _chat_request, _document, _messages, _with_report, router
+from app.settings import Settings
+from engine_ext.request import CacheOptions, Ticket
+from engine_ext.vllm_compat import ChatCompletionRequest, ErrorResponse
+from tests.app.helpers import make_report
+
+USER = {"role": "user", "content": "why?"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+
+def rag(**fields) -> RagChatRequest:
+    return RagChatRequest(**{"chunks": ["one"], "question": "why?"} | fields)
+
+
+def refused(parameter: str, message: str):
+    return pytest.raises(VLLMValidationError, match=rf"{message}.*\(parameter={parameter}[,)]")
+
+
+def test_sampling_fields_of_chat_completions_are_passed_on():
+    request = rag(model="m", temperature=0.5, max_tokens=3, top_k=5, stream=True, stop=["x"], logprobs=True)
+    made = _chat_request(request, "<marked>")
+    assert isinstance(made, ChatCompletionRequest)
+    assert (made.model, made.temperature, made.model_dump()["max_tokens"], made.top_k) == ("m", 0.5, 3, 5)
+    assert (made.stream, made.stop, made.logprobs) == (True, ["x"], True)
+    assert made.messages == [{"role": "user", "content": "<marked>why?"}]
+
+
+@pytest.mark.parametrize(
+    "name", ["chunk", "temprature", "documents", "kv_transfer_params", "echo", "use_beam_search"]
+)
+def test_unknown_and_meaningless_fields_are_refused(name):
+    with refused(name, f"unknown field '{name}'"):
+        rag(**{name: True})
+
+
+def test_a_bad_sampling_field_is_a_validation_error():
+    with pytest.raises(RequestValidationError) as raised:
+        _chat_request(rag(temperature="hot"), "")
+    assert raised.value.errors()[0]["loc"] == ("temperature",)
+
+
+@pytest.mark.parametrize("fields", [{"question": None}, {"messages": [USER]}])
+def test_either_question_or_messages(fields):
+    with refused("question", "give either question or messages"):
+        rag(**fields)
+
+
+@pytest.mark.parametrize("question", ["", " \n"])
+def test_an_empty_question_is_refused(question):
+    with refused("question", "the question is empty"):
+        rag(question=question)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chunks": None},
+        {"chunks": "one"},
+        {"chunks": [5]},
+        {"chunks": [{"text": "one", "txt": "two"}]},
+        {"chunks": [{"id": ""}]},
+        {"cache": {"mode": "x"}},
+        {"cache": {"separator": "|"}},
+    ],
+)
+def test_bad_chunks_and_options_are_refused(fields):
+    with pytest.raises(ValidationError) as raised:
+        rag(**fields)
+    assert raised.value.errors()[0]["loc"][0] in fields
+
+
+def test_chunks_are_strings_or_objects():
+    request = rag(chunks=["one", {"id": "d2", "text": "two", "title": "T", "metadata": {"page": 5}}])
+    documents = [_document(chunk, i) for i, chunk in enumerate(request.chunks)]
+    assert documents == [Document("one"), Document("two", "d2", "T")]
+
+
+def test_no_chunks_are_no_error():
+    assert rag(chunks=[]).chunks == []
+
+
+@pytest.mark.parametrize(
+    ("chunk", "parameter", "message"),
+    [
+        ("", r"chunks\.3\.text", "the text of chunk 3 is empty"),
+        (RagChunk(text=" \n"), r"chunks\.3\.text", "the text of chunk 3 is empty"),
+        (RagChunk(), r"chunks\.3\.text", "a chunk needs a text"),
+        (RagChunk(title="T"), r"chunks\.3\.text", "a chunk needs a text"),
+        (RagChunk(id="d1"), r"chunks\.3\.id", "unknown chunk id 'd1': send its text"),
+    ],
+)
+def test_a_bad_chunk_is_named(chunk, parameter, message):
+    with refused(parameter, message):
+        _document(chunk, 3)
+
+
+def test_the_question_follows_the_marked_chunks():
+    assert _messages(rag(), "<marked>") == [{"role": "user", "content": "<marked>why?"}]
+    assert _messages(rag(system="s"), "<marked>") == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "<marked>why?"},
+    ]
+
+
+def conversation(*messages: dict, **fields) -> RagChatRequest:
+    return rag(question=None, messages=list(messages), **fields)
+
+
+def test_the_marked_chunks_go_before_the_first_user_text():
+    assistant = {"role": "assistant", "content": "a"}
+    request = conversation(assistant, USER, assistant, {"role": "user", "content": "and?"})
+    marked = [
+        assistant,
+        {"role": "user", "content": "<marked>why?"},
+        assistant,
+        {"role": "user", "content": "and?"},
+    ]
+    assert _messages(request, "<marked>") == marked
+    assert request.messages[1] == USER  # the request itself stays as it was
+
+
+def test_the_marked_chunks_go_before_the_first_text_part():
+    parts = [IMAGE, {"type": "text", "text": "why?"}, {"type": "text", "text": "really?"}]
+    request = conversation({"role": "user", "content": parts})
+    (message,) = _messages(request, "<marked>")
+    assert message["content"] == [IMAGE, {"type": "text", "text": "<marked>why?"}, parts[2]]
+    assert parts[1] == {"type": "text", "text": "why?"}
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_prompt_is_given_once(role):
+    with refused("messages", "the system prompt is given twice"):
+        _messages(conversation({"role": role, "content": "s"}, USER, system="t"), "")
+    assert len(_messages(conversation({"role": role, "content": "s"}, USER), "")) == 2
+    assert len(_messages(conversation(USER, system="t"), "")) == 2
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "system", "content": "s"}], [{"content": "why?"}]])
+def test_messages_need_a_user(messages):
+    with refused("messages", "messages have no user message"):
+        _messages(conversation(*messages), "")
+
+
+@pytest.mark.parametrize("content", [None, 5, [], [IMAGE]])
+def test_the_first_user_message_needs_text(content):
+    with refused("messages", "the first user message has no text"):
+        _messages(conversation({"role": "user", "content": content}, USER), "")
+
+
+def test_an_answer_has_the_report_instead_of_transfer_parameters():
+    ticket = Ticket(CacheOptions())
+    assert _with_report({"id": "c", "kv_transfer_params": {"cache": {}}}, ticket) == {
+        "id": "c",
+        "cache": None,
+    }
+    ticket.report = make_report()
+    assert _with_report({"id": "c"}, ticket) == {"id": "c", "cache": ticket.report.to_dict()}
+
+
+class FakeServing:
+    """Stands in for vLLM's chat serving."""
+
+    def __init__(self, marks: Marks, answer):
+        self.marks, self.answer = marks, answer
+
+    async def create_chat_completion(self, request, raw_request):
+        self.request = request
+        self.prompt = self.marks.split(request.messages[-1]["content"])
+        self.prompt.ticket.report = make_report()
+        return self.answer
+
+
+async def post(answer, **body):
+    app = FastAPI()
+    app.include_router(router)
+    app.state.tessera_settings = Settings(chunk_position_strategy="offset")
+    app.state.tessera_marks = Marks()
+    app.state.openai_serving_chat = serving = FakeServing(app.state.tessera_marks, answer)
+    app.state.enable_server_load_tracking = False
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
+        return serving, await client.post("/v1/rag/chat", json={"chunks": ["one"], "question": "why?"} | body)
+
+
+async def test_a_stream_gets_the_report_before_done():
+    async def events():
+        yield 'data: {"id": "c1"}\n\n'
+        yield "data: [DONE]\n\n"
+
+    serving, response = await post(events(), stream=True, chunks=["one", {"id": "d2", "text": "two"}])
+    assert serving.prompt.chunks == ("one\n\n", "two\n\n")
+    assert serving.prompt.ticket.chunk_ids == (None, "d2")
+    assert serving.prompt.ticket.options.position_strategy == "offset"
+    assert response.headers["content-type"].startswith("text/event-stream")
+    first, report, done, _ = response.text.split("\n\n")
+    assert (first, done) == ('data: {"id": "c1"}', "data: [DONE]")
+    assert json.loads(report[6:]) == {"id": "c1", "choices": [], "cache": make_report().to_dict()}
+
+
+async def test_vllms_errors_keep_their_status_and_shape():
+    error = {"message": "no such model", "type": "NotFoundError", "param": "model", "code": 404}
+    _, response = await post(ErrorResponse(error=error))
+    assert response.status_code == 404
+    assert response.json()["error"] == error
