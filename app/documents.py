@@ -53,9 +53,7 @@ def _parse_document(document: Any, path: str) -> Document:
     if isinstance(document, str):
         return checked_document(document, None, None, path)
     if not isinstance(document, Mapping):
-        raise BadRequestError(
-            f"a document must be an object or a string, not {type(document).__name__}", path
-        )
+        raise BadRequestError(f"a document must be an object or a string, not {type(document).__name__}", path)
     fields = document.get("data", document)
     if isinstance(fields, str):
         return checked_document(fields, document.get("id"), None, f"{path}.data")
@@ -70,6 +68,4 @@ def _parse_document(document: Any, path: str) -> Document:
 def split_by_separator(text: str, separator: str, path: str) -> tuple[list[Document], str]:
     """``chunk separator chunk separator question`` as documents and question; no separator: no documents."""
     *chunks, question = text.split(separator)
-    return [
-        checked_document(chunk, None, None, path) for chunk in chunks
-    ], question.strip() if chunks else question
+    return [checked_document(chunk, None, None, path) for chunk in chunks], question.strip() if chunks else question

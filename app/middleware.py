@@ -36,9 +36,7 @@ class DocumentsMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        extractor = (
-            _EXTRACTORS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        )
+        extractor = _EXTRACTORS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if extractor is None:
             return await self._app(scope, receive, send)
         body = await _read_body(receive)
@@ -47,16 +45,14 @@ class DocumentsMiddleware:
         settings: Settings = scope["app"].state.tessera_settings
         try:
             extraction = _extract(extractor, body, settings.chunk_separator)
-            ticket = extraction and _ticket(extraction, settings)
+            if extraction is None:
+                return await self._app(scope, _replay(body, receive), send)
+            ticket = _ticket(extraction, settings)
         except BadRequestError as error:
             return await _bad_request(error)(scope, receive, send)
-        if extraction is None or ticket is None:
-            return await self._app(scope, _replay(body, receive), send)
-        await self._run(scope, receive, send, extraction, ticket)
+        return await self._run(scope, receive, send, extraction, ticket)
 
-    async def _run(
-        self, scope: Scope, receive: Receive, send: Send, extraction: Extraction, ticket: Ticket
-    ) -> None:
+    async def _run(self, scope: Scope, receive: Receive, send: Send, extraction: Extraction, ticket: Ticket) -> None:
         marks: Marks = scope["app"].state.tessera_marks
         with marks.issue(ticket, extraction.documents) as marked:
             extraction.insert(marked)

@@ -57,12 +57,10 @@ def from_completion(body: Body, separator: str | None) -> Extraction | None:
     """``/v1/completions``: ``system separator chunk … separator question`` in a single prompt."""
     cache, separator = _pop_cache(body, separator)
     if "documents" in body:
-        raise BadRequestError(
-            "documents need a chat endpoint; here, separate chunks by cache.separator", "documents"
-        )
+        raise BadRequestError("documents need a chat endpoint; here, separate chunks by cache.separator", "documents")
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not separator or separator not in prompt:
-        return None if cache is None else _refuse_cache_without_documents(cache)
+        return _refuse_cache_without_documents(cache)
     system, *chunks, question = prompt.split(separator)
     documents = [checked_document(chunk, None, None, "prompt") for chunk in chunks]
 
@@ -129,7 +127,7 @@ def _from_fields(body: Body, fields: list[_TextField], separator: str | None) ->
         return Extraction(body, documents, cache, field.prepend)
     if cache is not None and fields:
         return Extraction(body, [], cache, fields[0].prepend)
-    return None if cache is None else _refuse_cache_without_documents(cache)
+    return _refuse_cache_without_documents(cache)
 
 
 def _pop_cache(body: Body, separator: str | None) -> tuple[Any, str | None]:
@@ -138,14 +136,14 @@ def _pop_cache(body: Body, separator: str | None) -> tuple[Any, str | None]:
     if isinstance(cache, Mapping) and cache.get("separator") is not None:
         own = cache["separator"]
         if not isinstance(own, str) or not own:
-            raise BadRequestError(
-                "cache.separator must be a string with at least one character", "cache.separator"
-            )
+            raise BadRequestError("cache.separator must be a string with at least one character", "cache.separator")
         return {name: value for name, value in cache.items() if name != "separator"}, own
     return cache, separator
 
 
-def _refuse_cache_without_documents(cache: Any) -> None:
+def _refuse_cache_without_documents(cache: Any) -> Extraction | None:
+    if cache is None:
+        return None
     raise BadRequestError("the request has a cache field, but no text that chunks could belong to", "cache")
 
 
@@ -167,11 +165,7 @@ def _user_text(message: Body, path: str) -> Iterator[_TextField]:
 
 
 def _is_text(part: Any) -> bool:
-    return (
-        isinstance(part, dict)
-        and part.get("type") in ("text", "input_text")
-        and isinstance(part.get("text"), str)
-    )
+    return isinstance(part, dict) and part.get("type") in ("text", "input_text") and isinstance(part.get("text"), str)
 
 
 def _is_document(block: Any) -> bool:
@@ -180,16 +174,15 @@ def _is_document(block: Any) -> bool:
 
 def _anthropic_document(block: Body, path: str) -> Document:
     """Sources of type ``text`` and ``content``; others (PDF, URL, file) would need text extraction."""
-    source = block.get("source")
-    kind = source.get("type") if isinstance(source, dict) else None
+    given = block.get("source")
+    source: Body = given if isinstance(given, dict) else {}
+    kind = source.get("type")
     if kind == "text":
         text = source.get("data")
     elif kind == "content":
         inner = source.get("content")
         parts = inner if isinstance(inner, list) else []
-        text = (
-            inner if isinstance(inner, str) else "\n".join(part["text"] for part in parts if _is_text(part))
-        )
+        text = inner if isinstance(inner, str) else "\n".join(part["text"] for part in parts if _is_text(part))
     else:
         raise BadRequestError(f"document source {kind!r} is not supported; send text", f"{path}.source.type")
     context = block.get("context")

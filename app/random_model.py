@@ -128,9 +128,7 @@ def build_preset(name: str, path: str | os.PathLike[str] | None = None, **fields
     return build_random_model(path, spec)
 
 
-def build_random_model(
-    path: str | os.PathLike[str], spec: RandomModelSpec | None = None, /, **fields: Any
-) -> Path:
+def build_random_model(path: str | os.PathLike[str], spec: RandomModelSpec | None = None, /, **fields: Any) -> Path:
     """Write a model of `spec` (default: tiny-llama's), with `fields` replaced, into the folder `path`.
 
     A folder finished with the same spec is left as it is; one of ours with another spec is replaced; anything

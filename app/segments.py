@@ -43,9 +43,7 @@ class SegmentRenderer:
         (conversation,) = conversations
         rendered, prompt = await self._renderer.render_messages_async(conversation, chat_params)
         if prompt.get("multi_modal_data"):
-            raise VLLMValidationError(
-                "documents can't be combined with images, audio or video", parameter="messages"
-            )
+            raise VLLMValidationError("documents can't be combined with images, audio or video", parameter="messages")
         tok_params = tok_params or self._renderer.default_chat_tok_params
         return [rendered], [await self._engine_input(prompt["prompt"], tok_params, prompt_extras)]
 
@@ -100,9 +98,7 @@ class SegmentRenderer:
 def _check_length(prompt: ChunkedPrompt | None, num_tokens: int, tok_params: Any) -> None:
     """Refuses what vLLM would cut off or answer with a generic message."""
     if tok_params.truncate_prompt_tokens is not None:
-        raise VLLMValidationError(
-            "a prompt with documents can't be truncated", parameter="truncate_prompt_tokens"
-        )
+        raise VLLMValidationError("a prompt with documents can't be truncated", parameter="truncate_prompt_tokens")
     limit, wanted = tok_params.max_total_tokens, tok_params.max_output_tokens or 0
     if limit is None or num_tokens + max(wanted, 1) <= limit:
         return

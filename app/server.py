@@ -53,8 +53,8 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _abandon_start)  # until the HTTP server handles signals itself
     _set_cpu_defaults(args)
+    check_flags(args)
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    check_flags(engine_args, args.api_server_count)
     url, sock = setup_server(args, reuse_port=False)
     if warning := version_warning():
         say(warning)

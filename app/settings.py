@@ -56,9 +56,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
         text = f"{field.description} (default: {default})" if default is not None else field.description
         if field.annotation is bool:
-            group.add_argument(
-                _flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
-            )
+            group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
             group.add_argument(_flag(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
 

@@ -39,9 +39,7 @@ class SegmentTokenizer:
         if self._control_ids.isdisjoint(ids):
             return tuple(ids)
         # The vocabulary itself spells a control token: encode around the places where it is spelled.
-        pieces = (
-            self._document_tokenizer.encode(p, add_special_tokens=False).ids for p in self._broken(text)
-        )
+        pieces = (self._document_tokenizer.encode(p, add_special_tokens=False).ids for p in self._broken(text))
         return tuple(id for piece in pieces for id in piece if id not in self._control_ids)
 
     def _broken(self, text: str) -> Iterable[str]:
@@ -62,9 +60,7 @@ def _without(spec: dict[str, Any], tokens: list[dict[str, Any]]) -> Tokenizer:
     """The tokenizer blind to ``tokens``. They stay in it, as special ones, so that no other token's id moves."""
     added = [{**token, "special": token in tokens} for token in spec["added_tokens"]]
     tokenizer = Tokenizer.from_str(
-        json.dumps(
-            {**spec, "added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
-        )
+        json.dumps({**spec, "added_tokens": added, "post_processor": None, "truncation": None, "padding": None})
     )
     tokenizer.encode_special_tokens = True  # as text, that is
     return tokenizer

@@ -9,6 +9,7 @@ request must answer like the same request with its chunks just filled.
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from app.random_model import build_preset
-from tests.engine.server import TesseraServer
+from benchmarks.server import ServerProcess
 
 KINDS = ("stock full prefill", "all chunks missing", "all chunks cached", "exact repeat (vLLM)")
 
@@ -51,7 +52,7 @@ class Workload:
         return "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz ", k=length - 1)) + "x"
 
 
-def first_token_s(server: TesseraServer, body: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+def first_token_s(server: ServerProcess, body: dict[str, Any]) -> tuple[float, dict[str, Any]]:
     """Seconds from sending the request to the first content event, and the answer's text and cache report."""
     body = {**body, "stream": True, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     first, text, report = None, "", {}
@@ -73,7 +74,7 @@ def first_token_s(server: TesseraServer, body: dict[str, Any]) -> tuple[float, d
     return first, {"text": text, **report}
 
 
-def run_round(stock: TesseraServer, tessera: TesseraServer, workload: Workload) -> dict[str, float]:
+def run_round(stock: ServerProcess, tessera: ServerProcess, workload: Workload) -> dict[str, float]:
     """One measurement of each kind, on chunks and questions never seen before."""
     chunks, question = workload.chunks(), workload.question()
     body = {"system": workload.system, "chunks": chunks, "question": question}
@@ -92,8 +93,8 @@ def run_round(stock: TesseraServer, tessera: TesseraServer, workload: Workload) 
     return times
 
 
-def check_answers(tessera: TesseraServer, body: dict[str, Any], filled: dict[str, Any]) -> None:
-    """The same layout again, from the pool under another namespace-free salt, must give the same tokens."""
+def check_answers(tessera: ServerProcess, body: dict[str, Any], filled: dict[str, Any]) -> None:
+    """The same layout again, its chunks now cached, must give the same tokens."""
     _, again = first_token_s(tessera, body)
     if again["text"] != filled["text"]:
         raise SystemExit("benchmark: cached and just-filled chunks answered differently; not reporting")
@@ -107,13 +108,15 @@ def expect(report: dict[str, Any], mode: str, status: str | None = None) -> None
 
 
 @contextmanager
-def servers(model: str, flags: list[str]) -> Iterator[tuple[TesseraServer, TesseraServer]]:
+def servers(model: str, flags: list[str]) -> Iterator[tuple[ServerProcess, ServerProcess]]:
     """Stock and Tessera on the same model with the same flags."""
+    # Unless told otherwise vLLM reserves one core, and two beside a KV connector: not the same engine on both sides.
+    all_cores = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}", **os.environ}
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         started = []
         for name, extra in (("stock", ["--no-chunk-cache"]), ("tessera", [])):
             print(f"starting {name} …", file=sys.stderr, flush=True)
-            server = TesseraServer(Path(folder) / f"{name}.log", model, *flags, *extra)
+            server = ServerProcess(Path(folder) / f"{name}.log", model, *flags, *extra, environment=all_cores)
             stack.callback(server.stop)
             started.append(server.wait_ready())
         yield started[0], started[1]
@@ -147,9 +150,7 @@ def print_table(summary: dict[str, Any]) -> None:
 
 def main() -> int:
     """Runs the benchmark; the summary is printed, and written as JSON if asked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="model folder (default: a random model of about 100 M parameters)")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
     parser.add_argument("--system", type=int, default=64, help="tokens of the system prompt (default: 64)")
@@ -166,9 +167,7 @@ def main() -> int:
     with servers(model, flags) as (stock, tessera):
         for i in range(args.rounds + 1):
             times = run_round(stock, tessera, workload)
-            print(
-                f"round {i} of {args.rounds}" + (" (warm-up)" if i == 0 else ""), file=sys.stderr, flush=True
-            )
+            print(f"round {i} of {args.rounds}" + (" (warm-up)" if i == 0 else ""), file=sys.stderr, flush=True)
             rounds += [times] if i else []
     summary = summarize(rounds)
     print_table(summary)

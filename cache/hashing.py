@@ -52,9 +52,7 @@ class ChunkHasher:
 
     def layout_salt(self, scope: CacheScope, parts: Sequence[int | str]) -> str:
         """Salt that keeps one layout's composed blocks apart in the engine's own prefix cache."""
-        return (
-            "tessera-" + self._hash([b"layout", str(scope).encode(), *(str(p).encode() for p in parts)]).hex()
-        )
+        return "tessera-" + self._hash([b"layout", str(scope).encode(), *(str(p).encode() for p in parts)]).hex()
 
     def _key(self, kind: bytes, scope: CacheScope, parent: bytes, token_ids: Sequence[int]) -> ChunkHash:
         tokens = array("q", token_ids).tobytes()

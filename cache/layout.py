@@ -126,9 +126,7 @@ class PositionReindexer:
         return Layout(
             PositionStrategy.OFFSET,
             Placement(0, system, 0, 0),
-            tuple(
-                Placement(start, n, start, start - system) for start, n in zip(starts, lengths, strict=False)
-            ),
+            tuple(Placement(start, n, start, start - system) for start, n in zip(starts, lengths, strict=False)),
             Placement(starts[-1], question, starts[-1], 0),
         )
 

@@ -117,9 +117,7 @@ class ChunkCacheManager:
     @property
     def is_idle(self) -> bool:
         """No request holds a lease and no fill is under way."""
-        return (
-            not self._leases and not self._detached and all(not entry.being_written for entry in self.index)
-        )
+        return not self._leases and not self._detached and all(not entry.being_written for entry in self.index)
 
     @property
     def num_leases(self) -> int:
@@ -137,9 +135,7 @@ class ChunkCacheManager:
         found = {key: self.index.peek(key, identity) for key, identity in wanted}
         self._make_room(wanted, found)
         found = {key: self.index.get(key, identity) for key, identity in wanted}
-        created = {
-            key: self._create(key, identity) for key, identity in dict(wanted).items() if found[key] is None
-        }
+        created = {key: self._create(key, identity) for key, identity in dict(wanted).items() if found[key] is None}
         lease = self._lease(wanted, found, created, layout, has_system=bool(prompt.system))
         for segment in lease.chunks:
             self.metrics.lookups[segment.status] += 1
@@ -170,11 +166,10 @@ class ChunkCacheManager:
 
     def detach(self, entry: ChunkKVCache) -> None:
         """Makes ``entry`` unfindable; its pages are freed once nobody reads or writes them."""
-        if entry.state is EntryState.DETACHED:
-            return self._reclaim(entry)
-        entry.state = EntryState.DETACHED
-        self.index.remove(entry)
-        self._detached.add(entry)
+        if entry.state is not EntryState.DETACHED:
+            entry.state = EntryState.DETACHED
+            self.index.remove(entry)
+            self._detached.add(entry)
         self._reclaim(entry)
 
     def check_integrity(self) -> None:
@@ -188,13 +183,8 @@ class ChunkCacheManager:
         if leases != sum(entry.leases for entry in entries):
             raise IntegrityError(f"{leases} segments leased, but entries count {[e.leases for e in entries]}")
         for entry in self.index:
-            if (
-                entry.state is EntryState.DETACHED
-                or (entry.state is EntryState.FILLING) != entry.being_written
-            ):
-                raise IntegrityError(
-                    f"entry {entry.key} is {entry.state.name}, written: {entry.being_written}"
-                )
+            if entry.state is EntryState.DETACHED or (entry.state is EntryState.FILLING) != entry.being_written:
+                raise IntegrityError(f"entry {entry.key} is {entry.state.name}, written: {entry.being_written}")
 
     def occupancy(self) -> dict[str, int]:
         """Sizes, in pages, chunks and leases."""
@@ -208,9 +198,7 @@ class ChunkCacheManager:
             "leases": len(self._leases),
         }
 
-    def _identities(
-        self, prompt: ChunkedPrompt, scope: CacheScope
-    ) -> list[tuple[ChunkHash, SegmentIdentity]]:
+    def _identities(self, prompt: ChunkedPrompt, scope: CacheScope) -> list[tuple[ChunkHash, SegmentIdentity]]:
         """Keys of the system segment (if not empty), then of each chunk."""
         system_key = self.hasher.system_key(scope, prompt.system)
         wanted = [(system_key, SegmentIdentity(scope, (), prompt.system))] if prompt.system else []
@@ -241,9 +229,7 @@ class ChunkCacheManager:
             raise CapacityError(self._capacity_message(wanted, needed, freed))
         self._evict(victims)
 
-    def _capacity_message(
-        self, wanted: list[tuple[ChunkHash, SegmentIdentity]], needed: int, available: int
-    ) -> str:
+    def _capacity_message(self, wanted: list[tuple[ChunkHash, SegmentIdentity]], needed: int, available: int) -> str:
         total, page = self.config.num_pages, self.config.page_tokens
         longest = max(len(identity.token_ids) for _, identity in wanted)
         if self.config.pages_for(longest) > total:
@@ -258,11 +244,8 @@ class ChunkCacheManager:
     def _create(self, key: ChunkHash, identity: SegmentIdentity) -> ChunkKVCache:
         pages = self.pool.allocate(self.config.pages_for(len(identity.token_ids)))
         entry = ChunkKVCache(key, identity, pages, tag=next(self._tags))
-        displaced = self.index.put(entry)
-        if displaced is not None:
-            displaced.state = EntryState.DETACHED
-            self._detached.add(displaced)
-            self._reclaim(displaced)
+        if (displaced := self.index.put(entry)) is not None:
+            self.detach(displaced)
         return entry
 
     def _lease(

@@ -41,6 +41,8 @@ class ChunkEngine:
         self.manager = manager
         self.disabled_reason = disabled_reason
         self.fills = FillRunner(llm, manager) if manager else None
+        # What vLLM's serving layer renders prompts with; the app puts its own around it.
+        self.renderer: Any = llm.renderer
         self._reindexer = PositionReindexer()
         self._next_integrity_check = 0.0
 
@@ -48,15 +50,14 @@ class ChunkEngine:
         """Everything else of vLLM's ``EngineClient`` is ``AsyncLLM``'s."""
         return getattr(self.llm, name)
 
-    def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
-    ) -> Outputs:
+    def generate(self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any) -> Outputs:
         """vLLM's ``generate``. A prompt that carries a :class:`ChunkedRequest` runs through the chunk cache."""
         request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
         if self.manager is not None:
             _refuse_foreign_plan(sampling_params)
         if request is None:
-            return self.llm.generate(prompt, sampling_params, request_id, **kwargs)
+            outputs: Outputs = self.llm.generate(prompt, sampling_params, request_id, **kwargs)
+            return outputs
         return _ChunkedRun(self, request, prompt, sampling_params, request_id, kwargs).outputs()
 
     async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
@@ -215,7 +216,8 @@ class _ChunkedRun:
         if plan is not None:
             params = params.clone()
             params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": plan.to_params()}
-        return self.engine.llm.generate(prompt, params, self.request_id, **self.kwargs)
+        outputs: Outputs = self.engine.llm.generate(prompt, params, self.request_id, **self.kwargs)
+        return outputs
 
     def _forget(self, lease: Lease) -> None:
         """Drops what a worker refused to load, so that the next request fills it anew."""

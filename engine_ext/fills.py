@@ -63,10 +63,8 @@ class FillRunner:
         if pending:
             await asyncio.wait(pending)
         if any(entry.state is not EntryState.READY for entry in entries):
-            errors = [error for task in pending if not task.cancelled() and (error := task.exception())]
-            raise FillError(f"a fill request failed: {errors[0] if errors else 'aborted'}") from (
-                errors or [None]
-            )[0]
+            errors = [e for task in pending if not task.cancelled() and (e := task.exception()) is not None]
+            raise FillError(f"a fill request failed: {errors[0]}" if errors else "a fill request was aborted")
         return [task.result() for task in own]
 
     def release(self, lease: Lease) -> None:
@@ -104,9 +102,7 @@ class FillRunner:
         )
         output = await _last(self._llm.generate(prompt, params, request_id, **generate_kwargs))
         if not (output.kv_transfer_params or {}).get("saved"):
-            raise FillError(
-                f"request {request_id} ended with {output.outputs[0].finish_reason!r}, nothing saved"
-            )
+            raise FillError(f"request {request_id} ended with {output.outputs[0].finish_reason!r}, nothing saved")
         return _result(job, len(job.prompt_ids) - (output.num_cached_tokens or 0))
 
     def _ended(self, job: FillJob, task: asyncio.Task[FillResult]) -> None:
@@ -122,12 +118,9 @@ class FillRunner:
 
 
 async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    last = None
     async with aclosing(outputs):
-        async for last in outputs:
-            pass
-    assert last is not None
-    return last
+        received = [output async for output in outputs]
+    return received[-1]
 
 
 def _result(job: FillJob, num_computed: int) -> FillResult:

@@ -65,9 +65,7 @@ def attention_layers(
         if id(rope) not in frequencies:
             frequencies[id(rope)] = _frequencies(name, rope)
         layers.append(
-            AttentionLayer(
-                name, module, kv_cache, module.num_kv_heads, module.head_size, frequencies[id(rope)]
-            )
+            AttentionLayer(name, module, kv_cache, module.num_kv_heads, module.head_size, frequencies[id(rope)])
         )
     return layers
 
@@ -88,23 +86,17 @@ def _rotary_by_layer(model: nn.Module) -> dict[str, nn.Module]:
 
 def _check_layer(name: str, module: Any, kv_cache: Tensor) -> None:
     if not isinstance(kv_cache, Tensor):
-        raise UnsupportedModelError(
-            f"layer {name} keeps a {type(kv_cache).__name__} as KV cache, not a tensor"
-        )
+        raise UnsupportedModelError(f"layer {name} keeps a {type(kv_cache).__name__} as KV cache, not a tensor")
     if kv_cache.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise UnsupportedModelError(f"layer {name} has a quantized KV cache ({kv_cache.dtype})")
     if getattr(module, "kv_sharing_target_layer_name", None):
         raise UnsupportedModelError(f"layer {name} shares the KV cache of another layer")
     if getattr(module.impl, "alibi_slopes", None) is not None:
-        raise UnsupportedModelError(
-            f"layer {name} uses ALiBi, which depends on absolute distances in the bias"
-        )
+        raise UnsupportedModelError(f"layer {name} uses ALiBi, which depends on absolute distances in the bias")
     if getattr(module, "sliding_window", None):
         raise UnsupportedModelError(f"layer {name} attends in a sliding window of {module.sliding_window}")
     if not hasattr(module.impl, "do_kv_cache_update"):
-        raise UnsupportedModelError(
-            f"layer {name}: {type(module.impl).__name__} has no cache writer to probe"
-        )
+        raise UnsupportedModelError(f"layer {name}: {type(module.impl).__name__} has no cache writer to probe")
 
 
 def _frequencies(name: str, rope: Any) -> RotaryFrequencies:

@@ -64,10 +64,7 @@ class SchedulerHalf:
         self._loads = []
         for request_id, num_computed in self._follow_blocks(scheduler_output):
             tracked = self._tracked[request_id]
-            if (
-                num_computed + scheduler_output.num_scheduled_tokens.get(request_id, 0)
-                >= tracked.num_prompt_tokens
-            ):
+            if num_computed + scheduler_output.num_scheduled_tokens.get(request_id, 0) >= tracked.num_prompt_tokens:
                 tracked.saved = True
                 step.saves.append(BlockTransfer(request_id, tuple(tracked.block_ids), 0, tracked.plan.saves))
         return step

@@ -36,9 +36,7 @@ class ChunkCacheOptions:
 
 
 @asynccontextmanager
-async def start_chunk_engine(
-    engine_args: AsyncEngineArgs, options: ChunkCacheOptions
-) -> AsyncIterator[ChunkEngine]:
+async def start_chunk_engine(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> AsyncIterator[ChunkEngine]:
     """A running engine; shut down at the end. The cache is on only if the start-up self-check passed."""
     reason = _attach_connector(engine_args, options)
     async with build_async_engine_client_from_engine_args(engine_args) as llm:
@@ -101,9 +99,7 @@ def engine_fingerprint(config: VllmConfig) -> str:
         "model": [model.model, model.revision, model.code_revision, model.quantization],
         "tokenizer": [model.tokenizer, model.tokenizer_revision],
         "dtype": [str(model.dtype), config.cache_config.cache_dtype],
-        "rope": [
-            getattr(text_config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling")
-        ],
+        "rope": [getattr(text_config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling")],
         "parallel": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can't be cached this way, known before the engine starts. Such models are served with the cache off."""
 
+import argparse
 from typing import Any
 
 from vllm.config import ModelConfig
@@ -11,18 +12,17 @@ class UnsupportedFlagError(ValueError):
     """A vLLM flag that Tessera can't serve with at all; the message says what to do instead."""
 
 
-def check_flags(engine_args: AsyncEngineArgs, api_server_count: int | None) -> None:
+def check_flags(args: argparse.Namespace) -> None:
     """Raises :class:`UnsupportedFlagError` for flags that would split one engine's pool over processes."""
-    if (api_server_count or 1) > 1:
-        raise UnsupportedFlagError(
-            f"--api-server-count={api_server_count}: one app process owns one engine's chunk cache; "
-            "run several replicas of one API server each instead"
-        )
-    if engine_args.data_parallel_size > 1:
-        raise UnsupportedFlagError(
-            f"--data-parallel-size={engine_args.data_parallel_size}: one app process owns one engine's chunk "
-            "cache; run several replicas instead"
-        )
+    for name in ("api_server_count", "data_parallel_size"):
+        if (count := getattr(args, name) or 1) > 1:
+            raise UnsupportedFlagError(
+                f"--{name.replace('_', '-')}={count}: one app process owns one engine's chunk cache; "
+                "run several replicas instead"
+            )
+    for name in ("headless", "grpc"):
+        if getattr(args, name, False):
+            raise UnsupportedFlagError(f"--{name}: Tessera serves HTTP from the process that owns the engine")
 
 
 def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig) -> str | None:

@@ -53,6 +53,4 @@ def version_warning() -> str | None:
     installed = vllm_version()
     if installed.rsplit(".", 1)[0] in PROVEN_VLLM_VERSIONS:
         return None
-    return (
-        f"vLLM {installed} is not among the versions tested with Tessera ({', '.join(PROVEN_VLLM_VERSIONS)})"
-    )
+    return f"vLLM {installed} is not among the versions tested with Tessera ({', '.join(PROVEN_VLLM_VERSIONS)})"

@@ -57,8 +57,7 @@ class WorkerHalf:
             )
         num_rows = num_pages * self.page_tokens
         self.layers = [
-            _allocate(layer, layout, num_rows)
-            for layer, layout in zip(attention_layers, layouts, strict=True)
+            _allocate(layer, layout, num_rows) for layer, layout in zip(attention_layers, layouts, strict=True)
         ]
         self._page_tags = torch.full((num_pages,), -1, dtype=torch.int64)
         return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)

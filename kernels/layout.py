@@ -154,8 +154,7 @@ class _Probe:
             raise LayoutProbeError(
                 f"one element of {'KV'[operand]} written at token {token}, head {head}, dim {dim} "
                 "did not change one element of its block",
-                f"{len(hits)} elements changed in the last two blocks of a cache of shape "
-                f"{tuple(self.cache.shape)}",
+                f"{len(hits)} elements changed in the last two blocks of a cache of shape {tuple(self.cache.shape)}",
                 "check that num_blocks and the writer belong to this cache, and that it is not quantised",
             )
         hit = self.spare[tuple(hits[0].tolist())]
@@ -167,8 +166,7 @@ class _Probe:
         tokens = _PROBED_BLOCKS * self.block_size
         generator = torch.Generator().manual_seed(0)
         written = [
-            torch.randn(tokens, self.num_heads, size, generator=generator).to(self.cache)
-            for size in self.head_sizes
+            torch.randn(tokens, self.num_heads, size, generator=generator).to(self.cache) for size in self.head_sizes
         ]
         self.write(written[0], written[1], self._slots(0, tokens))
         for name, operand, expected in zip("KV", (layout.key, layout.value), written, strict=True):
@@ -183,9 +181,7 @@ class _Probe:
         wrong = int((view[-_PROBED_BLOCKS:].reshape(expected.shape) != expected).sum())
         if wrong:
             seen = f"{wrong} of {expected.numel()} elements differ under {operand}"
-            raise LayoutProbeError(
-                f"{name} read through the probed strides is not what was written", seen, advice
-            )
+            raise LayoutProbeError(f"{name} read through the probed strides is not what was written", seen, advice)
 
     def _slots(self, start: int, stop: int) -> Tensor:
         return torch.arange(self.first_slot + start, self.first_slot + stop, device=self.cache.device)

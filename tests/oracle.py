@@ -97,9 +97,7 @@ class Oracle:
         parts = [self._keys_and_values(system)] if system else []
         for chunk, place in zip(chunks, running_offsets(start, chunks), strict=False):
             computed = self._keys_and_values([*system, *chunk])
-            parts.append(
-                [(self.rotate(k[:, :, start:], place - start), v[:, :, start:]) for k, v in computed]
-            )
+            parts.append([(self.rotate(k[:, :, start:], place - start), v[:, :, start:]) for k, v in computed])
         composed = DynamicCache(config=self.model.config)
         for layers in parts:
             for index, (keys, values) in enumerate(layers):
@@ -194,7 +192,5 @@ def mask(query_groups: Sequence[int], key_groups: Sequence[int], dtype: torch.dt
     queries, keys = torch.tensor(query_groups), torch.tensor(key_groups)
     places = torch.arange(len(keys))
     causal = places[None, :] <= places[len(keys) - len(queries) :, None]
-    visible = (
-        (keys[None, :] == SYSTEM) | (keys[None, :] == queries[:, None]) | (queries[:, None] == TAIL)
-    ) & causal
+    visible = ((keys[None, :] == SYSTEM) | (keys[None, :] == queries[:, None]) | (queries[:, None] == TAIL)) & causal
     return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))[None, None]

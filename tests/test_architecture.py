@@ -9,11 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("app", "cache", "engine_ext", "kernels")
-MODULES = {
-    path.relative_to(ROOT).as_posix(): path
-    for name in PACKAGES
-    for path in sorted((ROOT / name).rglob("*.py"))
-}
+MODULES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 FORBIDDEN = {
     "kernels": {"vllm", "fastapi", "cache", "engine_ext", "app"},
     "cache": {"vllm", "fastapi", "torch", "kernels", "engine_ext", "app"},
@@ -84,10 +80,7 @@ def version_checks(tree: ast.AST) -> list[int]:
         or (isinstance(node, ast.ImportFrom) and any(alias.name == "__version__" for alias in node.names))
     ]
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) == "version"
-        ):
+        if isinstance(node, ast.Call) and (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) == "version":
             distribution = node.args[0] if node.args else None
             if not isinstance(distribution, ast.Constant) or "vllm" in str(distribution.value):
                 lines.append(node.lineno)

@@ -109,9 +109,7 @@ def test_building_leaves_the_callers_random_numbers_alone(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"num_heads": 3}, {"dtype": "int8"}, {"architecture": "gpt"}, {"vocab_size": 9}]
-)
+@pytest.mark.parametrize("fields", [{"num_heads": 3}, {"dtype": "int8"}, {"architecture": "gpt"}, {"vocab_size": 9}])
 def test_impossible_specs_are_refused(fields, tmp_path):
     with pytest.raises(ValueError, match=r"must be|can't share"):
         build_random_model(tmp_path / "model", **fields)
@@ -162,10 +160,7 @@ def test_chat_template(tokenizer):
     )
     render = tokenizer.apply_chat_template
     assert render(messages, tokenize=False) == system + user + assistant
-    assert (
-        render(messages[:2], tokenize=False, add_generation_prompt=True)
-        == system + user + "<|im_start|>assistant\n"
-    )
+    assert render(messages[:2], tokenize=False, add_generation_prompt=True) == system + user + "<|im_start|>assistant\n"
 
 
 def test_chat_template_with_tools(tokenizer):

@@ -45,9 +45,7 @@ class RagChunk(BaseModel):
     id: str | None = Field(None, min_length=1)
     text: str | None = None
     title: str | None = None
-    metadata: dict[str, Any] | None = Field(
-        None, description="kept by the client's side; not shown to the model"
-    )
+    metadata: dict[str, Any] | None = Field(None, description="kept by the client's side; not shown to the model")
 
 
 class RagChatRequest(BaseModel):
@@ -137,9 +135,7 @@ def _messages(request: RagChatRequest, marked: str) -> list[dict[str, Any]]:
         return [*system, {"role": "user", "content": marked + request.question}]
     messages = [dict(message) for message in request.messages or []]
     if system and messages and messages[0].get("role") in ("system", "developer"):
-        raise VLLMValidationError(
-            "the system prompt is given twice: in system and in messages", parameter="messages"
-        )
+        raise VLLMValidationError("the system prompt is given twice: in system and in messages", parameter="messages")
     user = next((message for message in messages if message.get("role") == "user"), None)
     if user is None:
         raise VLLMValidationError("messages have no user message", parameter="messages")

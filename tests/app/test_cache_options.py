@@ -25,9 +25,7 @@ def test_every_choice_reaches_the_engine():
             "explain": True,
         }
     )
-    assert field.options(PositionStrategy.OFFSET) == CacheOptions(
-        "chunked", PositionStrategy.SHARED, "n", explain=True
-    )
+    assert field.options(PositionStrategy.OFFSET) == CacheOptions("chunked", PositionStrategy.SHARED, "n", explain=True)
 
 
 @pytest.mark.parametrize(

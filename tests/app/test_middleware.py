@@ -60,9 +60,7 @@ class Server:
 
     async def post(self, path: str, body) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app), base_url="http://server"
-        ) as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://server") as client:
             return await client.post(path, content=content, headers={"content-type": "application/json"})
 
 
@@ -93,18 +91,14 @@ async def test_other_endpoints_and_methods_pass_untouched():
     server = Server()
     body = json.dumps(DOCUMENTS).encode()
     await server.post("/v1/embeddings", body)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(server.app), base_url="http://server"
-    ) as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://server") as client:
         await client.request("GET", CHAT, content=body)
     assert server.bodies == [body, body]
 
 
 async def test_documents_reach_the_endpoint_as_marked_text():
     server = Server()
-    response = await server.post(
-        CHAT, DOCUMENTS | {"temperature": 0, "cache": {"namespace": "n", "explain": True}}
-    )
+    response = await server.post(CHAT, DOCUMENTS | {"temperature": 0, "cache": {"namespace": "n", "explain": True}})
     assert response.json() == {"answer": 42}
     (prompt,) = server.prompts
     assert (prompt.system, prompt.chunks, prompt.question) == ("", ("one\n\n", "two\n\n"), "why?")
@@ -249,9 +243,7 @@ async def test_a_client_that_leaves_before_its_body_ends_reaches_nobody():
 async def test_a_body_in_parts_is_read_whole():
     server = Server()
     body = json.dumps(DOCUMENTS).encode()
-    parts = [
-        {"type": "http.request", "body": body[i : i + 7], "more_body": True} for i in range(0, len(body), 7)
-    ]
+    parts = [{"type": "http.request", "body": body[i : i + 7], "more_body": True} for i in range(0, len(body), 7)]
     start, *_ = await call(server, *parts, {"type": "http.request"})
     assert start["status"] == 200
     assert server.prompts[0].chunks == ("one\n\n", "two\n\n")

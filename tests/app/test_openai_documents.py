@@ -54,9 +54,7 @@ class TestChatEndpoints:
 
     def test_documents_go_before_the_first_text_part(self, extract, field):
         image = {"type": "image_url", "image_url": {"url": "data:,"}}
-        extraction = extract(
-            {field: [user([image, text("why?"), text("really?")])], "documents": ["one"]}, None
-        )
+        extraction = extract({field: [user([image, text("why?"), text("really?")])], "documents": ["one"]}, None)
         extraction.insert("<marked>")
         assert extraction.body[field] == [user([image, text("<marked>why?"), text("really?")])]
 
@@ -156,9 +154,7 @@ class TestResponses:
         assert (extraction.documents, extraction.body["input"]) == ([A, B], "<marked>why?")
 
     def test_input_text_parts_are_text(self):
-        extraction = from_responses(
-            {"input": [user([text("why?", "input_text")])], "documents": ["one"]}, None
-        )
+        extraction = from_responses({"input": [user([text("why?", "input_text")])], "documents": ["one"]}, None)
         extraction.insert("<marked>")
         assert extraction.body["input"] == [user([text("<marked>why?", "input_text")])]
 
@@ -169,9 +165,7 @@ class TestResponses:
 
 class TestCompletion:
     def test_the_first_piece_is_the_system_segment_and_nothing_is_stripped(self):
-        extraction = from_completion(
-            {"prompt": "sys\n # # one # # two # #  why?", "max_tokens": 3}, SEPARATOR
-        )
+        extraction = from_completion({"prompt": "sys\n # # one # # two # #  why?", "max_tokens": 3}, SEPARATOR)
         assert extraction.documents == [A, B]
         extraction.insert("<marked>")
         assert extraction.body == {"prompt": "sys\n<marked> why?", "max_tokens": 3}

@@ -17,9 +17,7 @@ def test_progress_speaks_while_it_lasts(capsys, monkeypatch):
     monkeypatch.setattr(progress, "_INTERVAL_S", 0.001)
     said = threading.Event()
     say = progress.say
-    monkeypatch.setattr(
-        progress, "say", lambda message: (say(message), message.endswith(" s") and said.set())
-    )
+    monkeypatch.setattr(progress, "say", lambda message: (say(message), message.endswith(" s") and said.set()))
     with progress.progress("starting"):
         assert said.wait(30)
     lines = capsys.readouterr().err.splitlines()

@@ -25,9 +25,7 @@ def limits(total=100, output=None, truncate=None, special=False):
     )
 
 
-@pytest.mark.parametrize(
-    "tok_params", [limits(27), limits(27, 1), limits(None), limits(None, 5), limits(36, 10)]
-)
+@pytest.mark.parametrize("tok_params", [limits(27), limits(27, 1), limits(None), limits(None, 5), limits(36, 10)])
 def test_a_prompt_that_leaves_room_for_the_answer_passes(tok_params):
     _check_length(PROMPT, 26, tok_params)
 
@@ -100,9 +98,7 @@ async def render_chat(marks, vllms=None, documents=DOCUMENTS, **kwargs):
     renderer = SegmentRenderer(vllms or FakeRenderer(), marks)
     ticket = TICKET if documents else Ticket(CacheOptions())
     with marks.issue(ticket, documents) as marked:
-        return await renderer.render_chat_async(
-            [[{"role": "user", "content": f"{marked}why?"}]], "params", **kwargs
-        )
+        return await renderer.render_chat_async([[{"role": "user", "content": f"{marked}why?"}]], "params", **kwargs)
 
 
 async def test_a_marked_chat_is_tokenized_segment_by_segment(marks):
@@ -137,9 +133,7 @@ async def test_without_chunks_the_prompt_is_tokenized_as_a_whole(marks):
 
 @pytest.mark.parametrize("template", ["{}{}", "no documents"])
 async def test_a_template_that_breaks_marks_is_an_error_that_says_what_is_needed(template, marks):
-    with pytest.raises(
-        VLLMValidationError, match="documents need a chat template that prints the user's message once"
-    ):
+    with pytest.raises(VLLMValidationError, match="documents need a chat template that prints the user's message once"):
         await render_chat(marks, FakeRenderer(template))
 
 
@@ -157,9 +151,7 @@ async def test_lengths_are_checked(marks):
 
 async def test_unmarked_prompts_go_to_vllms_renderer_unchanged(marks):
     renderer = SegmentRenderer(FakeRenderer(), marks)
-    chat = [
-        [{"role": "user", "content": f"[tessera-{'0' * 32}-question]"}, {"role": "tool", "content": None}]
-    ]
+    chat = [[{"role": "user", "content": f"[tessera-{'0' * 32}-question]"}, {"role": "tool", "content": None}]]
     assert await renderer.render_chat_async(chat, "p", "t", prompt_extras={"a": 1}, other=2) == (
         "passed",
         (chat, "p", "t"),

@@ -61,9 +61,7 @@ def test_completions_get_the_report_just_before_done(report_before):
 
 def test_the_report_event_has_no_content_of_the_event_it_follows():
     stream = Stream()
-    last = stream.feed(chunk("a", usage={"total_tokens": 3}, system_fingerprint="f"), DONE, report_before=1)[
-        -1
-    ]
+    last = stream.feed(chunk("a", usage={"total_tokens": 3}, system_fingerprint="f"), DONE, report_before=1)[-1]
     assert data(last.removesuffix(DONE)).keys() == {"id", "object", "created", "model", "choices", "cache"}
 
 
@@ -78,9 +76,7 @@ def test_other_schemas_get_the_report_in_their_last_event(name):
     assert data(last) == {"type": name, "response": {"id": "r"}, "kv_transfer_params": report}
 
 
-@pytest.mark.parametrize(
-    "events", [[chunk("a"), DONE], [named("start"), named("message_stop")], [DONE], [""]]
-)
+@pytest.mark.parametrize("events", [[chunk("a"), DONE], [named("start"), named("message_stop")], [DONE], [""]])
 def test_without_a_report_nothing_changes(events):
     assert Stream().feed(*events, report_before=99) == events
 

@@ -67,9 +67,7 @@ def test_runs_of_spaces_keep_their_own_token(tokenizer, segments):
 
 
 texts = st.lists(
-    st.one_of(
-        st.text(max_size=6), st.sampled_from(ADDED), st.sampled_from(["<", "|im_start|>", "/s>", "think"])
-    ),
+    st.one_of(st.text(max_size=6), st.sampled_from(ADDED), st.sampled_from(["<", "|im_start|>", "/s>", "think"])),
     max_size=8,
 ).map("".join)
 

@@ -25,9 +25,7 @@ def hasher(request):
 def test_the_same_input_gives_the_same_key(hasher):
     system = hasher.system_key(CacheScope(), TOKENS)
     assert system == hasher.system_key(CacheScope(), list(TOKENS))
-    assert hasher.chunk_key(CacheScope(), system, TOKENS) == hasher.chunk_key(
-        CacheScope(), system, list(TOKENS)
-    )
+    assert hasher.chunk_key(CacheScope(), system, TOKENS) == hasher.chunk_key(CacheScope(), system, list(TOKENS))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -111,6 +111,4 @@ def test_salt_parts_tell_layouts_of_the_same_tokens_apart():
     layouts += [layout(5, [7], 1, SHARED), layout(4, [4, 4], 1, SHARED)]
     assert layouts[0].salt_parts() == ["shared", 5, 3, 4]
     assert len({tuple(made.salt_parts()) for made in layouts}) == len(layouts)
-    assert (
-        layout(5, [3, 4], 9, SHARED).salt_parts() == layouts[0].salt_parts()
-    )  # the question is never cached
+    assert layout(5, [3, 4], 9, SHARED).salt_parts() == layouts[0].salt_parts()  # the question is never cached

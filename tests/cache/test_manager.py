@@ -15,9 +15,7 @@ HIT, FILLED, WAITED = ChunkStatus.HIT, ChunkStatus.FILLED, ChunkStatus.WAITED
 
 def state(manager: ChunkCacheManager) -> tuple:
     """All that can be observed, but the order of last use."""
-    entries = {
-        (e.key, e.identity, tuple(e.pages), e.tag, e.state, e.being_written, e.leases) for e in manager.index
-    }
+    entries = {(e.key, e.identity, tuple(e.pages), e.tag, e.state, e.being_written, e.leases) for e in manager.index}
     books = (manager.pool.free_pages(), manager.occupancy(), manager.metrics.snapshot(), manager.num_leases)
     return entries, *books, manager.is_idle
 
@@ -265,9 +263,7 @@ def test_a_request_that_does_not_fit_is_no_use_of_what_it_found():
 
 def test_a_chunk_longer_than_the_pool_is_named():
     manager = make_manager(num_pages=3)
-    with pytest.raises(
-        CapacityError, match="a segment of 13 tokens is longer than the chunk pool of 12 tokens"
-    ):
+    with pytest.raises(CapacityError, match="a segment of 13 tokens is longer than the chunk pool of 12 tokens"):
         acquire(manager, A, tokens(500, 13))
     assert manager.is_idle
     assert acquire(manager, tokens(500, 12), system=()).fills

@@ -41,9 +41,7 @@ def test_colliding_scopes_never_share():
     manager = make_manager(hasher=CollidingHasher("engine"))
     fill(manager, A, system=())
     assert acquire(manager, A, system=(), scope=CacheScope("tenant")).chunks[0].status is ChunkStatus.FILLED
-    assert (
-        acquire(manager, A, system=(), scope=CacheScope(adapter="x")).chunks[0].status is ChunkStatus.FILLED
-    )
+    assert acquire(manager, A, system=(), scope=CacheScope(adapter="x")).chunks[0].status is ChunkStatus.FILLED
 
 
 def test_colliding_chunks_behind_other_systems_never_share():

@@ -1,65 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers for tests: `tessera serve` as a process, spoken to over HTTP."""
+"""Real servers for tests, spoken to over HTTP."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 240
+from benchmarks.server import ServerProcess
 
 
-class TesseraServer:
-    """One `tessera serve` process. `stats()` fails if the manager's books are wrong."""
-
-    def __init__(self, log: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = log
-        self.model = arguments[0]
-        command = [
-            sys.executable,
-            "-m",
-            "app.cli",
-            "serve",
-            *arguments,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-        ]
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.client = httpx.Client(base_url=self.url, timeout=300)
-
-    def wait_ready(self) -> "TesseraServer":
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(
-                    f"server exited with {self.process.returncode}:\n{self.log.read_text()[-4000:]}"
-                )
-            if "ready at" in self.log.read_text(errors="replace"):
-                return self
-            time.sleep(0.2)
-        self.stop()
-        raise TimeoutError(f"server not ready:\n{self.log.read_text()[-4000:]}")
+class TesseraServer(ServerProcess):
+    """A server with the requests that tests make. `stats()` fails if the manager's books are wrong."""
 
     def post(self, path: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
         response = self.client.post(path, json=body)
@@ -94,17 +46,6 @@ class TesseraServer:
         assert values, f"no metric {name}"
         return sum(values)
 
-    def stop(self, sent: int = signal.SIGTERM) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(sent)
-        try:
-            return self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            raise
-        finally:
-            self.client.close()
-
 
 class ServerPool:
     """Starts servers on demand and keeps the last few running, since each takes about 20 s to start."""
@@ -127,12 +68,6 @@ class ServerPool:
     def close(self) -> None:
         for server in self._running.values():
             server.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def group_members(process_group: int) -> list[int]:

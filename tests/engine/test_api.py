@@ -41,9 +41,7 @@ def keys(report: dict[str, Any]) -> list[str]:
 def test_the_report_counts_what_the_engine_computed(server: TesseraServer, text: Text) -> None:
     system, chunks = f"System {text(10)}", [text(200), text(100)]
     question, shared = text(30), {"system": system}
-    computed_before = server.metric("vllm:prompt_tokens_total") - server.metric(
-        "vllm:prompt_tokens_cached_total"
-    )
+    computed_before = server.metric("vllm:prompt_tokens_total") - server.metric("vllm:prompt_tokens_cached_total")
     cold = ask(server, "shared", chunks, question, **shared)["cache"]
     computed = server.metric("vllm:prompt_tokens_total") - server.metric("vllm:prompt_tokens_cached_total")
     system_ids, chunk_ids, question_ids = segments(cold)
@@ -164,9 +162,7 @@ def test_openai_chat(client: openai.OpenAI, server: TesseraServer) -> None:
     answer = client.chat.completions.create(**arguments)
     assert answer.choices[0].logprobs is not None
     assert len(answer.choices[0].logprobs.content or []) == 5
-    chunks = list(
-        client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True})
-    )
+    chunks = list(client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True}))
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert streamed == answer.choices[0].message.content
     assert chunks[-1].usage == answer.usage
@@ -184,10 +180,7 @@ def test_openai_completions(client: openai.OpenAI, server: TesseraServer) -> Non
     streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**arguments, stream=True))
     assert streamed == answer.choices[0].text
     assert answer.choices[0].logprobs is not None
-    assert (
-        "kv_transfer_params" not in (answer.model_extra or {})
-        or answer.model_extra["kv_transfer_params"] is None
-    )
+    assert "kv_transfer_params" not in (answer.model_extra or {}) or answer.model_extra["kv_transfer_params"] is None
 
 
 def test_openai_client_with_documents(client: openai.OpenAI, server: TesseraServer, text: Text) -> None:
@@ -241,9 +234,7 @@ def test_documents_of_chat_completions(shape: str, server: TesseraServer, text: 
     elif shape == "text":
         documents = [{"text": chunk} for chunk in documents]
     elif shape == "cohere":
-        documents = [
-            {"id": f"d{i}", "data": {"title": "T", "snippet": chunk}} for i, chunk in enumerate(documents)
-        ]
+        documents = [{"id": f"d{i}", "data": {"title": "T", "snippet": chunk}} for i, chunk in enumerate(documents)]
         request["chunks"] = [{"id": d["id"], "title": "T", "text": d["data"]["snippet"]} for d in documents]
     expected = server.chat(**request, **COMMON)
     messages = [
@@ -251,9 +242,7 @@ def test_documents_of_chat_completions(shape: str, server: TesseraServer, text: 
         {"role": "user", "content": request["question"]},
     ]
     response = server.post("/v1/chat/completions", {"messages": messages, "documents": documents, **COMMON})
-    assert_same(
-        response["kv_transfer_params"]["cache"], response["choices"][0]["message"]["content"], expected
-    )
+    assert_same(response["kv_transfer_params"]["cache"], response["choices"][0]["message"]["content"], expected)
     assert response["usage"] == expected["usage"]
     ids = [chunk["id"] for chunk in response["kv_transfer_params"]["cache"]["chunks"]]
     assert ids == (["d0", "d1"] if shape == "cohere" else [None, None])
@@ -304,9 +293,7 @@ def test_documents_of_a_streamed_anthropic_message(server: TesseraServer, text: 
     body = {**anthropic_body(same_request(text), server.model), "stream": True}
     assert from_anthropic(anthropic_body(same_request(text), server.model), None) is not None
     with server.client.stream("POST", "/v1/messages", json=body) as response:
-        lines = [
-            line for line in response.iter_lines() if "message_stop" in line and line.startswith("data: ")
-        ]
+        lines = [line for line in response.iter_lines() if "message_stop" in line and line.startswith("data: ")]
     assert len(lines) == 1
     assert '"cache"' in lines[0]
 
@@ -322,9 +309,7 @@ def test_separators(by: str, server: TesseraServer, serve: Any, text: Text) -> N
     messages = [{"role": "system", "content": request["system"]}, {"role": "user", "content": joined}]
     body = {"messages": messages, **COMMON, "cache": cache}
     response = target.post("/v1/chat/completions", body)
-    assert_same(
-        response["kv_transfer_params"]["cache"], response["choices"][0]["message"]["content"], expected
-    )
+    assert_same(response["kv_transfer_params"]["cache"], response["choices"][0]["message"]["content"], expected)
     opening = CHATML.format(role="system", content=request["system"]) + "<|im_start|>user\n"
     closing = f"{request['question']}<|im_end|>\n<|im_start|>assistant\n"
     prompt = separator.join([opening, *request["chunks"], closing])

@@ -31,9 +31,7 @@ def chat_body(content: str) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "logprobs": True}
 
 
-def run(
-    server: TesseraServer, path: str, body: dict[str, Any], stream: bool
-) -> tuple[list[float], dict[str, Any]]:
+def run(server: TesseraServer, path: str, body: dict[str, Any], stream: bool) -> tuple[list[float], dict[str, Any]]:
     """Log probabilities and the cache report (empty for ordinary chat)."""
     if not stream:
         response = server.post(path, body)
@@ -66,9 +64,7 @@ def test_32_requests_over_10_chunks(serve: Any, text: Text) -> None:
     used = {chunk for path, body, _ in requests if "rag" in path for chunk in body["chunks"]}
     assert stats["counters"]["fills"]["succeeded"] - fills_before == len(used)
     assert all(
-        report["mode"] == "chunked"
-        for (path, *_), (_, report) in zip(requests, together, strict=True)
-        if "rag" in path
+        report["mode"] == "chunked" for (path, *_), (_, report) in zip(requests, together, strict=True) if "rag" in path
     )
     alone = [run(server, *request) for request in requests]
     for (logprobs, _), (expected, _) in zip(together, alone, strict=True):
@@ -81,9 +77,7 @@ def test_one_fill_for_many_waiters(serve: Any, text: Text) -> None:
     before = server.stats()["counters"]["fills"].get("succeeded", 0)
     with ThreadPoolExecutor(12) as threads:
         bodies = [rag_body(system, [chunk], text(20), "shared") for _ in range(12)]
-        reports = [
-            report for _, report in threads.map(lambda body: run(server, "/v1/rag/chat", body, False), bodies)
-        ]
+        reports = [report for _, report in threads.map(lambda body: run(server, "/v1/rag/chat", body, False), bodies)]
     statuses = sorted(report["chunks"][0]["status"] for report in reports)
     assert statuses.count("filled") == 1
     assert set(statuses) <= {"filled", "waited", "hit"}

@@ -20,9 +20,7 @@ BLOCK = 128  # vLLM's default block size on the CPU
 Text = Callable[[int], str]
 
 
-def ask(
-    server: TesseraServer, strategy: str, chunks: list[str], question: str, **fields: Any
-) -> dict[str, Any]:
+def ask(server: TesseraServer, strategy: str, chunks: list[str], question: str, **fields: Any) -> dict[str, Any]:
     return server.chat(
         system=fields.pop("system", "You answer from documents."),
         chunks=chunks,
@@ -56,9 +54,7 @@ def assert_exact(response: dict[str, Any], oracle: Oracle, strategy: str, tolera
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
     best = expected.distributions.max(dim=-1).values.tolist()
-    assert all(b - a <= tolerance for a, b in zip(expected.logprobs, best, strict=True)), (
-        "not the greedy tokens"
-    )
+    assert all(b - a <= tolerance for a, b in zip(expected.logprobs, best, strict=True)), "not the greedy tokens"
 
 
 def statuses(response: dict[str, Any]) -> list[str]:
@@ -131,9 +127,7 @@ def test_chunk_lengths(model: str, strategy: str, serve: Any, oracle: Any, text:
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_chunked_prefill_with_a_budget_of_64(
-    model: str, strategy: str, serve: Any, oracle: Any, text: Text
-) -> None:
+def test_chunked_prefill_with_a_budget_of_64(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
     server = serve(model, "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
     chunks = [text(n) for n in (200, 63, 65)]
     for question in (text(10), text(150)):
@@ -154,11 +148,7 @@ def test_same_layout_repeated_and_second_question(
     for response in (first, again, other_question):
         assert_exact(response, oracle(model), strategy)
     num_question = len(first["cache"]["segments"][-1]["token_ids"])
-    assert (
-        again["cache"]["tokens"]["computed"]
-        < num_question
-        == other_question["cache"]["tokens"]["computed"] + 20
-    )
+    assert again["cache"]["tokens"]["computed"] < num_question == other_question["cache"]["tokens"]["computed"] + 20
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])

@@ -20,9 +20,7 @@ Text = Callable[[int], str]
 def test_answers_stay_exact_under_preemption(serve: Any, oracle: Any, text: Text) -> None:
     """So few KV blocks that vLLM preempts while answers are decoded; preempted requests load again."""
     # 24 blocks of 32 tokens; each of the 8 answers needs up to 9.
-    server = serve(
-        "tiny-llama", "--num-gpu-blocks-override", "24", "--block-size", "32", "--max-model-len", "640"
-    )
+    server = serve("tiny-llama", "--num-gpu-blocks-override", "24", "--block-size", "32", "--max-model-len", "640")
     system, chunks = text(10), [text(60), text(40)]
     warm = server.post("/v1/rag/chat", rag_body(system, chunks, "warm up", "shared"))
     assert warm["cache"]["mode"] == "chunked"
@@ -33,9 +31,7 @@ def test_answers_stay_exact_under_preemption(serve: Any, oracle: Any, text: Text
     before = server.metric("vllm:num_preemptions_total")
     with ThreadPoolExecutor(len(bodies)) as threads:
         together = list(threads.map(lambda body: run(server, "/v1/rag/chat", body, False), bodies))
-    assert server.metric("vllm:num_preemptions_total") > before, (
-        "vLLM did not preempt; the test shows nothing"
-    )
+    assert server.metric("vllm:num_preemptions_total") > before, "vLLM did not preempt; the test shows nothing"
     for body, (logprobs, report) in zip(bodies, together, strict=True):
         assert report["mode"] == "chunked"
         assert len(logprobs) == 90
@@ -82,9 +78,7 @@ async def test_clients_that_leave_take_everything_with_them(serve: Any, text: Te
         await asyncio.gather(*leaving)
     cached = [text(700), text(300)]
     await asyncio.to_thread(server.post, "/v1/rag/chat", {**body(cached), "max_tokens": 1})
-    await asyncio.gather(
-        *(_leave_after(server, body(cached), source.uniform(0, 0.2), True) for _ in range(6))
-    )
+    await asyncio.gather(*(_leave_after(server, body(cached), source.uniform(0, 0.2), True) for _ in range(6)))
     await asyncio.gather(*(_leave_while_decoding(server, body(cached)) for _ in range(4)))
     stats = await asyncio.to_thread(server.wait_idle)
     assert stats["counters"]["fills"].get("aborted"), "no fill was aborted; the test shows less than it says"

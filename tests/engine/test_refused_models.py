@@ -40,9 +40,7 @@ def alibi(vocab_size: int) -> PreTrainedModel:
 
 
 def mamba(vocab_size: int) -> PreTrainedModel:
-    return MambaForCausalLM(
-        MambaConfig(vocab_size=vocab_size, hidden_size=128, num_hidden_layers=2, state_size=16)
-    )
+    return MambaForCausalLM(MambaConfig(vocab_size=vocab_size, hidden_size=128, num_hidden_layers=2, state_size=16))
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,7 @@ async def prepare_with(engine: ChunkEngine, fault: str) -> ChunkCacheManager | s
 async def answer(engine: ChunkEngine) -> tuple[Ticket, int]:
     """A request with chunks; its ticket with the report, and how many tokens came out."""
     ticket = Ticket(CacheOptions(), (None, None))
-    prompt = ChunkedPrompt(
-        tuple(range(5, 25)), (Chunk(tuple(range(30, 90))), Chunk(tuple(range(40, 60)))), (7, 8, 9)
-    )
+    prompt = ChunkedPrompt(tuple(range(5, 25)), (Chunk(tuple(range(30, 90))), Chunk(tuple(range(40, 60)))), (7, 8, 9))
     engine_input: Any = {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(ticket, prompt)}
     params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
     outputs = [output async for output in engine.generate(engine_input, params, f"request-{id(ticket)}")]

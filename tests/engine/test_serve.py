@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.server import ROOT
 from tests.engine.conftest import COMMON
-from tests.engine.server import ROOT, TesseraServer, group_members
+from tests.engine.server import TesseraServer, group_members
 from tests.engine.test_exactness import ask, assert_exact
 
 
@@ -100,6 +101,7 @@ def test_port_in_use() -> None:
     [
         (["m", "--api-server-count", "2"], {}, "--api-server-count=2"),
         (["m", "--data-parallel-size", "2"], {}, "--data-parallel-size=2"),
+        (["m", "--headless"], {}, "--headless"),
         (["m", "--chunk-cache-memory", "much"], {}, "--chunk-cache-memory"),
         (["m", "--chunk-position-strategy", "none"], {}, "--chunk-position-strategy"),
         (["m"], {"TESSERA_CHUNK_CACHE_SIZE": "1GiB"}, "TESSERA_CHUNK_CACHE_SIZE"),

@@ -63,9 +63,7 @@ LAYOUTS: dict[str, tuple[Callable[[Shape], tuple[int, ...]], Views]] = {
 }
 
 
-def make_cache(
-    layout: str, shape: Shape, dtype: torch.dtype = torch.float32, fill: float = float("nan")
-) -> FakeCache:
+def make_cache(layout: str, shape: Shape, dtype: torch.dtype = torch.float32, fill: float = float("nan")) -> FakeCache:
     """Return a filled cache that starts three elements into its storage."""
     size, views = LAYOUTS[layout][0](shape), LAYOUTS[layout][1]
     storage = torch.full((3 + torch.Size(size).numel(),), fill, dtype=dtype)

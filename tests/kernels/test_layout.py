@@ -104,9 +104,7 @@ def fail(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
     raise OSError("writer failed")
 
 
-@pytest.mark.parametrize(
-    "writer", [drop_everything, drop_values, drop_last_token, share_one_place, smear, quantise]
-)
+@pytest.mark.parametrize("writer", [drop_everything, drop_values, drop_last_token, share_one_place, smear, quantise])
 def test_wrong_writer_is_refused(writer) -> None:
     cache = make_cache("B2NHD", SHAPE)
     with pytest.raises(LayoutProbeError, match=r"\d+ .*elements") as caught:

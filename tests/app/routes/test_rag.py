@@ -39,9 +39,7 @@ def test_sampling_fields_of_chat_completions_are_passed_on():
     assert made.messages == [{"role": "user", "content": "<marked>why?"}]
 
 
-@pytest.mark.parametrize(
-    "name", ["chunk", "temprature", "documents", "kv_transfer_params", "echo", "use_beam_search"]
-)
+@pytest.mark.parametrize("name", ["chunk", "temprature", "documents", "kv_transfer_params", "echo", "use_beam_search"])
 def test_unknown_and_meaningless_fields_are_refused(name):
     with refused(name, f"unknown field '{name}'"):
         rag(**{name: True})

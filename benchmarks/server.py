@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `tessera serve` process for benchmarks and tests."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[1]
+START_TIMEOUT_S = 240
+
+
+class ServerProcess:
+    """One `tessera serve` process on a free port of the loopback interface, and a client for it."""
+
+    def __init__(self, log: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self.model = arguments[0]
+        command = [
+            sys.executable,
+            "-m",
+            "app.cli",
+            "serve",
+            *arguments,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.client = httpx.Client(base_url=self.url, timeout=300)
+
+    def wait_ready(self) -> Self:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"server exited with {self.process.returncode}:\n{self.log.read_text()[-4000:]}")
+            if "ready at" in self.log.read_text(errors="replace"):
+                return self
+            time.sleep(0.2)
+        self.stop()
+        raise TimeoutError(f"server not ready:\n{self.log.read_text()[-4000:]}")
+
+    def stop(self, sent: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(sent)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        finally:
+            self.client.close()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
