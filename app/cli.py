@@ -48,6 +48,7 @@ def _serve(arguments: list[str]) -> int:
         say(f"{error}: install an engine with pip install 'tessera-rag[cpu]' (or [cuda], [ascend])")
         return 2
     import uvloop
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     from app.server import run
     from app.settings import UnknownSettingError, load_settings
@@ -58,14 +59,13 @@ def _serve(arguments: list[str]) -> int:
         args.model = args.model_tag or _random_model()
         uvloop.run(run(args, settings))
     except ValidationError as error:
-        first = error.errors()[0]
-        if first["loc"]:
-            say(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (got {first['input']!r})")
-        else:  # one of vLLM's whole configurations
-            say(" ".join(first["msg"].split()))
+        say(_first_error(error))
         return 2
     except (UnknownSettingError, UnsupportedFlagError) as error:
         say(str(error))
+        return 2
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        say(f"model {args.model}: no such folder, and not to be had from the model hub: {_first_line(error)}")
         return 2
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
@@ -93,6 +93,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     args: argparse.Namespace = make_arg_parser(parser).parse_args(arguments)
     validate_parsed_serve_args(args)
     return args
+
+
+def _first_error(error: ValidationError) -> str:
+    """Names the setting at fault; vLLM's own configurations have a message only."""
+    first = error.errors()[0]
+    if not first["loc"]:
+        return " ".join(first["msg"].split())
+    return f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (got {first['input']!r})"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _random_model() -> str:

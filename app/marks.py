@@ -56,7 +56,7 @@ class Marks:
 
     def are_in(self, text: str) -> bool:
         """Whether ``text`` has a mark of a request now being rendered."""
-        return any(True for _ in self._matches(text))
+        return bool(self._tickets) and any(True for _ in self._matches(text))
 
     def split(self, text: str) -> MarkedPrompt:
         """Splits a rendered prompt; raises :class:`BrokenMarksError` unless the marks are as issued."""

@@ -54,12 +54,11 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
         signal.signal(number, _abandon_start)  # until the HTTP server handles signals itself
     _set_cpu_defaults(args)
     check_flags(args)
-    engine_args = AsyncEngineArgs.from_cli_args(args)
     url, sock = setup_server(args, reuse_port=False)
     if warning := version_warning():
         say(warning)
     try:
-        async with _started_engine(engine_args, settings) as engine:
+        async with _started_engine(AsyncEngineArgs.from_cli_args(args), settings) as engine:
             app = await build_tessera_app(engine, args, settings)
             announce = asyncio.create_task(_when_started(app, lambda: say(_ready_line(engine, url, started))))
             shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))

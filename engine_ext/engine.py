@@ -17,9 +17,9 @@ from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt, Layout, PositionReindexer
 from cache.manager import CapacityError, ChunkCacheManager, IntegrityError, Lease
 from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
-from engine_ext.fills import FillError, FillResult, FillRunner
+from engine_ext.fills import FillResult, FillRunner
 from engine_ext.plan import TransferPlan
-from engine_ext.request import REQUEST_KEY, ChunkedRequest, Ticket
+from engine_ext.request import REQUEST_KEY, ChunkedRequest, FullAttentionError, Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +69,14 @@ class ChunkEngine:
         """Where each of the prompt's segments goes."""
         return self._reindexer.layout(prompt, ticket.options.position_strategy)
 
-    def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease | str:
-        """A lease on the prompt's segments, or the reason why it must run in full attention."""
+    def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease:
+        """A lease on the prompt's segments; raises :class:`FullAttentionError` if there can be none."""
         if self.manager is None or self.disabled_reason:
-            return self.disabled_reason or "the chunk cache is off"
+            raise FullAttentionError(self.disabled_reason or "the chunk cache is off")
         try:
             return self.manager.acquire(prompt, layout, scope)
         except CapacityError as error:
-            return str(error)
+            raise FullAttentionError(str(error)) from error
 
     def release(self, lease: Lease) -> None:
         """Ends a lease, aborts fills that nobody wants any more, and checks the books when idle."""
@@ -122,65 +122,53 @@ class _ChunkedRun:
 
     async def outputs(self) -> Outputs:
         """The request's outputs; the last one carries the report."""
-        lease = self._plan()
         try:
-            if isinstance(lease, Lease):
-                reason = None
-                async with aclosing(self._run_chunked(lease)) as outputs:
-                    async for output in outputs:
-                        if isinstance(output, str):
-                            reason = output
-                        else:
-                            yield output
-                if reason is None:
-                    return
-            else:
-                reason = lease
-            async with aclosing(self._run_full(reason)) as full:
-                async for output in full:
-                    yield output
-        finally:
-            if isinstance(lease, Lease):
+            lease = self._plan()
+            try:
+                async with aclosing(self._run_chunked(lease)) as chunked:
+                    async for output in chunked:
+                        yield output
+                return
+            finally:
                 self.engine.release(lease)
+        except FullAttentionError as error:
+            reason = str(error)
+        async with aclosing(self._run_full(reason)) as full:
+            async for output in full:
+                yield output
 
-    def _plan(self) -> Lease | str:
+    def _plan(self) -> Lease:
+        """A lease on the segments; raises :class:`FullAttentionError` if they can't or shan't be reused."""
         if self.chunked_prompt is None:
-            return "the request has no chunks"
+            raise FullAttentionError("the request has no chunks")
+        self._refuse_what_needs_full_attention()
         layout = self.engine.layout(self.chunked_prompt, self.ticket)
+        lease = self.engine.acquire(self.chunked_prompt, layout, self.scope)
+        self.report.timings_ms["plan"] = self._elapsed_ms()
+        self._salt = self._layout_salt(layout)
         if self.ticket.options.explain:
             self.report.segments = explain_segments(self.chunked_prompt, layout)
-        lease = self._forced_full() or self.engine.acquire(self.chunked_prompt, layout, self.scope)
-        self.report.timings_ms["plan"] = self._elapsed_ms()
-        if isinstance(lease, Lease):
-            self._salt = self._layout_salt(layout)
         return lease
 
-    def _forced_full(self) -> str | None:
+    def _refuse_what_needs_full_attention(self) -> None:
         if self.ticket.options.mode == "full":
-            return "cache.mode is full"
+            raise FullAttentionError("cache.mode is full")
         if self.params.prompt_logprobs is not None:
-            return "prompt_logprobs need every prompt token computed"
+            raise FullAttentionError("prompt_logprobs need every prompt token computed")
         if self.params.skip_reading_prefix_cache:
-            return "the request asks not to read caches"
-        return None
+            raise FullAttentionError("the request asks not to read caches")
 
-    async def _run_chunked(self, lease: Lease) -> AsyncGenerator[RequestOutput | str, None]:
-        """Outputs under chunk-isolated attention, or, before any output, one reason to run in full attention."""
-        try:
-            filled = await self._fill(lease)
-        except FillError as error:
-            yield str(error)
-            return
+    async def _run_chunked(self, lease: Lease) -> Outputs:
+        """Outputs under chunk-isolated attention; before the first one, it may raise :class:`FullAttentionError`."""
+        filled = await self._fill(lease)
         self._describe_chunks(lease)
-        plan = TransferPlan.for_answer(lease)
         prompt = {**self.prompt, "cache_salt": self._salt}
         has_output = False
-        async with aclosing(self._generate(prompt, plan)) as outputs:
+        async with aclosing(self._generate(prompt, TransferPlan.for_answer(lease))) as outputs:
             async for output in outputs:
                 if not has_output and _is_error(output):
                     self._forget(lease)
-                    yield "a worker refused to load the cached chunks"
-                    return
+                    raise FullAttentionError("a worker refused to load the cached chunks")
                 has_output = True
                 yield self._with_report(output, filled)
 

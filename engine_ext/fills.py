@@ -15,11 +15,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from cache.index import ChunkKVCache, EntryState
 from cache.manager import ChunkCacheManager, FillJob, Lease
 from engine_ext.plan import TransferPlan
+from engine_ext.request import FullAttentionError
 from engine_ext.vllm_compat import tokens_input
 
 
-class FillError(Exception):
-    """A fill that the request waited for did not save its KV. Its entries are gone; run in full attention."""
+class FillError(FullAttentionError):
+    """A fill that the request waited for did not save its KV. Its entries are gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,10 @@ REQUEST_KEY = "tessera_request"
 CacheMode = Literal["auto", "chunked", "full"]
 
 
+class FullAttentionError(Exception):
+    """A request can't be served from the chunk cache; the message says why. Nothing of it was given to the client."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
     """What a client may choose. ``chunked`` is ``auto`` that fails instead of falling back to full attention."""

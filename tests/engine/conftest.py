@@ -67,6 +67,14 @@ def serve(pool: ServerPool, model_path: Callable[[str], Path]) -> Callable[..., 
     return start
 
 
+@pytest.fixture(autouse=True)
+def books_balance(pool: ServerPool) -> Iterator[None]:
+    """After every test, every running server is idle, and its manager's books are checked."""
+    yield
+    for server in pool.running():
+        server.wait_idle()
+
+
 @pytest.fixture
 def text(request: pytest.FixtureRequest) -> Callable[[int], str]:
     """Random lowercase text of a given number of characters, other text in every test."""

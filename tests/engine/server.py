@@ -31,8 +31,8 @@ class TesseraServer(ServerProcess):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             stats = self.stats()
-            occupancy = stats["occupancy"]
-            if not occupancy["leases"] and not occupancy["running_fills"] and not self.running_requests():
+            held = stats.get("occupancy", {})
+            if not any(held.get(name) for name in ("leases", "running_fills")) and not self.running_requests():
                 return stats
             time.sleep(0.1)
         raise AssertionError(f"not idle: {stats}, {self.running_requests()} requests in the engine")
@@ -64,6 +64,9 @@ class ServerPool:
             server = TesseraServer(log, *arguments).wait_ready()
         self._running[arguments] = server
         return server
+
+    def running(self) -> list[TesseraServer]:
+        return list(self._running.values())
 
     def close(self) -> None:
         for server in self._running.values():

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start-up self-check catches every injected fault; requests then run in full attention. One engine for all."""
+"""`ChunkEngine` in this process, one engine for all: the self-check catches every injected fault, and segments that
+HTTP can't produce (of one token, or none) are exact.
+"""
 
 import os
+import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ import pytest_asyncio
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from cache.layout import Chunk, ChunkedPrompt
+from cache.layout import Chunk, ChunkedPrompt, PositionStrategy
 from cache.manager import ChunkCacheManager
+from cache.report import CacheReport
 from engine_ext.engine import ChunkEngine
 from engine_ext.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.startup import ChunkCacheOptions, prepare_cache, start_chunk_engine
@@ -57,21 +61,47 @@ async def prepare_with(engine: ChunkEngine, fault: str) -> ChunkCacheManager | s
     return await prepare_cache(engine.llm, OPTIONS)
 
 
-async def answer(engine: ChunkEngine) -> tuple[Ticket, int]:
-    """A request with chunks; its ticket with the report, and how many tokens came out."""
-    ticket = Ticket(CacheOptions(), (None, None))
-    prompt = ChunkedPrompt(tuple(range(5, 25)), (Chunk(tuple(range(30, 90))), Chunk(tuple(range(40, 60)))), (7, 8, 9))
+PROMPT = ChunkedPrompt(tuple(range(5, 25)), (Chunk(tuple(range(30, 90))), Chunk(tuple(range(40, 60)))), (7, 8, 9))
+STEPS = 8
+
+
+async def ask(
+    engine: ChunkEngine, prompt: ChunkedPrompt = PROMPT, strategy: PositionStrategy = PositionStrategy.SHARED
+) -> tuple[CacheReport, list[int], list[float]]:
+    """The report, the tokens and their log probabilities of one request."""
+    ticket = Ticket(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
     engine_input: Any = {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(ticket, prompt)}
-    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
-    outputs = [output async for output in engine.generate(engine_input, params, f"request-{id(ticket)}")]
-    return ticket, sum(len(output.outputs[0].token_ids) for output in outputs)
+    params = SamplingParams(
+        max_tokens=STEPS, temperature=0, ignore_eos=True, logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY
+    )
+    (output,) = [output async for output in engine.generate(engine_input, params, f"request-{id(ticket)}")]
+    tokens = list(output.outputs[0].token_ids)
+    logprobs = [step[token].logprob for step, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
+    assert ticket.report is not None
+    assert len(tokens) == STEPS
+    return ticket.report, tokens, logprobs
 
 
 async def test_a_sound_engine_passes(engine: ChunkEngine) -> None:
     assert engine.disabled_reason is None
-    ticket, num_tokens = await answer(engine)
-    assert ticket.report is not None
-    assert (ticket.report.mode, num_tokens) == ("chunked", 3)
+    assert (await ask(engine))[0].mode == "chunked"
+
+
+@pytest.mark.parametrize("strategy", list(PositionStrategy))
+@pytest.mark.parametrize("system", [(), (11,), tuple(range(20, 60))])
+@pytest.mark.parametrize("lengths", [(1,), (1, 1, 1), (1, 40, 2), (16, 1)])
+async def test_segments_of_one_token_or_none(
+    engine: ChunkEngine, oracle: Any, strategy: PositionStrategy, system: tuple[int, ...], lengths: tuple[int, ...]
+) -> None:
+    source = random.Random(str((strategy, system, lengths)))
+    chunks = tuple(Chunk(tuple(source.choices(range(10, 250), k=n))) for n in lengths)
+    for question in ((9,), tuple(range(100, 117))):
+        for order in (chunks, chunks[::-1]):
+            report, tokens, logprobs = await ask(engine, ChunkedPrompt(system, order, question), strategy)
+            assert report.mode == "chunked"
+            segments = (list(system), [list(chunk.token_ids) for chunk in order], list(question))
+            expected = oracle("tiny-llama").score(strategy.value, segments, tokens).logprobs
+            assert logprobs == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -79,18 +109,12 @@ async def test_faults_are_caught(engine: ChunkEngine, fault: str) -> None:
     reason = await prepare_with(engine, fault)
     assert isinstance(reason, str), f"the self-check passed with {fault}"
     assert reason.startswith("self-check failed: ")
-    ticket, num_tokens = await answer(ChunkEngine(engine.llm, None, reason))
-    assert ticket.report is not None
-    assert (ticket.report.mode, ticket.report.reason, num_tokens) == ("full", reason, 3)
+    report, _, _ = await ask(ChunkEngine(engine.llm, None, reason))
+    assert (report.mode, report.reason) == ("full", reason)
 
 
 async def test_the_engine_is_sound_again_without_the_fault(engine: ChunkEngine) -> None:
     assert isinstance(await prepare_with(engine, "none"), ChunkCacheManager)
-
-
-async def test_a_pool_without_pages_is_refused(engine: ChunkEngine) -> None:
-    with pytest.raises(ValueError, match="num_pages"):
-        type(engine.manager.config)(num_pages=0, page_tokens=16, fingerprint="")  # type: ignore[union-attr]
 
 
 async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngine) -> None:
@@ -98,16 +122,13 @@ async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngi
     manager = await prepare_with(engine, "none")
     assert isinstance(manager, ChunkCacheManager)
     fresh = ChunkEngine(engine.llm, manager, None)
-    first, _ = await answer(fresh)
+    first, _, _ = await ask(fresh)
     await engine.llm.collective_rpc("forget_page_tags")
     assert await engine.llm.reset_prefix_cache()
-    refused, num_tokens = await answer(fresh)
-    assert first.report is not None
-    assert refused.report is not None
-    assert (first.report.mode, refused.report.mode, num_tokens) == ("chunked", "full", 3)
-    assert refused.report.reason == "a worker refused to load the cached chunks"
+    refused, _, _ = await ask(fresh)
+    assert (first.mode, refused.mode) == ("chunked", "full")
+    assert refused.reason == "a worker refused to load the cached chunks"
     assert manager.metrics.refused_loads == 1
-    again, _ = await answer(fresh)
-    assert again.report is not None
-    assert [chunk.status for chunk in again.report.chunks] == ["filled", "filled"]
+    again, _, _ = await ask(fresh)
+    assert [chunk.status for chunk in again.chunks] == ["filled", "filled"]
     manager.check_integrity()
