@@ -36,7 +36,7 @@ class DocumentsMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        extractor = _EXTRACTORS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        extractor = _EXTRACTORS.get(_path(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
         if extractor is None:
             return await self._app(scope, receive, send)
         body = await _read_body(receive)
@@ -61,6 +61,11 @@ class DocumentsMiddleware:
             if extraction.body.get("stream"):
                 send = _inserting(send, ReportInserter(ticket, "kv_transfer_params"))
             await self._app(scope, _replay(body, receive), send)
+
+
+def _path(scope: Scope) -> str:
+    """The path below the server's ``--root-path``, which a proxy may or may not have removed."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def _extract(

@@ -71,40 +71,34 @@ def from_completion(body: Body, separator: str | None) -> Extraction | None:
 
 
 def from_anthropic(body: Body, separator: str | None) -> Extraction | None:
-    """``/v1/messages``: the first run of ``document`` blocks of a user message, or a separator.
+    """``/v1/messages``: ``document`` blocks of one user message, one after another, or a separator.
 
-    Later documents are printed as text where they stand: chunks must be one run.
+    Documents in several places are refused: as text they would be tokenized like the user's words, control tokens
+    recognised.
     """
-    extraction = None
+    found = None
     for i, message in enumerate(_messages(body.get("messages"))):
         content, path = message.get("content"), f"messages.{i}.content"
         if message.get("role") != "user" or not isinstance(content, list):
             continue
-        first = next((k for k, block in enumerate(content) if _is_document(block)), None)
-        if extraction is None and first is not None:
-            extraction = _from_blocks(body, content, first, path)
-        _print_documents(content, path)
-    return extraction or _from_messages(body, body.get("messages"), "messages", separator)
+        places = [k for k, block in enumerate(content) if _is_document(block)]
+        if places and (found or places != list(range(places[0], places[-1] + 1))):
+            raise BadRequestError("documents must stand one after another, in one message", f"{path}.{places[-1]}")
+        if places:
+            found = (content, places[0], places[-1] + 1, path)
+    if found:
+        return _from_blocks(body, *found)
+    return _from_messages(body, body.get("messages"), "messages", separator)
 
 
-def _from_blocks(body: Body, content: list[Any], first: int, path: str) -> Extraction:
+def _from_blocks(body: Body, content: list[Any], first: int, end: int, path: str) -> Extraction:
+    """Takes the document blocks ``[first, end)`` out; their marked text goes before the text that follows them."""
     cache, _ = _pop_cache(body, None)
-    end = first
-    while end < len(content) and _is_document(content[end]):
-        end += 1
     documents = [_anthropic_document(content[k], f"{path}.{k}") for k in range(first, end)]
-    _print_documents(content, path, end)
     followed_by_text = end < len(content) and _is_text(content[end])
     question = dict(content[end]) if followed_by_text else {"type": "text", "text": ""}
     content[first : end + followed_by_text] = [question]
     return Extraction(body, documents, cache, _TextField(question, "text", path).prepend)
-
-
-def _print_documents(content: list[Any], path: str, start: int = 0) -> None:
-    """Turns document blocks into text where they stand."""
-    for k in range(start, len(content)):
-        if _is_document(content[k]):
-            content[k] = {"type": "text", "text": _anthropic_document(content[k], f"{path}.{k}").render()}
 
 
 def _from_messages(body: Body, messages: Any, path: str, separator: str | None) -> Extraction | None:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,29 @@ from app.random_model import build_preset
 from benchmarks.server import ServerProcess
 
 KINDS = ("stock full prefill", "all chunks missing", "all chunks cached", "exact repeat (vLLM)")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a ratio has to be at least, or at most, at the default sizes."""
+
+    ratio: str
+    at_least: float = 0.0
+    at_most: float = float("inf")
+
+    def holds(self, ratios: dict[str, float]) -> bool:
+        return self.at_least <= ratios[self.ratio] <= self.at_most
+
+    @property
+    def words(self) -> str:
+        return f"at least {self.at_least:g}" if self.at_least else f"at most {self.at_most:g}"
+
+
+BOUNDS = (
+    Bound("stock / cached", at_least=25),
+    Bound("cached / exact repeat", at_most=1.1),
+    Bound("missing / stock", at_most=1.1),
+)
 
 
 class Workload:
@@ -144,8 +168,9 @@ def print_table(summary: dict[str, Any]) -> None:
     print(f"time to first token, median of {summary['rounds']} interleaved rounds")
     for kind, seconds in summary["median_s"].items():
         print(f"  {kind:22} {seconds * 1e3:9.1f} ms")
-    for name, value in summary["ratios"].items():
-        print(f"  {name:22} {value:9.2f}")
+    for bound in BOUNDS:
+        verdict = "ok" if bound.holds(summary["ratios"]) else "MISSED"
+        print(f"  {bound.ratio:22} {summary['ratios'][bound.ratio]:9.2f}      {bound.words}: {verdict}")
 
 
 def main() -> int:
@@ -173,7 +198,7 @@ def main() -> int:
     print_table(summary)
     if args.json:
         args.json.write_text(json.dumps(summary, indent=1) + "\n")
-    return 0
+    return 0 if all(bound.holds(summary["ratios"]) for bound in BOUNDS) else 1
 
 
 if __name__ == "__main__":

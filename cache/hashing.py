@@ -2,6 +2,7 @@
 """Content-addressed keys of cached segments."""
 
 import hashlib
+import secrets
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class ChunkHasher:
     def __init__(self, fingerprint: str, algorithm: HashAlgorithm = "xxh3_128") -> None:
         self._fingerprint = fingerprint.encode()
         self._digest = _ALGORITHMS[algorithm]
+        # Clients may choose salts themselves; they must not be able to choose, or guess, one of these.
+        self._salt_nonce = secrets.token_bytes(16)
 
     def system_key(self, scope: CacheScope, token_ids: Sequence[int]) -> ChunkHash:
         """Key of a system segment, computed from position 0."""
@@ -51,8 +54,9 @@ class ChunkHasher:
         return self._key(b"chunk", scope, system.digest, token_ids)
 
     def layout_salt(self, scope: CacheScope, parts: Sequence[int | str]) -> str:
-        """Salt that keeps one layout's composed blocks apart in the engine's own prefix cache."""
-        return "tessera-" + self._hash([b"layout", str(scope).encode(), *(str(p).encode() for p in parts)]).hex()
+        """Salt that keeps one layout's composed blocks apart in the engine's own prefix cache, in this process."""
+        fields = [b"layout", self._salt_nonce, str(scope).encode(), *(str(part).encode() for part in parts)]
+        return "tessera-" + self._hash(fields).hex()
 
     def _key(self, kind: bytes, scope: CacheScope, parent: bytes, token_ids: Sequence[int]) -> ChunkHash:
         tokens = array("q", token_ids).tobytes()

@@ -14,6 +14,7 @@ from                       to                                             while
 
 import itertools
 import secrets
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -119,11 +120,6 @@ class ChunkCacheManager:
         """No request holds a lease and no fill is under way."""
         return not self._leases and not self._detached and all(not entry.being_written for entry in self.index)
 
-    @property
-    def num_leases(self) -> int:
-        """Requests that hold segments now."""
-        return len(self._leases)
-
     def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease:
         """Leases every segment before the question, allocating pages for those missing.
 
@@ -134,7 +130,8 @@ class ChunkCacheManager:
             raise CapacityError("two segments of the request have the same hash")
         found = {key: self.index.peek(key, identity) for key, identity in wanted}
         self._make_room(wanted, found)
-        found = {key: self.index.get(key, identity) for key, identity in wanted}
+        # The system segment last, so that it is not evicted before the chunks that need it.
+        found = {key: self.index.get(key, identity) for key, identity in reversed(wanted)}
         created = {key: self._create(key, identity) for key, identity in dict(wanted).items() if found[key] is None}
         lease = self._lease(wanted, found, created, layout, has_system=bool(prompt.system))
         for segment in lease.chunks:
@@ -179,9 +176,9 @@ class ChunkCacheManager:
         free = self.pool.free_pages()
         if len(owned) + len(free) != self.config.num_pages or len(set(owned) | free) != self.config.num_pages:
             raise IntegrityError(f"{len(owned)} pages owned and {len(free)} free of {self.config.num_pages}")
-        leases = sum(len(lease.segments) for lease in self._leases)
-        if leases != sum(entry.leases for entry in entries):
-            raise IntegrityError(f"{leases} segments leased, but entries count {[e.leases for e in entries]}")
+        leases = Counter(segment.entry.tag for lease in self._leases for segment in lease.segments)
+        if leases != Counter({entry.tag: entry.leases for entry in entries if entry.leases}):
+            raise IntegrityError(f"segments leased are {leases}, but entries count {[e.leases for e in entries]}")
         for entry in self.index:
             if entry.state is EntryState.DETACHED or (entry.state is EntryState.FILLING) != entry.being_written:
                 raise IntegrityError(f"entry {entry.key} is {entry.state.name}, written: {entry.being_written}")
@@ -195,6 +192,8 @@ class ChunkCacheManager:
             "pages_leased": leased,
             "page_tokens": self.config.page_tokens,
             "segments": len(self.index),
+            "segments_filling": sum(entry.being_written for entry in self.index),
+            "segments_detached": len(self._detached),
             "leases": len(self._leases),
         }
 

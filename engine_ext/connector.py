@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 
@@ -35,6 +37,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         extra = self._kv_transfer_config.kv_connector_extra_config
+        self.kv_cache_groups = kv_cache_config.kv_cache_groups
         self.scheduler = SchedulerHalf() if role is KVConnectorRole.SCHEDULER else None
         self.worker = None
         if role is KVConnectorRole.WORKER:
@@ -65,6 +68,14 @@ class ChunkCacheConnector(KVConnectorBase_V1):
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return False, self._scheduler.finish_request(request)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        self._block_pool = gpu_block_pool
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        """Drops blocks whose load was refused from vLLM's prefix cache; vLLM does so only for running requests."""
+        if connector_output.invalid_block_ids:
+            self._block_pool.evict_blocks(connector_output.invalid_block_ids)
 
     # Worker side
 

@@ -2,7 +2,7 @@
 """Fill requests: compute missing segments, once for everybody who waits for them."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,9 @@ from engine_ext.vllm_compat import tokens_input
 class FillError(FullAttentionError):
     """A fill that the request waited for did not save its KV. Its entries are gone."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__("fill failed", message)
+
 
 @dataclass(frozen=True, slots=True)
 class FillResult:
@@ -37,9 +40,10 @@ class FillRunner:
     A fill is aborted only when no lease is left on what it computes.
     """
 
-    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager) -> None:
+    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager, on_end: Callable[[], None]) -> None:
         self._llm = llm
         self._manager = manager
+        self._on_end = on_end
         self._tasks: dict[FillJob, asyncio.Task[FillResult]] = {}
         self._jobs: dict[ChunkKVCache, FillJob] = {}
 
@@ -65,7 +69,7 @@ class FillRunner:
             await asyncio.wait(pending)
         if any(entry.state is not EntryState.READY for entry in entries):
             errors = [e for task in pending if not task.cancelled() and (e := task.exception()) is not None]
-            raise FillError(f"a fill request failed: {errors[0]}" if errors else "a fill request was aborted")
+            raise FillError(f"a fill request failed: {errors[0]!r}" if errors else "a fill request was aborted")
         return [task.result() for task in own]
 
     def release(self, lease: Lease) -> None:
@@ -77,12 +81,6 @@ class FillRunner:
                 for entry in job.entries:
                     self._manager.detach(entry)
                 self._tasks[job].cancel()
-
-    async def drain(self) -> None:
-        """Waits for the running fills, for tests and shutdown."""
-        while self._tasks:
-            await asyncio.wait(self._tasks.values())
-            await asyncio.sleep(0)
 
     @property
     def num_running(self) -> int:
@@ -103,7 +101,7 @@ class FillRunner:
         )
         output = await _last(self._llm.generate(prompt, params, request_id, **generate_kwargs))
         if not (output.kv_transfer_params or {}).get("saved"):
-            raise FillError(f"request {request_id} ended with {output.outputs[0].finish_reason!r}, nothing saved")
+            raise FillError(f"it ended with {output.outputs[0].finish_reason!r}, nothing saved")
         return _result(job, len(job.prompt_ids) - (output.num_cached_tokens or 0))
 
     def _ended(self, job: FillJob, task: asyncio.Task[FillResult]) -> None:
@@ -116,6 +114,7 @@ class FillRunner:
             self._manager.fill_failed(job)
         else:
             self._manager.fill_succeeded(job)
+        self._on_end()
 
 
 async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.rope import RotaryFrequencies, recover_frequencies
+from kernels.rope import RotaryFrequencies, recover_frequencies, rotate_keys, rotation_angles
 
 
 class UnsupportedModelError(ValueError):
@@ -102,8 +102,31 @@ def _check_layer(name: str, module: Any, kv_cache: Tensor) -> None:
 def _frequencies(name: str, rope: Any) -> RotaryFrequencies:
     if not hasattr(rope, "_compute_cos_sin_cache") or not hasattr(rope, "is_neox_style"):
         raise UnsupportedModelError(f"layer {name}: {type(rope).__name__} is not a table-driven RoPE")
+    # The module's own table is rounded to the model's dtype; this one is float32.
+    table = rope._compute_cos_sin_cache()
+    if not isinstance(table, Tensor):
+        raise UnsupportedModelError(f"layer {name}: {type(rope).__name__} has more than one table")
     try:
-        # The module's own table is rounded to the model's dtype; this one is float32.
-        return recover_frequencies(rope._compute_cos_sin_cache(), rope.is_neox_style)
-    except (TypeError, ValueError) as error:
+        frequencies = recover_frequencies(table, rope.is_neox_style)
+    except ValueError as error:
         raise UnsupportedModelError(f"layer {name}: {type(rope).__name__}: {error}") from error
+    _check_rotation(name, rope, frequencies, num_positions=len(table))
+    return frequencies
+
+
+def _check_rotation(name: str, rope: Any, frequencies: RotaryFrequencies, num_positions: int) -> None:
+    """Compares rotations by small to largest deltas with the module's own: the self-check's prompts are short."""
+    deltas = torch.tensor(
+        [1, num_positions // 64, num_positions // 8, num_positions - 8], device=rope.cos_sin_cache.device
+    )
+    positions = torch.arange(4, device=deltas.device)
+    keys = torch.randn(4, rope.head_size, generator=torch.Generator().manual_seed(0)).to(rope.cos_sin_cache)
+    moved = [rope.forward_native(p, torch.zeros_like(keys), keys.clone())[1] for p in (positions, positions + deltas)]
+    rotated = rotate_keys(moved[0][:, None], *rotation_angles(frequencies, deltas), frequencies.is_neox)[:, 0]
+    worst = float((rotated.float() - moved[1].float()).abs().max())
+    # The module's table has angles rounded to float32, and is itself rounded to the model's dtype.
+    tolerance = 1e-3 + 1e-6 * num_positions + 16 * torch.finfo(keys.dtype).eps
+    if not worst <= tolerance:
+        raise UnsupportedModelError(
+            f"layer {name}: {type(rope).__name__} does not rotate as its table says (off by {worst:.1e})"
+        )

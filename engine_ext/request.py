@@ -14,7 +14,14 @@ CacheMode = Literal["auto", "chunked", "full"]
 
 
 class FullAttentionError(Exception):
-    """A request can't be served from the chunk cache; the message says why. Nothing of it was given to the client."""
+    """A request can't be served from the chunk cache; the message says why. Nothing of it was given to the client.
+
+    ``kind`` is one of a few words, to count by.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from cache.config import ChunkCacheConfig, HashAlgorithm
 from cache.manager import ChunkCacheManager
@@ -85,6 +86,11 @@ async def prepare_cache(llm: AsyncLLM, options: ChunkCacheOptions) -> ChunkCache
         await SelfCheck(llm, manager.pool, options.page_tokens).run()
     except SelfCheckError as error:
         return f"self-check failed: {error}"
+    except EngineDeadError:
+        raise
+    except Exception as error:
+        # Not a verdict, but no proof of exactness either (a model length below the check's prompts, say).
+        return f"self-check failed: {type(error).__name__}: {error}"
     tokens = manager.config.num_pages * options.page_tokens
     logger.info("chunk cache on: %d tokens in %d pages, self-check passed", tokens, manager.config.num_pages)
     return manager

@@ -39,8 +39,8 @@ def _flag_reason(args: AsyncEngineArgs) -> str | None:
         return f"--kv-cache-dtype={args.kv_cache_dtype}: a quantized KV cache can't be rotated exactly"
     if args.pipeline_parallel_size > 1:
         return "pipeline parallelism is not proven with the chunk cache yet"
-    if args.decode_context_parallel_size > 1:
-        return "decode context parallelism spreads a token's KV over workers"
+    if args.decode_context_parallel_size > 1 or args.prefill_context_parallel_size > 1:
+        return "context parallelism spreads a sequence's KV over workers"
     return None
 
 
@@ -52,6 +52,10 @@ def _model_reason(model: ModelConfig) -> str | None:
         (model.is_hybrid, "the model keeps recurrent state beside its KV cache (Mamba or hybrid)"),
         (model.use_mla, "multi-head latent attention is not supported yet"),
         (model.uses_mrope, "multi-dimensional RoPE is not supported yet"),
+        (
+            getattr(model.hf_text_config, "llama_4_scaling", None),
+            "queries are scaled by their absolute position",
+        ),
         (model.get_sliding_window(), f"sliding-window attention ({model.get_sliding_window()} tokens)"),
     ]
     return next((reason for failed, reason in checks if failed), None)

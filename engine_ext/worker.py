@@ -38,6 +38,7 @@ class WorkerHalf:
         # The tag last saved to each page; -1 is no plan's tag.
         self._page_tags = torch.empty(0, dtype=torch.int64)
         self._refused_blocks: set[int] = set()
+        self.refused_tags: set[int] = set()
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         """Remembers the engine's KV cache tensors by layer name."""
@@ -78,8 +79,10 @@ class WorkerHalf:
     def load(self, transfers: Iterable[BlockTransfer]) -> None:
         """Copies each transfer's spans from the pool to its blocks, keys rotated; refuses wrongly tagged pages."""
         for transfer in transfers:
-            if not self._tags_match(transfer.spans):
-                self._refused_blocks.update(transfer.block_ids)
+            if refused := self._wrongly_tagged(transfer.spans):
+                self.refused_tags.update(refused)
+                # Blocks before the first token to load are other requests' too, and hold what they should.
+                self._refused_blocks.update(transfer.block_ids[transfer.first_token // self.engine_block_size :])
                 continue
             tokens, rows, deltas = self._rows(transfer)
             load_rows(self.layers, self._slots(transfer, tokens), rows, deltas)
@@ -103,8 +106,9 @@ class WorkerHalf:
         pools = (pool for layer in self.layers for pool in (layer.key_pool, layer.value_pool))
         return max(_relative_difference(pool[rows_a], pool[rows_b]) for pool in pools)
 
-    def _tags_match(self, spans: Sequence[Span]) -> bool:
-        return all(bool((self._page_tags[list(span.pages)] == span.tag).all()) for span in spans)
+    def _wrongly_tagged(self, spans: Sequence[Span]) -> set[int]:
+        """Tags of the spans that have a page with another tag."""
+        return {span.tag for span in spans if bool((self._page_tags[list(span.pages)] != span.tag).any())}
 
     def _rows(self, transfer: BlockTransfer) -> tuple[Tensor, Tensor, Tensor]:
         """Token indices, pool rows and deltas of the tokens to move, int64 ``[n]`` each."""
@@ -115,7 +119,8 @@ class WorkerHalf:
                 tokens.append(torch.arange(span.start + skip, span.end))
                 rows.append(self._page_rows(span.pages)[skip : span.length])
                 deltas.append(torch.full((span.length - skip,), span.delta))
-        return torch.cat(tokens), torch.cat(rows), torch.cat(deltas)
+        device = self.layers[0].key_pool.device
+        return torch.cat(tokens), torch.cat(rows).to(device), torch.cat(deltas).to(device)
 
     def _page_rows(self, pages: Sequence[int]) -> Tensor:
         first = torch.tensor(pages, dtype=torch.int64) * self.page_tokens
@@ -124,7 +129,7 @@ class WorkerHalf:
     def _slots(self, transfer: BlockTransfer, tokens: Tensor) -> Tensor:
         block_ids = torch.tensor(transfer.block_ids, dtype=torch.int64)
         size = self.engine_block_size
-        return block_ids[tokens // size] * size + tokens % size
+        return (block_ids[tokens // size] * size + tokens % size).to(self.layers[0].key_pool.device)
 
 
 def _token_bytes(layer: AttentionLayer) -> int:

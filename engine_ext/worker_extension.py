@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods that vLLM adds to each of its workers, called from the app by ``collective_rpc``."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
+logger = logging.getLogger(__name__)
+
+
 class ChunkCacheWorkerExtension:
     """Mixed into vLLM's worker class (``worker_extension_cls``)."""
 
@@ -28,6 +32,9 @@ class ChunkCacheWorkerExtension:
 
         Returns the pool's description as a dict, or ``{"reason": why not}``.
         """
+        connector = _connector()
+        if len(connector.kv_cache_groups) != 1:
+            return {"reason": f"the model has {len(connector.kv_cache_groups)} KV cache groups, not one"}
         half = _worker_half()
         modules = self.vllm_config.compilation_config.static_forward_context
         try:
@@ -35,14 +42,27 @@ class ChunkCacheWorkerExtension:
             return asdict(half.prepare(layers))
         except (UnsupportedModelError, LayoutProbeError, PoolTooSmallError) as error:
             return {"reason": str(error)}
+        except Exception as error:
+            # Whatever a model or a backend does that nobody thought of: serve without the cache, and say so.
+            logger.exception("the chunk cache could not be prepared")
+            return {"reason": f"{type(error).__name__}: {error}"}
+
+    def chunk_cache_refused_tags(self, tags: Sequence[int]) -> list[int]:
+        """Those of ``tags`` that this worker has refused to load."""
+        return [tag for tag in tags if tag in _worker_half().refused_tags]
 
     def chunk_cache_compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int) -> float:
         """See :meth:`engine_ext.worker.WorkerHalf.compare`."""
         return _worker_half().compare(pages_a, pages_b, num_tokens)
 
 
-def _worker_half() -> WorkerHalf:
+def _connector() -> ChunkCacheConnector:
     connector = get_kv_transfer_group()
     assert isinstance(connector, ChunkCacheConnector)
-    assert connector.worker is not None
-    return connector.worker
+    return connector
+
+
+def _worker_half() -> WorkerHalf:
+    half = _connector().worker
+    assert half is not None
+    return half

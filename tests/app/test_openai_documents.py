@@ -5,7 +5,7 @@ import copy
 
 import pytest
 
-from app.documents import Document
+from app.documents import BadRequestError, Document
 from app.openai_documents import from_anthropic, from_chat, from_completion, from_responses
 from tests.app.helpers import refused
 
@@ -226,22 +226,18 @@ class TestAnthropic:
         extraction.insert("<marked>")
         assert extraction.body["messages"] == [user([text("<marked>")])]
 
-    def test_later_documents_become_text_where_they_stand(self):
-        blocks = [document("one"), text("why?"), document("two", title="T"), text("and?")]
-        extraction = from_anthropic({"messages": [user(blocks)]}, None)
-        assert extraction.documents == [A]
-        extraction.insert("<marked>")
-        expected = [text("<marked>why?"), text("T\ntwo\n\n"), text("and?")]
-        assert extraction.body["messages"] == [user(expected)]
-
-    def test_documents_of_later_messages_become_text_too(self):
-        messages = [user([document("one"), text("why?")]), user([document("two"), text("and?")])]
-        extraction = from_anthropic({"messages": messages}, None)
-        extraction.insert("<marked>")
-        assert extraction.body["messages"] == [
-            user([text("<marked>why?")]),
-            user([text("two\n\n"), text("and?")]),
-        ]
+    @pytest.mark.parametrize(
+        ("messages", "parameter"),
+        [
+            ([user([document("one"), text("why?"), document("two"), text("and?")])], "messages.0.content.2"),
+            ([user([document("one"), text("why?")]), user([document("two"), text("and?")])], "messages.1.content.0"),
+        ],
+    )
+    def test_documents_in_several_places_are_refused(self, messages, parameter):
+        """Printed as text, they would be tokenized like the user's words: control tokens recognised."""
+        with pytest.raises(BadRequestError, match="one after another") as refused:
+            from_anthropic({"messages": messages}, None)
+        assert refused.value.parameter == parameter
 
     @pytest.mark.parametrize(
         ("source", "expected"),

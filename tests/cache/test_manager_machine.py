@@ -163,6 +163,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def counters_add_up(self):
+        cached = {known.entry.tag for known in self.cached.values()}
         leased = sum(len(known.entry.pages) for known in self.cached.values() if known.leases)
         assert self.manager.occupancy() == {
             "pages_total": NUM_PAGES,
@@ -170,11 +171,13 @@ class Books(RuleBasedStateMachine):
             "pages_leased": leased,
             "page_tokens": PAGE_TOKENS,
             "segments": len(self.cached),
+            "segments_filling": len(cached & {entry.tag for job in self.jobs for entry in job.entries}),
+            "segments_detached": len(self.gone),
             "leases": len(self.leases),
         }
         assert (self.manager.metrics.lookups, self.manager.metrics.fills) == (self.lookups, self.fills)
         assert self.manager.metrics.evicted_chunks == self.evicted
-        assert self.manager.num_leases == len(self.leases)
+        assert self.manager.occupancy()["leases"] == len(self.leases)
         assert self.manager.is_idle == (not self.leases and not self.jobs)
 
     def teardown(self):

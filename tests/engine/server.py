@@ -9,6 +9,8 @@ from typing import Any
 
 from benchmarks.server import ServerProcess
 
+_UNDER_WAY = ("leases", "running_fills", "segments_filling", "segments_detached")
+
 
 class TesseraServer(ServerProcess):
     """A server with the requests that tests make. `stats()` fails if the manager's books are wrong."""
@@ -32,7 +34,7 @@ class TesseraServer(ServerProcess):
         while time.monotonic() < deadline:
             stats = self.stats()
             held = stats.get("occupancy", {})
-            if not any(held.get(name) for name in ("leases", "running_fills")) and not self.running_requests():
+            if not any(held.get(name) for name in _UNDER_WAY) and not self.running_requests():
                 return stats
             time.sleep(0.1)
         raise AssertionError(f"not idle: {stats}, {self.running_requests()} requests in the engine")

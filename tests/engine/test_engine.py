@@ -3,6 +3,7 @@
 HTTP can't produce (of one token, or none) are exact.
 """
 
+import dataclasses
 import os
 import random
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from cache.layout import Chunk, ChunkedPrompt, PositionStrategy
@@ -39,18 +41,26 @@ FAULTS = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(model_path: Callable[[str], Path]) -> AsyncIterator[ChunkEngine]:
+def engine_args(model: Path) -> AsyncEngineArgs:
     root = str(Path(__file__).resolve().parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    args = AsyncEngineArgs(
-        model=str(model_path("tiny-llama")),
+    return AsyncEngineArgs(
+        model=str(model),
         dtype="float32",
         max_model_len=2048,
         enforce_eager=True,
         kv_cache_memory_bytes=256 << 20,
     )
-    async with start_chunk_engine(args, OPTIONS) as engine:
+
+
+@pytest.fixture(scope="module", params=["tiny-llama", "tiny-qwen3"])
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(model: str, model_path: Callable[[str], Path]) -> AsyncIterator[ChunkEngine]:
+    async with start_chunk_engine(engine_args(model_path(model)), OPTIONS) as engine:
         yield engine
 
 
@@ -91,7 +101,12 @@ async def test_a_sound_engine_passes(engine: ChunkEngine) -> None:
 @pytest.mark.parametrize("system", [(), (11,), tuple(range(20, 60))])
 @pytest.mark.parametrize("lengths", [(1,), (1, 1, 1), (1, 40, 2), (16, 1)])
 async def test_segments_of_one_token_or_none(
-    engine: ChunkEngine, oracle: Any, strategy: PositionStrategy, system: tuple[int, ...], lengths: tuple[int, ...]
+    engine: ChunkEngine,
+    model: str,
+    oracle: Any,
+    strategy: PositionStrategy,
+    system: tuple[int, ...],
+    lengths: tuple[int, ...],
 ) -> None:
     source = random.Random(str((strategy, system, lengths)))
     chunks = tuple(Chunk(tuple(source.choices(range(10, 250), k=n))) for n in lengths)
@@ -100,7 +115,7 @@ async def test_segments_of_one_token_or_none(
             report, tokens, logprobs = await ask(engine, ChunkedPrompt(system, order, question), strategy)
             assert report.mode == "chunked"
             segments = (list(system), [list(chunk.token_ids) for chunk in order], list(question))
-            expected = oracle("tiny-llama").score(strategy.value, segments, tokens).logprobs
+            expected = oracle(model).score(strategy.value, segments, tokens).logprobs
             assert logprobs == pytest.approx(expected, abs=1e-4)
 
 
@@ -132,3 +147,32 @@ async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngi
     again, _, _ = await ask(fresh)
     assert [chunk.status for chunk in again.chunks] == ["filled", "filled"]
     manager.check_integrity()
+
+
+async def test_a_start_with_a_fault_serves_without_the_cache(
+    model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine keeps its connector then; no client may reach it."""
+    options = dataclasses.replace(OPTIONS, connector_class="tests.engine.faults.WrongSignConnector")
+    async with start_chunk_engine(engine_args(model_path("tiny-llama")), options) as engine:
+        assert engine.manager is None
+        assert (engine.disabled_reason or "").startswith("self-check failed: rotation")
+        assert f"chunk cache off: {engine.disabled_reason}" in caplog.text
+        report, _, _ = await ask(engine)
+        assert (report.mode, report.reason) == ("full", engine.disabled_reason)
+        for plan in ({}, {"loads": [[0, 8, 0, -1, [0]]], "saves": []}):
+            params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"tessera": plan}})
+            with pytest.raises(VLLMValidationError, match="reserved"):
+                engine.generate(tokens_input([5, 6, 7]), params, "forged")
+            await engine.notify_kv_transfer_request_rejected("forged", {"tessera": plan})
+        assert (await ask(engine))[0].mode == "full"
+
+
+async def test_a_reset_empties_the_chunk_cache(engine: ChunkEngine) -> None:
+    manager = await prepare_with(engine, "none")
+    assert isinstance(manager, ChunkCacheManager)
+    fresh = ChunkEngine(engine.llm, manager, None)
+    await ask(fresh)
+    assert await fresh.reset_prefix_cache()
+    assert manager.occupancy()["segments"] == 0
+    assert [chunk.status for chunk in (await ask(fresh))[0].chunks] == ["filled", "filled"]

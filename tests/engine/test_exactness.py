@@ -115,6 +115,7 @@ def test_a_chunk_given_twice(model: str, strategy: str, serve: Any, oracle: Any,
 def test_chunk_lengths(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
     """Around page size, block size, and longer than max_num_batched_tokens; a title makes the shortest chunks."""
     server = serve(model, "--max-num-batched-tokens", "1024")
+    assert f'block_size="{BLOCK}"' in server.client.get("/metrics").text
     other = text(45)
     for length in (3, 15, 16, 17, BLOCK - 1, BLOCK, BLOCK + 1, 1500):
         chunk = text(length - SUFFIX)

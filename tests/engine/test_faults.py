@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.engine.server import TesseraServer
-from tests.engine.test_concurrency import rag_body, run
+from tests.engine.test_concurrency import apart, rag_body, run
 from tests.engine.test_exactness import ask, assert_exact
 
 Text = Callable[[int], str]
@@ -35,7 +35,7 @@ def test_answers_stay_exact_under_preemption(serve: Any, oracle: Any, text: Text
     for body, (logprobs, report) in zip(bodies, together, strict=True):
         assert report["mode"] == "chunked"
         assert len(logprobs) == 90
-        assert logprobs == pytest.approx(run(server, "/v1/rag/chat", body, False)[0], abs=1e-4)
+        assert logprobs == pytest.approx(run(server, "/v1/rag/chat", apart(body), False)[0], abs=1e-4)
     response = ask(server, "shared", chunks, "after all", system=system)
     assert_exact(response, oracle("tiny-llama"), "shared")
     server.wait_idle()

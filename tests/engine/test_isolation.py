@@ -69,6 +69,15 @@ def test_ordinary_requests_get_ordinary_answers(
     assert_exact(ask(server, strategy, chunks, question), oracle("tiny-llama"), strategy)
 
 
+@pytest.mark.parametrize("strategy", ["shared", "offset"])
+def test_ordinary_requests_after_composed_ones(strategy: str, serve: Any, stock: TesseraServer, text: Text) -> None:
+    """Composed blocks are in vLLM's prefix cache before any ordinary request has computed the same tokens."""
+    server = serve("tiny-llama")
+    for _ in range(2):
+        report = ask(server, strategy, [text(300), text(200)], text(60))["cache"]
+        assert complete(server, all_tokens(report)) == pytest.approx(complete(stock, all_tokens(report)), abs=1e-5)
+
+
 def test_the_prefix_cache_never_crosses_layouts(serve: Any, oracle: Any, text: Text) -> None:
     """Equal token sequences under other boundaries, strategies and namespaces share no composed block."""
     server, a, b = serve("tiny-llama"), text(254), text(254)
