@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request with chunks on its way from the prompt renderer to the engine."""
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cache.layout import ChunkedPrompt, PositionStrategy
 from cache.report import CacheReport
 
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
 REQUEST_KEY = "tessera_request"
 """Key under which a rendered prompt carries its :class:`ChunkedRequest` to :class:`ChunkEngine`."""
+
+Outputs = AsyncGenerator["RequestOutput", None]
 
 CacheMode = Literal["auto", "chunked", "full"]
 
