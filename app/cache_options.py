@@ -25,7 +25,13 @@ class CacheField(BaseModel):
         description="shared: chunks overlap in position; offset: one after another; default: the server's",
     )
     scope: Literal["system"] = Field("system", description="a chunk is reused behind the same system segment only")
-    namespace: str = Field("default", min_length=1, max_length=128, description="chunks never match across namespaces")
+    namespace: str = Field(
+        "default",
+        min_length=1,
+        max_length=128,
+        pattern=r"^[^\x00-\x1f]+$",
+        description="chunks never match across namespaces",
+    )
     explain: bool = Field(False, description="report each segment's token ids and first position")
 
     def options(self, default_strategy: PositionStrategy) -> CacheOptions:

@@ -38,6 +38,7 @@ BAD_REQUESTS = [
     ({"cache": {"position_strategy": "none"}}, "cache.position_strategy"),
     ({"cache": {"scope": "isolated"}}, "cache.scope"),
     ({"cache": {"namespace": ""}}, "cache.namespace"),
+    ({"cache": {"namespace": "a\0b"}}, "cache.namespace"),
     ({"cache": {"colour": 1}}, "cache.colour"),
     ({"temperature": "hot"}, "temperature"),
     ({"max_tokens": -1}, "max_tokens"),
