@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -56,7 +57,7 @@ def _serve(arguments: list[str]) -> int:
 
     try:
         settings = load_settings(args)
-        args.model = args.model_tag or _random_model()
+        args.model = args.model_tag or _random_model(settings.home)
         uvloop.run(run(args, settings))
     except ValidationError as error:
         say(_first_error(error))
@@ -107,11 +108,11 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _random_model() -> str:
+def _random_model(home: Path) -> str:
     from app.random_model import build_preset
 
     say("no MODEL given: serving a small random model (its answers are gibberish)")
-    return str(build_preset("tiny-llama"))
+    return str(build_preset("tiny-llama", home / "models" / "tiny-llama"))
 
 
 if __name__ == "__main__":

@@ -57,17 +57,14 @@ class ChunkHashIndex:
     def __iter__(self) -> Iterator[ChunkKVCache]:
         return iter(self._entries.values())
 
-    def peek(self, key: ChunkHash, identity: SegmentIdentity) -> ChunkKVCache | None:
+    def get(self, key: ChunkHash, identity: SegmentIdentity) -> ChunkKVCache | None:
         """The entry of ``key``. ``None`` if absent, or if the key collides with another's."""
         entry = self._entries.get(key)
         return entry if entry is not None and entry.identity == identity else None
 
-    def get(self, key: ChunkHash, identity: SegmentIdentity) -> ChunkKVCache | None:
-        """As :meth:`peek`; the entry is marked as used now."""
-        entry = self.peek(key, identity)
-        if entry is not None:
-            self._entries.move_to_end(key)
-        return entry
+    def touch(self, entry: ChunkKVCache) -> None:
+        """Marks ``entry``, which the index holds, as used now."""
+        self._entries.move_to_end(entry.key)
 
     def put(self, entry: ChunkKVCache) -> ChunkKVCache | None:
         """Adds ``entry`` as most recently used; returns the entry that it displaced (a hash collision)."""

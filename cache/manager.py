@@ -128,10 +128,12 @@ class ChunkCacheManager:
         wanted = self._identities(prompt, scope)
         if len(set(wanted)) != len(dict(wanted)):
             raise CapacityError("two segments of the request have the same hash")
-        found = {key: self.index.peek(key, identity) for key, identity in wanted}
+        found = {key: self.index.get(key, identity) for key, identity in wanted}
         self._make_room(wanted, found)
         # The system segment last, so that it is not evicted before the chunks that need it.
-        found = {key: self.index.get(key, identity) for key, identity in reversed(wanted)}
+        for key, _ in reversed(wanted):
+            if (entry := found[key]) is not None:
+                self.index.touch(entry)
         created = {key: self._create(key, identity) for key, identity in dict(wanted).items() if found[key] is None}
         lease = self._lease(wanted, found, created, layout, has_system=bool(prompt.system))
         for segment in lease.chunks:
@@ -168,6 +170,11 @@ class ChunkCacheManager:
             self.index.remove(entry)
             self._detached.add(entry)
         self._reclaim(entry)
+
+    def clear(self) -> None:
+        """Detaches every entry."""
+        for entry in list(self.index):
+            self.detach(entry)
 
     def check_integrity(self) -> None:
         """Raises :class:`IntegrityError` unless every page has one owner and every lease is accounted for."""

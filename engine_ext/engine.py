@@ -58,12 +58,14 @@ class ChunkEngine:
 
     async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """vLLM's reset, after which no KV of before is used (new weights, say): it empties the chunk cache too."""
-        self._forget_all()
+        if self.manager is not None:
+            self.manager.clear()
         return bool(await self.llm.reset_prefix_cache(*args, **kwargs))
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's sleep mode discards KV; the chunk cache is emptied with it."""
-        self._forget_all()
+        if self.manager is not None:
+            self.manager.clear()
         await self.llm.sleep(*args, **kwargs)
 
     def layout(self, prompt: ChunkedPrompt, ticket: Ticket) -> Layout:
@@ -90,11 +92,6 @@ class ChunkEngine:
         assert self.manager is not None
         if time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
             self.check_integrity()
-
-    def _forget_all(self) -> None:
-        if self.manager is not None:
-            for entry in list(self.manager.index):
-                self.manager.detach(entry)
 
     def check_integrity(self) -> None:
         """Checks the manager's books; if they are wrong, turns the cache off for good."""

@@ -2,21 +2,18 @@
 """Fill requests: compute missing segments, once for everybody who waits for them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.index import ChunkKVCache, EntryState
 from cache.manager import ChunkCacheManager, FillJob, Lease
 from engine_ext.plan import TransferPlan
+from engine_ext.prefill import NotSavedError, run_prefill
 from engine_ext.request import FullAttentionError
-from engine_ext.vllm_compat import tokens_input
 
 
 class FillError(FullAttentionError):
@@ -90,18 +87,11 @@ class FillRunner:
     async def _compute(
         self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]
     ) -> FillResult:
-        prompt = tokens_input(job.prompt_ids, cache_salt=cache_salt)
-        plan = TransferPlan.for_fill(job).to_params()
-        params = SamplingParams(
-            max_tokens=1,
-            temperature=0.0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": plan},
-        )
-        output = await _last(self._llm.generate(prompt, params, request_id, **generate_kwargs))
-        if not (output.kv_transfer_params or {}).get("saved"):
-            raise FillError(f"it ended with {output.outputs[0].finish_reason!r}, nothing saved")
+        plan = TransferPlan.for_fill(job)
+        try:
+            output = await run_prefill(self._llm, job.prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
+        except NotSavedError as error:
+            raise FillError(str(error)) from error
         return _result(job, len(job.prompt_ids) - (output.num_cached_tokens or 0))
 
     def _ended(self, job: FillJob, task: asyncio.Task[FillResult]) -> None:
@@ -115,12 +105,6 @@ class FillRunner:
         else:
             self._manager.fill_succeeded(job)
         self._on_end()
-
-
-async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    async with aclosing(outputs):
-        received = [output async for output in outputs]
-    return received[-1]
 
 
 def _result(job: FillJob, num_computed: int) -> FillResult:

@@ -12,15 +12,13 @@ Two checks, both comparing every layer's K and V token by token, through the rea
 
 import random
 from collections.abc import Sequence
-from contextlib import aclosing
 
 import torch
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.pool import ChunkBlockPool
 from engine_ext.plan import Span, TransferPlan
-from engine_ext.vllm_compat import tokens_input
+from engine_ext.prefill import NotSavedError, run_prefill
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _SYSTEM, _CHUNK, _QUESTION = 19, 45, 13
@@ -65,22 +63,13 @@ class SelfCheck:
 
     async def _request(self, prompt: Sequence[int], name: str, plan: TransferPlan) -> None:
         # A salt of its own keeps each request from hitting another's blocks.
-        engine_input = tokens_input(list(prompt), cache_salt=f"tessera-self-check-{name}")
-        params = SamplingParams(
-            max_tokens=1,
-            temperature=0.0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": plan.to_params()},
-        )
-        async with aclosing(self._llm.generate(engine_input, params, f"self-check-{name}")) as outputs:
-            async for output in outputs:
-                if not (output.kv_transfer_params or {}).get("saved"):
-                    raise SelfCheckError(f"{name}: request ended with {output.outputs[0].finish_reason!r}")
-                if (output.num_cached_tokens or 0) != plan.num_loaded_tokens:
-                    raise SelfCheckError(
-                        f"{name}: {output.num_cached_tokens} tokens reused, {plan.num_loaded_tokens} planned"
-                    )
+        salt = f"tessera-self-check-{name}"
+        try:
+            output = await run_prefill(self._llm, list(prompt), plan, f"self-check-{name}", salt)
+        except NotSavedError as error:
+            raise SelfCheckError(f"{name}: {error}") from error
+        if (output.num_cached_tokens or 0) != plan.num_loaded_tokens:
+            raise SelfCheckError(f"{name}: {output.num_cached_tokens} tokens reused, {plan.num_loaded_tokens} planned")
 
     async def _compare(self, name: str, computed: Span, loaded: Span) -> None:
         arguments = (list(computed.pages), list(loaded.pages), computed.length)

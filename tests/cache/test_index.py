@@ -24,6 +24,7 @@ def filled(*names: str) -> tuple[ChunkHashIndex, list[ChunkKVCache]]:
 def test_entries_come_least_recently_used_first():
     index, (a, b, c) = filled("a", "b", "c")
     assert index.get(a.key, IDENTITY) is a
+    index.touch(a)
     assert list(index) == [b, c, a]
     assert len(index) == 3
 
