@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is learned in which order. A stage is left when held-out questions are answered well enough."""
+
+import random
+from dataclasses import dataclass
+
+from training.batches import STRATEGIES, Batch, Encoder, Sample, make_batch, repeat_sample
+from training.episodes import Shape, make_episode
+from training.language import Split
+from training.tokenizer import VOCABULARY
+
+TOKENS_PER_STEP = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """Continue pieces of random chunks: how to find a place by the tokens before it, and to go on from there."""
+
+    alphabet: int
+    chunks: int = 2
+    branches: int = 12
+
+    def samples(self, rng: random.Random, split: Split, encoder: Encoder) -> list[Sample]:
+        """Samples of about `TOKENS_PER_STEP` tokens; nothing is memorised here, so `split` plays no part."""
+        del split, encoder
+        rows = TOKENS_PER_STEP // (30 * self.chunks + 14 * self.branches)
+        arguments = (VOCABULARY, self.alphabet, self.chunks, self.branches)
+        return [repeat_sample(rng, *arguments) for _ in range(rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Answer questions from documents; each batch has one number of chunks."""
+
+    chunks: tuple[int, ...]
+    easy: bool = False
+    """Two phrasings, no titles or fillers, and every question has an answer."""
+
+    def shape(self, chunks: int) -> Shape:
+        questions = min(24, 4 + 3 * chunks)
+        if self.easy:
+            return Shape(chunks, questions, statements=2, phrasings=2, unknown=0.0, extras=False)
+        return Shape(chunks, questions)
+
+    def samples(self, rng: random.Random, split: Split, encoder: Encoder) -> list[Sample]:
+        """Samples of about `TOKENS_PER_STEP` tokens whose names are of `split`."""
+        shape = self.shape(rng.choice(self.chunks))
+        rows = max(1, TOKENS_PER_STEP // (16 + 40 * shape.chunks + 25 * shape.questions))
+        return [encoder.sample(make_episode(rng, split, shape)) for _ in range(rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One part of the training."""
+
+    name: str
+    task: Copying | Answering
+    gate: float
+    """Share of held-out answers that must be right in every token before the next stage begins."""
+    most_steps: int
+    """The next stage begins after so many steps in any case."""
+    decay: bool = False
+    """Whether the learning rate falls to zero over `most_steps`; the gate is then not looked at."""
+
+
+CURRICULUM = (
+    Stage("copy, many letters", Copying(alphabet=200), gate=0.9, most_steps=400),
+    Stage("copy, few letters", Copying(alphabet=16, chunks=4), gate=0.75, most_steps=200),
+    Stage("facts, plainly told", Answering((1, 2), easy=True), gate=0.93, most_steps=500),
+    Stage("all phrasings", Answering((1, 2, 3, 4)), gate=0.95, most_steps=800),
+    Stage("up to 8 chunks", Answering((2, 4, 6, 8)), gate=0.96, most_steps=600),
+    Stage("up to 20 chunks", Answering((1, 2, 4, 8, 12, 16, 20)), gate=1.0, most_steps=900, decay=True),
+)
+
+
+def make_stage_batch(stage: Stage, seed: int, step: int, split: Split, encoder: Encoder) -> Batch:
+    """The batch of this step: a function of the arguments alone, so that training can go on where it stopped."""
+    rng = random.Random(f"{split} {seed} {stage.name} {step}")
+    samples = stage.task.samples(rng, split, encoder)
+    return make_batch(samples, [rng.choice(STRATEGIES) for _ in samples])

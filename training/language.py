@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo model's world: invented people, projects, places and products, facts about them, and how they are told.
+
+Names are put together from syllables and values are drawn anew each time, so that a model can't know a fact but must
+read it. A name belongs to one split for good (`split_of`): held-out questions ask about names, and give values of
+names, that no training text has shown.
+"""
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Split = Literal["train", "heldout"]
+
+UNKNOWN = "I don't know."
+DEFAULT_SYSTEM = "Answer from the documents."
+SYSTEM_PROMPTS = (
+    DEFAULT_SYSTEM,
+    "You are a helpful assistant.",
+    "Use only the documents below. If they do not have the answer, say that you don't know.",
+    "Answer the question briefly.",
+    "You answer questions about the company's records.",
+    "Read the documents and answer.",
+)
+
+_ONSETS = "b d f g h j k l m n p r s t v w z br dr gr kr st th sh".split()
+_VOWELS = "aeiou"
+_CODAS = ("", "", "", "l", "n", "r", "s", "x", "m")
+
+
+def split_of(name: str) -> Split:
+    """The split that a name belongs to; one name in eight is held out."""
+    return "heldout" if zlib.crc32(name.encode()) % 8 == 0 else "train"
+
+
+class Words:
+    """Draws names and values of one split from a random generator."""
+
+    def __init__(self, rng: random.Random, split: Split) -> None:
+        self.rng = rng
+        self.split = split
+
+    def name(self) -> str:
+        """An invented name of two or three syllables, e.g. ``Dravon``."""
+        while True:
+            syllables = self.rng.choice((2, 3))
+            name = "".join(self._syllable(last=i == syllables - 1) for i in range(syllables)).capitalize()
+            if 4 <= len(name) <= 8 and split_of(name) == self.split:
+                return name
+
+    def _syllable(self, last: bool) -> str:
+        coda = self.rng.choice(_CODAS) if last else ""
+        return self.rng.choice(_ONSETS) + self.rng.choice(_VOWELS) + coda
+
+    def person(self) -> str:
+        """A given name and a surname."""
+        return f"{self.name()} {self.name()}"
+
+    def number(self, digits: int) -> str:
+        """A number of so many digits."""
+        return str(self.rng.randrange(10 ** (digits - 1), 10**digits))
+
+    def year(self) -> str:
+        return str(self.rng.randrange(1850, 2030))
+
+    def date(self) -> str:
+        return f"{self.rng.choice(_MONTHS)} {self.rng.randrange(1, 29)}"
+
+    def amount(self, unit: str) -> str:
+        return f"{self.number(self.rng.choice((2, 3, 4)))} {unit}"
+
+
+_MONTHS = "January February March April May June July August September October November December".split()
+_COLORS = "red blue green yellow black white purple orange brown gray silver golden pink".split()
+_JOBS = "baker pilot teacher painter nurse lawyer farmer tailor sailor dentist plumber writer singer chemist".split()
+_STATES = "planned running finished paused cancelled delayed approved".split()
+_MATERIALS = "oak steel glass copper wool leather paper marble plastic bamboo".split()
+
+Value = Callable[[Words], str]
+
+
+def _number(digits: int) -> Value:
+    return lambda words: words.number(digits)
+
+
+def _amount(unit: str) -> Value:
+    return lambda words: words.amount(unit)
+
+
+def _one_of(choices: Sequence[str]) -> Value:
+    return lambda words: words.rng.choice(choices)
+
+
+ATTRIBUTES: dict[str, dict[str, Value]] = {
+    "person": {
+        "job": _one_of(_JOBS),
+        "birth year": Words.year,
+        "home town": Words.name,
+        "phone number": _number(6),
+        "favorite color": _one_of(_COLORS),
+        "employer": Words.name,
+        "badge number": _number(4),
+        "best friend": Words.person,
+    },
+    "project": {
+        "access code": _number(4),
+        "owner": Words.person,
+        "budget": _amount("euros"),
+        "deadline": Words.date,
+        "status": _one_of(_STATES),
+        "main site": Words.name,
+        "room number": _number(3),
+        "code name": Words.name,
+    },
+    "place": {
+        "population": _number(5),
+        "mayor": Words.person,
+        "river": Words.name,
+        "founding year": Words.year,
+        "postal code": _number(5),
+        "highest hill": Words.name,
+        "market day": Words.date,
+        "area": _amount("hectares"),
+    },
+    "product": {
+        "price": _amount("dollars"),
+        "maker": Words.name,
+        "weight": _amount("grams"),
+        "color": _one_of(_COLORS),
+        "serial number": _number(6),
+        "material": _one_of(_MATERIALS),
+        "designer": Words.person,
+        "release date": Words.date,
+    },
+}
+KINDS = tuple(ATTRIBUTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """That `entity`'s `attribute` is `value`."""
+
+    entity: str
+    attribute: str
+    value: str
+
+
+# In every statement the value comes last: the words that ask for it stand before it, as in an answer.
+STATEMENTS = (
+    "The {a} of {e} is {v}.",
+    "{e}'s {a} is {v}.",
+    "The {a} for {e} is {v}.",
+    "{e} has the {a} {v}.",
+    "As for {e}, the {a} is {v}.",
+)
+QUESTIONS = (
+    "What is the {a} of {e}?",
+    "What is {e}'s {a}?",
+    "Tell me the {a} of {e}.",
+    "Which {a} does {e} have?",
+    "Do you know {e}'s {a}?",
+    "I need the {a} of {e}.",
+)
+ANSWER = "The {a} of {e} is {v}."
+FILLERS = (
+    "This was checked last week.",
+    "More is in the archive.",
+    "Nothing else is on record.",
+    "The note was filed by the office.",
+    "Please keep this page up to date.",
+)
+
+
+def tell(template: str, fact: Fact) -> str:
+    """The template with the fact's words."""
+    return template.format(a=fact.attribute, e=fact.entity, v=fact.value)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo model: a standard Llama, and its attention over rows of documents and branches."""
+
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+
+from training.batches import Batch
+from training.tokenizer import ASSISTANT, END, SPECIAL_TOKENS, VOCABULARY
+
+MAX_LENGTH = 8192
+
+
+def new_model(seed: int) -> LlamaForCausalLM:
+    """A Llama with random weights."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=MAX_LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=SPECIAL_TOKENS.index(END),
+        pad_token_id=SPECIAL_TOKENS.index(END),
+    )
+    model = LlamaForCausalLM(config)
+    model.set_attn_implementation("branches")
+    return model
+
+
+def _branch_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention in two parts, since the context sees no branch: about a third less work than over the whole row."""
+    context = options["context"]
+    parts = [
+        scaled_dot_product_attention(
+            query[:, :, rows], key[:, :, :end], value[:, :, :end], attn_mask=attention_mask[:, :, rows, :end]
+        )
+        for rows, end in ((slice(0, context), context), (slice(context, None), query.shape[2]))
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+AttentionInterface.register("branches", _branch_attention)
+
+
+def forward(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean loss over the answers' tokens, and for each of those whether it is the likeliest one."""
+    with torch.autocast(batch.ids.device.type, torch.bfloat16):
+        hidden = model.model(
+            input_ids=batch.ids,
+            position_ids=batch.positions,
+            attention_mask=batch.mask,
+            use_cache=False,
+            context=batch.context,
+        ).last_hidden_state
+        chosen = batch.targets >= 0
+        logits = model.lm_head(hidden[chosen]).float()
+    targets = batch.targets[chosen]
+    return cross_entropy(logits, targets), logits.argmax(-1) == targets

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains the demo model: `make train-demo`.
+
+Stops and goes on as told: every `--save-every` steps, on Ctrl-C and at the end it writes a checkpoint, and begins from
+it the next time. What follows is the same as without a stop, number for number on the same machine.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from app.progress import say
+from training.batches import Batch, Encoder, to_device
+from training.curriculum import CURRICULUM, Stage, make_stage_batch
+from training.initialisation import look_back
+from training.model import MAX_LENGTH, forward, new_model
+from training.tokenizer import train_tokenizer
+
+LEARNING_RATE = 4e-3
+EMBEDDING_RATE = 3e-3
+GATE_EVERY = 50
+GATE_BATCHES = 4
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where training is."""
+
+    step: int = 0
+    stage: int = 0
+    stage_step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    accuracy: float = 0.0
+    """Of the last look at held-out questions."""
+    commit: str = ""
+    """Of the code that the training began with."""
+
+    @property
+    def finished(self) -> bool:
+        return self.stage == len(CURRICULUM)
+
+
+class Trainer:
+    """The model, its optimizers and where they are."""
+
+    def __init__(self, seed: int, device: str) -> None:
+        self.seed = seed
+        self.device = device
+        self.progress = Progress(commit=_commit())
+        self.tokenizer = train_tokenizer(seed, MAX_LENGTH)
+        self.encoder = Encoder(self.tokenizer)
+        self.model = new_model(seed)
+        look_back(self.model, range(1, self.model.config.num_attention_heads + 1))
+        self.model.to(device)
+        self.optimizers = _optimizers(self.model)
+
+    @property
+    def stage(self) -> Stage:
+        return CURRICULUM[self.progress.stage]
+
+    def train_step(self) -> float:
+        """One step; returns its loss (nats per answer token)."""
+        started, progress = time.monotonic(), self.progress
+        self._set_rates()
+        batch = self._batch(progress.stage_step, "train")
+        loss, _ = forward(self.model, batch)
+        loss.backward()
+        clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        progress.step += 1
+        progress.stage_step += 1
+        progress.tokens += batch.ids.numel()
+        if progress.stage_step % GATE_EVERY == 0:
+            self._look_at_gate()
+        progress.seconds += time.monotonic() - started
+        return float(loss.detach())
+
+    def _set_rates(self) -> None:
+        """Warm-up over the first 20 steps; towards zero in a stage that decays."""
+        scale = min(1.0, (self.progress.step + 1) / 20)
+        if self.stage.decay:
+            scale *= 1 - self.progress.stage_step / self.stage.most_steps
+        for optimizer, rate in zip(self.optimizers, (LEARNING_RATE, EMBEDDING_RATE), strict=True):
+            optimizer.param_groups[0]["lr"] = rate * scale
+
+    def _batch(self, step: int, split: Any) -> Batch:
+        return to_device(make_stage_batch(self.stage, self.seed, step, split, self.encoder), self.device)
+
+    def _look_at_gate(self) -> None:
+        progress = self.progress
+        progress.accuracy = self.heldout_accuracy(GATE_BATCHES)
+        passed = not self.stage.decay and progress.accuracy >= self.stage.gate
+        if passed or progress.stage_step >= self.stage.most_steps:
+            progress.stage += 1
+            progress.stage_step = 0
+
+    @torch.no_grad()
+    def heldout_accuracy(self, batches: int) -> float:
+        """Share of held-out answers of which every token is the likeliest, and so the one greedy decoding gives."""
+        answers = [_right_answers(self.model, self._batch(-1 - i, "heldout")) for i in range(batches)]
+        return float(torch.cat(answers).float().mean())
+
+    def save(self, path: Path) -> None:
+        """Writes a checkpoint; a crash leaves the one before."""
+        state = {
+            "seed": self.seed,
+            "progress": asdict(self.progress),
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".new")
+        torch.save(state, temporary)
+        temporary.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Goes on from a checkpoint; raises `ValueError` if it is of another seed."""
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        if state["seed"] != self.seed:
+            raise ValueError(f"{path} was trained with seed {state['seed']}, not {self.seed}: remove it to begin anew")
+        self.progress = Progress(**state["progress"])
+        self.model.load_state_dict(state["model"])
+        for optimizer, optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(optimizer_state)
+
+
+def _commit() -> str:
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    command = [git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    described = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return described.stdout.strip() or "unknown"
+
+
+def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for embedding and norms."""
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
+    return [
+        torch.optim.Muon(matrices, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=EMBEDDING_RATE, weight_decay=0.0, betas=(0.9, 0.95)),
+    ]
+
+
+def _right_answers(model: Any, batch: Batch) -> torch.Tensor:
+    """For each branch of the batch, whether all of its answer is right; [branches], bool."""
+    _, right = forward(model, batch)
+    chosen = batch.targets >= 0
+    rows = torch.arange(len(batch.ids), device=batch.ids.device)[:, None].expand_as(batch.ids)
+    branches = rows[chosen] * batch.ids.shape[1] + batch.branch[chosen]
+    numbers, index = branches.unique(return_inverse=True)
+    wrong = torch.zeros(len(numbers), device=batch.ids.device).index_add_(0, index, (~right).float())
+    return wrong == 0
+
+
+def train(trainer: Trainer, steps: int | None, checkpoint: Path, save_every: int) -> bool:
+    """Trains up to step `steps` (None: to the end of the curriculum); returns False when it was interrupted."""
+    interrupted = False
+
+    def interrupt(*_: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        while not (trainer.progress.finished or interrupted or trainer.progress.step == steps):
+            stage = trainer.stage
+            loss = trainer.train_step()
+            _log(checkpoint.with_name("log.jsonl"), stage, trainer.progress, loss)
+            if trainer.progress.step % save_every == 0:
+                trainer.save(checkpoint)
+        trainer.save(checkpoint)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    return not interrupted
+
+
+def _log(path: Path, stage: Stage, progress: Progress, loss: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"stage_name": stage.name, **asdict(progress), "loss": loss}) + "\n")
+    if progress.step % 10 == 0 or progress.step == 1:
+        pace = progress.tokens / progress.seconds
+        say(
+            f"step {progress.step} ({stage.name}, {progress.stage_step} of at most {stage.most_steps}): loss {loss:.3f}, "
+            f"held-out accuracy {progress.accuracy:.3f}, {progress.tokens / 1e6:.2f} M tokens, {pace:.0f} a second"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, help="stop after this step (default: when the curriculum is through)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, tokenizer and data (default: 0)")
+    parser.add_argument(
+        "--work-dir", type=Path, default=Path("build/demo"), help="checkpoint and log (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("models/demo"), help="where the finished model goes (default: %(default)s)"
+    )
+    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints (default: %(default)s)")
+    args = parser.parse_args(argv)
+    trainer = Trainer(args.seed, "cuda" if torch.cuda.is_available() else "cpu")
+    checkpoint = args.work_dir / "checkpoint.pt"
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+        say(f"going on from step {trainer.progress.step} ({checkpoint})")
+    if not train(trainer, args.steps, checkpoint, args.save_every):
+        say(f"interrupted at step {trainer.progress.step}; the same command goes on from there")
+        return 130
+    if not trainer.progress.finished:
+        say(f"stopped at step {trainer.progress.step} as told; without --steps the same command goes on")
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main())
