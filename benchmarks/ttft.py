@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from app.random_model import build_preset
-from benchmarks.server import ServerProcess
+from app.server_process import ServerProcess
 
 KINDS = ("stock full prefill", "all chunks missing", "all chunks cached", "exact repeat (vLLM)")
 

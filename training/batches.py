@@ -8,7 +8,7 @@ earlier answer. The context is masked and positioned in one of the ways that the
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("full", "shared", "offset")
 SYSTEM_GROUP, PADDING = -1, -2
+FIRST_TOKEN_WEIGHT = 4.0
+"""Of an answer's first token in the loss: there the model decides whether it knows."""
 BLOCK = 32
 """Lengths are rounded up to a multiple of it, so that few shapes occur."""
 
@@ -53,6 +55,7 @@ class Batch:
     context: int
     """Length of the context part; the branches' part follows."""
     targets: torch.Tensor  # [rows, tokens], int64: the next token where there is a loss, -100 elsewhere
+    weights: torch.Tensor  # [rows, tokens], float32: of the targets in the loss
     branch: torch.Tensor  # [rows, tokens], int64: which branch of its row a token belongs to, -1: context
 
 
@@ -109,7 +112,9 @@ def make_batch(samples: Sequence[Sample], strategies: Sequence[str]) -> Batch:
         for tensor, values in ((ids, t_ids), (positions, t_positions), (branch, t_branch), (targets, t_targets)):
             tensor[row, there] = torch.tensor(values)
     full = torch.tensor([strategy == "full" for strategy in strategies])
-    return Batch(ids, positions, _mask(groups, branch, full), context, targets, branch)
+    first = (targets >= 0) & (targets.roll(1, dims=1) < 0)
+    weights = torch.where(first, FIRST_TOKEN_WEIGHT, 1.0)
+    return Batch(ids, positions, _mask(groups, branch, full), context, targets, weights, branch)
 
 
 def _context(sample: Sample, strategy: str) -> tuple[list[int], list[int], list[int], int]:
@@ -158,8 +163,10 @@ def _round_up(length: int) -> int:
     return -(-length // BLOCK) * BLOCK
 
 
+_TENSORS = ("ids", "positions", "mask", "targets", "weights", "branch")
+
+
 def to_device(batch: Batch, device: Any) -> Batch:
     """The batch with its tensors on `device`."""
-    tensors = (batch.ids, batch.positions, batch.mask, batch.targets, batch.branch)
-    ids, positions, mask, targets, branch = (tensor.to(device, non_blocking=True) for tensor in tensors)
-    return Batch(ids, positions, mask, batch.context, targets, branch)
+    tensors = {name: getattr(batch, name).to(device) for name in _TENSORS}
+    return replace(batch, **tensors)

@@ -59,6 +59,8 @@ class Stage:
     """Share of held-out answers that must be right in every token before the next stage begins."""
     most_steps: int
     """The next stage begins after so many steps in any case."""
+    rate: float = 1.0
+    """The learning rate, in parts of that of the first stage."""
     decay: bool = False
     """Whether the learning rate falls to zero over `most_steps`; the gate is then not looked at."""
 
@@ -66,10 +68,10 @@ class Stage:
 CURRICULUM = (
     Stage("copy, many letters", Copying(alphabet=200), gate=0.9, most_steps=400),
     Stage("copy, few letters", Copying(alphabet=16, chunks=4), gate=0.75, most_steps=200),
-    Stage("facts, plainly told", Answering((1, 2), easy=True), gate=0.93, most_steps=500),
-    Stage("all phrasings", Answering((1, 2, 3, 4)), gate=0.95, most_steps=800),
-    Stage("up to 8 chunks", Answering((2, 4, 6, 8)), gate=0.96, most_steps=600),
-    Stage("up to 20 chunks", Answering((1, 2, 4, 8, 12, 16, 20)), gate=1.0, most_steps=900, decay=True),
+    Stage("facts, plainly told", Answering((1, 2), easy=True), gate=0.93, most_steps=300),
+    Stage("all phrasings", Answering((1, 2, 3, 4)), gate=0.95, most_steps=600, rate=0.5),
+    Stage("up to 8 chunks", Answering((2, 4, 6, 8)), gate=0.96, most_steps=400, rate=0.5),
+    Stage("up to 20 chunks", Answering((1, 2, 4, 8, 12, 16, 20)), gate=1.0, most_steps=800, rate=0.5, decay=True),
 )
 
 

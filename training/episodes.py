@@ -33,7 +33,7 @@ class Shape:
     statements: int = len(STATEMENTS)
     """So many of the statement phrasings are used; likewise of the question phrasings."""
     phrasings: int = len(QUESTIONS)
-    unknown: float = 0.15
+    unknown: float = 0.2
     """Share of questions that no document answers."""
     extras: bool = True
     """Whether chunks have titles and filler sentences, and system prompts differ."""
@@ -101,13 +101,15 @@ def _entity(words: Words, kinds: list[str], entities: list[_Entity]) -> _Entity:
     again = [entity for entity in entities if len(entity.untold) >= 4]
     if again and words.rng.random() < 0.1:
         return words.rng.choice(again)
-    entity = _new_entity(words, words.rng.choice(kinds))
+    entity = _new_entity(words, words.rng.choice(kinds), entities)
     entities.append(entity)
     return entity
 
 
-def _new_entity(words: Words, kind: str) -> _Entity:
+def _new_entity(words: Words, kind: str, entities: list[_Entity]) -> _Entity:
     name = words.person() if kind == "person" and words.rng.random() < 0.5 else words.name()
+    if any(entity.name == name for entity in entities):
+        return _new_entity(words, kind, entities)
     attributes = list(ATTRIBUTES[kind])
     words.rng.shuffle(attributes)
     return _Entity(name, kind, attributes)
@@ -132,4 +134,4 @@ def _untold_fact(words: Words, entities: list[_Entity], facts: list[Fact]) -> Fa
     entity = words.rng.choice(entities)
     if entity.untold and words.rng.random() < 0.5:
         return Fact(entity.name, words.rng.choice(entity.untold), "")
-    return Fact(_new_entity(words, entity.kind).name, words.rng.choice(facts).attribute, "")
+    return Fact(_new_entity(words, entity.kind, entities).name, words.rng.choice(facts).attribute, "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A head start: the first layer's heads begin by looking one, two, three and four tokens back.
+"""A head start: the first layer's heads begin by looking one, two, three … tokens back.
 
 Finding a fact by the words before it takes two steps, one head that carries what stood before a token, and one that
 compares it (an induction head; Olsson et al. 2022, arXiv 2209.11895). Neither is of use without the other, and so from
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 _SHARPNESS = 30.0
-"""Score at the distance looked for; about 5 more than at its neighbours."""
-_FREQUENCIES = 6
+"""Score at the distance looked for; several more than at its neighbours."""
+_FREQUENCIES = 5
 """How many of RoPE's highest frequencies tell distances apart."""
 
 

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from training.batches import Batch
-from training.tokenizer import ASSISTANT, END, SPECIAL_TOKENS, VOCABULARY
+from training.tokenizer import END, SPECIAL_TOKENS, VOCABULARY
 
 MAX_LENGTH = 8192
 
@@ -20,10 +20,10 @@ def new_model(seed: int) -> LlamaForCausalLM:
         vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=64,
+        num_hidden_layers=5,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=32,
         max_position_embeddings=MAX_LENGTH,
         rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
         tie_word_embeddings=True,
@@ -59,7 +59,7 @@ AttentionInterface.register("branches", _branch_attention)
 
 
 def forward(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean loss over the answers' tokens, and for each of those whether it is the likeliest one."""
+    """Weighted mean loss over the answers' tokens, and for each of those whether it is the likeliest one."""
     with torch.autocast(batch.ids.device.type, torch.bfloat16):
         hidden = model.model(
             input_ids=batch.ids,
@@ -70,5 +70,6 @@ def forward(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.
         ).last_hidden_state
         chosen = batch.targets >= 0
         logits = model.lm_head(hidden[chosen]).float()
-    targets = batch.targets[chosen]
-    return cross_entropy(logits, targets), logits.argmax(-1) == targets
+    targets, weights = batch.targets[chosen], batch.weights[chosen]
+    losses = cross_entropy(logits, targets, reduction="none")
+    return (losses * weights).sum() / weights.sum(), logits.argmax(-1) == targets

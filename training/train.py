@@ -24,7 +24,9 @@ from torch.nn.utils import clip_grad_norm_
 from app.progress import say
 from training.batches import Batch, Encoder, to_device
 from training.curriculum import CURRICULUM, Stage, make_stage_batch
+from training.export import export
 from training.initialisation import look_back
+from training.language import Split
 from training.model import MAX_LENGTH, forward, new_model
 from training.tokenizer import train_tokenizer
 
@@ -75,9 +77,9 @@ class Trainer:
         """One step; returns its loss (nats per answer token)."""
         started, progress = time.monotonic(), self.progress
         self._set_rates()
-        batch = self._batch(progress.stage_step, "train")
+        batch = self._batch(self.stage, progress.stage_step, "train")
         loss, _ = forward(self.model, batch)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -91,29 +93,29 @@ class Trainer:
         return float(loss.detach())
 
     def _set_rates(self) -> None:
-        """Warm-up over the first 20 steps; towards zero in a stage that decays."""
-        scale = min(1.0, (self.progress.step + 1) / 20)
+        """The stage's rate, with a warm-up over the first 20 steps, and towards zero in a stage that decays."""
+        scale = self.stage.rate * min(1.0, (self.progress.step + 1) / 20)
         if self.stage.decay:
             scale *= 1 - self.progress.stage_step / self.stage.most_steps
         for optimizer, rate in zip(self.optimizers, (LEARNING_RATE, EMBEDDING_RATE), strict=True):
             optimizer.param_groups[0]["lr"] = rate * scale
 
-    def _batch(self, step: int, split: Any) -> Batch:
-        return to_device(make_stage_batch(self.stage, self.seed, step, split, self.encoder), self.device)
+    def _batch(self, stage: Stage, step: int, split: Split) -> Batch:
+        return to_device(make_stage_batch(stage, self.seed, step, split, self.encoder), self.device)
 
     def _look_at_gate(self) -> None:
         progress = self.progress
-        progress.accuracy = self.heldout_accuracy(GATE_BATCHES)
+        progress.accuracy = float(self.heldout(self.stage, GATE_BATCHES).mean())
         passed = not self.stage.decay and progress.accuracy >= self.stage.gate
         if passed or progress.stage_step >= self.stage.most_steps:
             progress.stage += 1
             progress.stage_step = 0
 
     @torch.no_grad()
-    def heldout_accuracy(self, batches: int) -> float:
-        """Share of held-out answers of which every token is the likeliest, and so the one greedy decoding gives."""
-        answers = [_right_answers(self.model, self._batch(-1 - i, "heldout")) for i in range(batches)]
-        return float(torch.cat(answers).float().mean())
+    def heldout(self, stage: Stage, batches: int) -> torch.Tensor:
+        """For each held-out answer, 1 if every token is the likeliest, and so the one that greedy decoding gives."""
+        answers = [_right_answers(self.model, self._batch(stage, -1 - i, "heldout")) for i in range(batches)]
+        return torch.cat(answers).float()
 
     def save(self, path: Path) -> None:
         """Writes a checkpoint; a crash leaves the one before."""
@@ -150,7 +152,8 @@ def _commit() -> str:
 
 def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for embedding and norms."""
-    matrices, others = [], []
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
     return [
@@ -165,7 +168,7 @@ def _right_answers(model: Any, batch: Batch) -> torch.Tensor:
     chosen = batch.targets >= 0
     rows = torch.arange(len(batch.ids), device=batch.ids.device)[:, None].expand_as(batch.ids)
     branches = rows[chosen] * batch.ids.shape[1] + batch.branch[chosen]
-    numbers, index = branches.unique(return_inverse=True)
+    numbers, index = torch.unique(branches, return_inverse=True)
     wrong = torch.zeros(len(numbers), device=batch.ids.device).index_add_(0, index, (~right).float())
     return wrong == 0
 
@@ -199,8 +202,9 @@ def _log(path: Path, stage: Stage, progress: Progress, loss: float) -> None:
     if progress.step % 10 == 0 or progress.step == 1:
         pace = progress.tokens / progress.seconds
         say(
-            f"step {progress.step} ({stage.name}, {progress.stage_step} of at most {stage.most_steps}): loss {loss:.3f}, "
-            f"held-out accuracy {progress.accuracy:.3f}, {progress.tokens / 1e6:.2f} M tokens, {pace:.0f} a second"
+            f"step {progress.step} ({stage.name}, {progress.stage_step} of at most {stage.most_steps}): "
+            f"loss {loss:.3f}, held-out accuracy {progress.accuracy:.3f}, "
+            f"{progress.tokens / 1e6:.2f} M tokens, {pace:.0f} a second"
         )
 
 
@@ -220,7 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     trainer = Trainer(args.seed, "cuda" if torch.cuda.is_available() else "cpu")
     checkpoint = args.work_dir / "checkpoint.pt"
     if checkpoint.exists():
-        trainer.load(checkpoint)
+        try:
+            trainer.load(checkpoint)
+        except ValueError as error:
+            say(str(error))
+            return 2
         say(f"going on from step {trainer.progress.step} ({checkpoint})")
     if not train(trainer, args.steps, checkpoint, args.save_every):
         say(f"interrupted at step {trainer.progress.step}; the same command goes on from there")
@@ -228,7 +236,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not trainer.progress.finished:
         say(f"stopped at step {trainer.progress.step} as told; without --steps the same command goes on")
         return 0
+    finish(trainer, args.out)
     return 0
+
+
+def finish(trainer: Trainer, out: Path) -> None:
+    """Judges the trained model on held-out questions and writes it into the folder `out`."""
+    say("the curriculum is through; judging the model on held-out questions")
+    right = trainer.heldout(CURRICULUM[-1], batches=40)
+    facts = {**asdict(trainer.progress), "seed": trainer.seed, "accuracy": float(right.mean()), "questions": len(right)}
+    export(trainer.model, trainer.tokenizer, facts, out)
+    say(f"held-out accuracy {facts['accuracy']:.3f} over {len(right)} questions; the model is in {out}")
 
 
 if __name__ == "__main__":

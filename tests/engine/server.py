@@ -7,7 +7,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.server import ServerProcess
+from app.server_process import ServerProcess
 
 _UNDER_WAY = ("leases", "running_fills", "segments_filling", "segments_detached")
 

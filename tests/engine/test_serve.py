@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import ROOT
+from app.server_process import ROOT
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, group_members
 from tests.engine.test_exactness import ask, assert_exact

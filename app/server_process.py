@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `tessera serve` process for benchmarks and tests."""
+"""A `tessera serve` process and a client for it: for the demo, the evaluation, benchmarks and tests."""
 
 import os
 import signal
@@ -38,8 +38,7 @@ class ServerProcess:
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+                env={**os.environ, "PYTHONPATH": _python_path(), **(environment or {})},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -67,6 +66,11 @@ class ServerProcess:
             raise
         finally:
             self.client.close()
+
+
+def _python_path() -> str:
+    """The parent's import path with this package's folder, which need not be installed."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def free_port() -> int:

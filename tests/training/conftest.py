@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tokenizer and an untrained model, made once."""
+
+from typing import Any
+
+import pytest
+
+from training.batches import Encoder
+from training.model import MAX_LENGTH, new_model
+from training.tokenizer import train_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return train_tokenizer(0, MAX_LENGTH)
+
+
+@pytest.fixture(scope="session")
+def encoder(tokenizer: Any) -> Encoder:
+    return Encoder(tokenizer)
+
+
+@pytest.fixture
+def model() -> Any:
+    return new_model(0)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row of branches trains what the server serves: each branch reads as the oracle lays it out on its own."""
+
+import random
+
+import pytest
+import torch
+
+from tests import oracle
+from training.batches import STRATEGIES, Batch, Sample, make_batch, repeat_sample
+from training.curriculum import CURRICULUM, make_stage_batch
+
+SAMPLES = [repeat_sample(random.Random(seed), 2048, 40, chunks, 3) for seed, chunks in enumerate((1, 4, 2))]
+
+
+def alone(sample: Sample, strategy: str, branch: int) -> tuple[list[int], list[int], torch.Tensor]:
+    """Ids, positions and visibility of one branch behind its context, by the oracle."""
+    question = [*sample.branches[branch].prompt, *sample.branches[branch].answer[:-1]]
+    segments = (sample.system, sample.chunks, question)
+    ids, positions, groups = oracle.lay_out_shared(segments)
+    if strategy != "shared":
+        positions = list(range(len(ids)))
+    if strategy == "full":
+        groups = [oracle.TAIL] * len(ids)
+    return ids, positions, oracle.mask(groups, groups, torch.float32)[0, 0] == 0
+
+
+def cut_out(batch: Batch, row: int, branch: int) -> torch.Tensor:
+    """Places in `row` of the context's tokens and of one branch's."""
+    context = batch.mask[row, 0, batch.branch[row] == branch].any(0)  # a branch sees all of it, and no padding
+    context[batch.context :] = False
+    return (context | (batch.branch[row] == branch)).nonzero()[:, 0]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_branch_is_what_the_oracle_lays_out(strategy: str) -> None:
+    batch = make_batch(SAMPLES, [strategy] * len(SAMPLES))
+    for row, sample in enumerate(SAMPLES):
+        for branch in range(len(sample.branches)):
+            ids, positions, visible = alone(sample, strategy, branch)
+            places = cut_out(batch, row, branch)
+            assert batch.ids[row, places].tolist() == ids
+            assert batch.positions[row, places].tolist() == positions
+            assert torch.equal(batch.mask[row, 0][places][:, places], visible)
+            elsewhere = torch.ones(batch.ids.shape[1], dtype=torch.bool)
+            elsewhere[places] = False
+            assert not batch.mask[row, 0][places][:, elsewhere].any()
+
+
+def test_targets_are_the_answers() -> None:
+    batch = make_batch(SAMPLES, STRATEGIES)
+    for row, sample in enumerate(SAMPLES):
+        for number, branch in enumerate(sample.branches):
+            targets = batch.targets[row][batch.branch[row] == number]
+            assert targets.tolist() == [-100] * (len(branch.prompt) - 1) + branch.answer
+
+
+@pytest.mark.parametrize("stage", CURRICULUM, ids=lambda stage: stage.name)
+def test_a_batch_is_a_function_of_stage_seed_step_and_split(stage, encoder) -> None:
+    def ids(seed: int, step: int, split: str) -> list[int]:
+        return make_stage_batch(stage, seed, step, split, encoder).ids.flatten().tolist()
+
+    assert ids(0, 0, "train") == ids(0, 0, "train")
+    assert (
+        len({tuple(ids(*which)) for which in ((0, 0, "train"), (0, 1, "train"), (1, 0, "train"), (0, 0, "heldout"))})
+        == 4
+    )

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training improves the loss, stops and goes on, and refuses what it can't go on from."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from training.curriculum import CURRICULUM, Answering, Copying, Stage
+from training.train import Trainer, finish, main, train
+
+SMALL = (
+    Stage("copy", Copying(alphabet=16, chunks=1, branches=2), gate=2.0, most_steps=4),
+    Stage("facts", Answering((1,)), gate=2.0, most_steps=4, decay=True),
+)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curriculum of two stages of four small steps, with a look at held-out questions every second step."""
+    monkeypatch.setattr("training.train.CURRICULUM", SMALL)
+    monkeypatch.setattr("training.curriculum.TOKENS_PER_STEP", 512)
+    monkeypatch.setattr("training.train.GATE_EVERY", 2)
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def run(folder: Path, *arguments: str) -> int:
+    return main(["--work-dir", str(folder), "--out", str(folder / "model"), *arguments])
+
+
+def test_going_on_gives_the_same_losses_as_not_stopping(small: None, tmp_path: Path) -> None:
+    assert run(tmp_path / "whole") == 0
+    for steps in ("3", "5", "100"):
+        assert run(tmp_path / "parts", "--steps", steps) == 0
+    assert len(losses(tmp_path / "whole")) == 8
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+def test_an_interrupt_leaves_a_checkpoint_to_go_on_from(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+    import signal
+
+    step = Trainer.train_step
+
+    def interrupted_step(trainer: Trainer) -> float:
+        if trainer.progress.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(trainer)
+
+    monkeypatch.setattr(Trainer, "train_step", interrupted_step)
+    assert run(tmp_path) == 130
+    assert len(losses(tmp_path)) == 3
+    assert run(tmp_path) == 0
+    assert len(losses(tmp_path)) == 8
+
+
+def test_the_finished_model_loads_and_its_card_says_how_it_was_made(small: None, tmp_path: Path) -> None:
+    trainer = Trainer(5, "cpu")
+    train(trainer, None, tmp_path / "checkpoint.pt", 100)
+    finish(trainer, tmp_path / "model")
+    facts = json.loads((tmp_path / "model" / "training.json").read_text())
+    assert (facts["seed"], facts["step"]) == (5, 8)
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert facts["commit"] in card
+    assert "seed 5" in card
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.dtype == torch.float32
+    assert torch.equal(loaded.lm_head.weight, trainer.model.lm_head.weight)
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template
+
+
+def test_another_seed_is_refused(small: None, tmp_path: Path) -> None:
+    assert run(tmp_path, "--steps", "1") == 0
+    assert run(tmp_path, "--steps", "2", "--seed", "1") == 2
+
+
+def test_a_few_steps_improve_the_loss(tmp_path: Path) -> None:
+    assert run(tmp_path, "--steps", "10") == 0
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0]
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_curriculum_ends_with_as_many_chunks_as_the_card_says() -> None:
+    assert max(CURRICULUM[-1].task.chunks) == 20
