@@ -9,8 +9,6 @@ from training.episodes import Shape, make_episode
 from training.language import Split
 from training.tokenizer import VOCABULARY
 
-TOKENS_PER_STEP = 8192
-
 
 @dataclass(frozen=True, slots=True)
 class Copying:
@@ -20,10 +18,10 @@ class Copying:
     chunks: int = 2
     branches: int = 12
 
-    def samples(self, rng: random.Random, split: Split, encoder: Encoder) -> list[Sample]:
-        """Samples of about `TOKENS_PER_STEP` tokens; nothing is memorised here, so `split` plays no part."""
+    def samples(self, rng: random.Random, split: Split, encoder: Encoder, tokens: int) -> list[Sample]:
+        """Samples of about `tokens` tokens; nothing is memorised here, so `split` plays no part."""
         del split, encoder
-        rows = TOKENS_PER_STEP // (30 * self.chunks + 14 * self.branches)
+        rows = tokens // (30 * self.chunks + 14 * self.branches)
         arguments = (VOCABULARY, self.alphabet, self.chunks, self.branches)
         return [repeat_sample(rng, *arguments) for _ in range(rows)]
 
@@ -42,10 +40,10 @@ class Answering:
             return Shape(chunks, questions, statements=2, phrasings=2, unknown=0.0, extras=False)
         return Shape(chunks, questions)
 
-    def samples(self, rng: random.Random, split: Split, encoder: Encoder) -> list[Sample]:
-        """Samples of about `TOKENS_PER_STEP` tokens whose names are of `split`."""
+    def samples(self, rng: random.Random, split: Split, encoder: Encoder, tokens: int) -> list[Sample]:
+        """Samples of about `tokens` tokens whose names are of `split`."""
         shape = self.shape(rng.choice(self.chunks))
-        rows = max(1, TOKENS_PER_STEP // (16 + 40 * shape.chunks + 25 * shape.questions))
+        rows = max(1, tokens // (16 + 40 * shape.chunks + 25 * shape.questions))
         return [encoder.sample(make_episode(rng, split, shape)) for _ in range(rows)]
 
 
@@ -59,24 +57,28 @@ class Stage:
     """Share of held-out answers that must be right in every token before the next stage begins."""
     most_steps: int
     """The next stage begins after so many steps in any case."""
+    tokens: int = 4096
+    """Of a step, about."""
     rate: float = 1.0
     """The learning rate, in parts of that of the first stage."""
     decay: bool = False
     """Whether the learning rate falls to zero over `most_steps`; the gate is then not looked at."""
 
 
+_TWENTY = (1, 2, 4, 8, 12, 16, 20)
+
 CURRICULUM = (
-    Stage("copy, many letters", Copying(alphabet=200), gate=0.9, most_steps=400),
-    Stage("copy, few letters", Copying(alphabet=16, chunks=4), gate=0.75, most_steps=200),
-    Stage("facts, plainly told", Answering((1, 2), easy=True), gate=0.93, most_steps=300),
-    Stage("all phrasings", Answering((1, 2, 3, 4)), gate=0.95, most_steps=600, rate=0.5),
-    Stage("up to 8 chunks", Answering((2, 4, 6, 8)), gate=0.96, most_steps=400, rate=0.5),
-    Stage("up to 20 chunks", Answering((1, 2, 4, 8, 12, 16, 20)), gate=1.0, most_steps=800, rate=0.5, decay=True),
+    Stage("copy, many letters", Copying(alphabet=200), gate=0.9, most_steps=500),
+    Stage("copy, few letters", Copying(alphabet=16, chunks=4), gate=0.75, most_steps=300),
+    Stage("facts, plainly told", Answering((1, 2), easy=True), gate=0.93, most_steps=600),
+    Stage("all phrasings", Answering((1, 2, 3, 4)), gate=0.95, most_steps=900, rate=0.5),
+    Stage("up to 8 chunks", Answering((2, 4, 6, 8)), gate=0.96, most_steps=400, tokens=8192, rate=0.5),
+    Stage("up to 20 chunks", Answering(_TWENTY), gate=1.0, most_steps=800, tokens=8192, rate=0.5, decay=True),
 )
 
 
 def make_stage_batch(stage: Stage, seed: int, step: int, split: Split, encoder: Encoder) -> Batch:
     """The batch of this step: a function of the arguments alone, so that training can go on where it stopped."""
     rng = random.Random(f"{split} {seed} {stage.name} {step}")
-    samples = stage.task.samples(rng, split, encoder)
+    samples = stage.task.samples(rng, split, encoder, stage.tokens)
     return make_batch(samples, [rng.choice(STRATEGIES) for _ in samples])
