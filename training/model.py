@@ -20,10 +20,10 @@ def new_model(seed: int) -> LlamaForCausalLM:
         vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=512,
-        num_hidden_layers=5,
+        num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=8,
-        head_dim=32,
+        head_dim=64,
         max_position_embeddings=MAX_LENGTH,
         rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
         tie_word_embeddings=True,
@@ -32,6 +32,10 @@ def new_model(seed: int) -> LlamaForCausalLM:
         pad_token_id=SPECIAL_TOKENS.index(END),
     )
     model = LlamaForCausalLM(config)
+    with torch.no_grad():  # as GPT-2 does, so that a token's own embedding isn't drowned by what layers add
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                projection.weight /= (2 * config.num_hidden_layers) ** 0.5
     model.set_attn_implementation("branches")
     return model
 
