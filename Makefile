@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-fast check bench clean
+.PHONY: help setup demo serve test test-fast check bench eval-demo train-demo clean
 
 BIN := .venv/bin
 
@@ -10,7 +10,10 @@ help: ## print this list
 setup: ## install into .venv (EXTRA=cpu|cuda|ascend, PYTHON=python3.11)
 	@scripts/setup.sh
 
-serve: setup ## serve MODEL (default: a small random model); more flags in ARGS
+demo: setup ## serve the demo model and show it at work; flags in ARGS (--port PORT, --once)
+	$(BIN)/tessera demo $(ARGS)
+
+serve: setup ## serve MODEL (default: the demo model); more flags in ARGS
 	$(BIN)/tessera serve $(MODEL) $(ARGS)
 
 test: setup ## run all tests
@@ -26,6 +29,12 @@ check: setup ## lint, formatting and types
 
 bench: setup ## measure time to first token; flags in ARGS
 	$(BIN)/python -m benchmarks.ttft $(ARGS)
+
+eval-demo: setup ## measure the demo model's accuracy, with chunks reused and without; flags in ARGS
+	$(BIN)/tessera eval --demo $(ARGS)
+
+train-demo: setup ## train the demo model anew (hours on two cores); TRAIN_STEPS=20 stops there
+	$(BIN)/python -m training.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
 clean: ## remove .venv, builds and caches
 	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -6,19 +6,22 @@ import errno
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
 from app.progress import say
 
 _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-… flag]
+       tessera demo [--port PORT] [--once]
+       tessera eval [MODEL | --server URL] (--questions FILE | --demo) [options]
        tessera --version
 
 commands:
   serve   serve MODEL (a folder or a name vLLM knows) over HTTP, reusing document chunks' KV cache;
-          without MODEL, a small random model is built and served, to try the interface
+          without MODEL, the small demo model
+  demo    serve the demo model and show in the terminal what happens to documents and questions
+  eval    measure accuracy and speed on questions, with full attention and with chunks reused
 
 tessera serve --help shows the flags, tessera serve --help=all vLLM's as well."""
 
@@ -33,11 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "--version":
         print(f"tessera {importlib.metadata.version('tessera-rag')}")
         return 0
-    if command != "serve":
+    if command not in _COMMANDS:
         say(f"unknown command {command!r}")
         print(_USAGE, file=sys.stderr)
         return 2
-    return _serve(arguments[1:])
+    return _COMMANDS[command](arguments[1:])
 
 
 def _serve(arguments: list[str]) -> int:
@@ -57,7 +60,7 @@ def _serve(arguments: list[str]) -> int:
 
     try:
         settings = load_settings(args)
-        args.model = args.model_tag or _random_model(settings.home)
+        args.model = args.model_tag or _demo_model()
         uvloop.run(run(args, settings))
     except ValidationError as error:
         say(_first_error(error))
@@ -108,11 +111,26 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _random_model(home: Path) -> str:
-    from app.random_model import build_preset
+def _demo_model() -> str:
+    from app.demo_model import DEMO_MODEL
 
-    say("no MODEL given: serving a small random model (its answers are gibberish)")
-    return str(build_preset("tiny-llama", home / "models" / "tiny-llama"))
+    say("no MODEL given: serving the demo model (it answers from short documents, and knows nothing else)")
+    return str(DEMO_MODEL)
+
+
+def _demo(arguments: list[str]) -> int:
+    from app.demo import main
+
+    return main(arguments)
+
+
+def _eval(arguments: list[str]) -> int:
+    from evaluation.command import main
+
+    return main(arguments)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "demo": _demo, "eval": _eval}
 
 
 if __name__ == "__main__":

@@ -17,10 +17,15 @@ START_TIMEOUT_S = 240
 
 
 class ServerProcess:
-    """One `tessera serve` process on a free port of the loopback interface, and a client for it."""
+    """One `tessera serve` process on the loopback interface, and a client for it.
 
-    def __init__(self, log: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        self.port = free_port()
+    What it prints goes to the file `log`. Without `port` it gets a free one.
+    """
+
+    def __init__(
+        self, log: Path, *arguments: str, port: int | None = None, environment: dict[str, str] | None = None
+    ) -> None:
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.model = arguments[0]

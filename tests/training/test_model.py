@@ -2,15 +2,17 @@
 """The row-wise forward gives what the plain model gives for each branch alone; heads begin by looking back."""
 
 import random
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from tests.training.test_batches import SAMPLES, alone
-from training.batches import STRATEGIES, make_batch, repeat_sample
+from training.batches import FIRST_TOKEN_WEIGHT, STRATEGIES, make_batch, repeat_sample
 from training.initialisation import look_back
 from training.model import forward
 
@@ -18,10 +20,10 @@ from training.model import forward
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_rows_equal_single_sequences(strategy: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "autocast", lambda *_: torch.no_grad())  # float32: equal up to rounding
-    plain = LlamaForCausalLM(model.config)
+    plain = LlamaForCausalLM(deepcopy(model.config))
     plain.load_state_dict(model.state_dict())
     plain.set_attn_implementation("eager")
-    losses = []
+    losses, weights = [], []
     for sample in SAMPLES:
         for number, branch in enumerate(sample.branches):
             ids, positions, visible = alone(sample, strategy, number)
@@ -29,13 +31,15 @@ def test_rows_equal_single_sequences(strategy: str, model: Any, monkeypatch: pyt
             with torch.no_grad():
                 logits = plain(torch.tensor([ids]), position_ids=torch.tensor([positions]), attention_mask=mask).logits
             answer = torch.tensor(branch.answer)
-            losses.append(torch.nn.functional.cross_entropy(logits[0, -len(answer) :], answer, reduction="none"))
+            losses.append(cross_entropy(logits[0, -len(answer) :], answer, reduction="none"))
+            weights.append(torch.tensor([FIRST_TOKEN_WEIGHT] + [1.0] * (len(answer) - 1)))
     loss, _ = forward(model, make_batch(SAMPLES, [strategy] * len(SAMPLES)))
-    assert loss.item() == pytest.approx(torch.cat(losses).mean().item(), abs=1e-5)
+    expected = torch.cat(losses) @ torch.cat(weights) / torch.cat(weights).sum()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_the_first_layers_heads_look_back(model: Any) -> None:
-    look_back(model, (1, 2, 3, 4))
+    look_back(model, range(1, 9))
     batch = make_batch([repeat_sample(random.Random(0), 2048, 100, 1, 1)], ["full"])
     layer, heads = model.model.layers[0], model.config.num_attention_heads
     normalised = layer.input_layernorm(model.model.embed_tokens(batch.ids))
@@ -45,5 +49,5 @@ def test_the_first_layers_heads_look_back(model: Any) -> None:
     )
     query, key = apply_rotary_pos_emb(query, key, *model.model.rotary_emb(normalised, batch.positions))
     scores = (query @ key.transpose(-1, -2) * layer.self_attn.scaling).masked_fill(~batch.mask, float("-inf"))
-    for row in range(8, 20):
-        assert [row - int(place) for place in scores[0, :, row].argmax(-1)] == [1, 2, 3, 4]
+    for row in range(12, 20):
+        assert [row - int(place) for place in scores[0, :, row].argmax(-1)] == list(range(1, 9))

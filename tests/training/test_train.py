@@ -12,8 +12,8 @@ from training.curriculum import CURRICULUM, Answering, Copying, Stage
 from training.train import Trainer, finish, main, train
 
 SMALL = (
-    Stage("copy", Copying(alphabet=16, chunks=1, branches=2), gate=2.0, most_steps=4),
-    Stage("facts", Answering((1,)), gate=2.0, most_steps=4, decay=True),
+    Stage("copy", Copying(alphabet=16, chunks=1, branches=2), gate=2.0, most_steps=4, tokens=512),
+    Stage("facts", Answering((1,)), gate=2.0, most_steps=4, tokens=512, decay=True),
 )
 
 
@@ -21,7 +21,6 @@ SMALL = (
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A curriculum of two stages of four small steps, with a look at held-out questions every second step."""
     monkeypatch.setattr("training.train.CURRICULUM", SMALL)
-    monkeypatch.setattr("training.curriculum.TOKENS_PER_STEP", 512)
     monkeypatch.setattr("training.train.GATE_EVERY", 2)
 
 

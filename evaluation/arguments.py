@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of `tessera eval`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn, get_args
+
+from evaluation.client import MODES, Mode
+from evaluation.datasets import Format
+from evaluation.metrics import REFUSAL, normalize
+
+DEMO_QUESTIONS = 250
+"""Questions of the demo for each number of chunks, by default."""
+
+_DESCRIPTION = """\
+Measure how well and how fast questions are answered, with full attention and with chunks reused.
+
+Each question is asked in each mode: full (full attention over the same tokens), shared and offset (chunks reused,
+placed over each other or one after another). MODEL is served for the time it takes, or --server is asked."""
+
+_EPILOG = """\
+OUTPUT gets run.json (what was asked), results.jsonl (each answer, as it comes), summary.json and accuracy.png.
+An interrupted run is resumed by the same command.
+
+A question file has one JSON object a line:
+  {"system": "Answer from the documents.", "chunks": ["One.", {"title": "B", "text": "Two."}],
+   "question": "What …?", "answers": ["this", "or this"]}
+"answers": [] says that no chunk has the answer, and that the model should say so (--refusal). system and id may be
+left out. The files of HotpotQA, 2WikiMultihopQA, MuSiQue and LongBench's question-answering sets are read as they are.
+
+examples:
+  tessera eval --demo
+  tessera eval Qwen/Qwen3-0.6B --questions q.jsonl -- --default-chat-template-kwargs '{"enable_thinking": false}'
+  tessera eval ./model --questions questions.jsonl -- --dtype float32 --chat-template template.jinja
+  tessera eval --server http://localhost:8000 --questions musique_ans_v1.0_dev.jsonl --limit 200
+
+Exit status: 0; 1 if the server fails midway; 2 for errors in usage, files or set-up; 130 when interrupted."""
+
+
+class UsageError(ValueError):
+    """The command line can't be obeyed; the message says why."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (tessera eval --help shows the options)")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options, with what follows ``--`` in ``server_arguments``. Raises :class:`UsageError`."""
+    own, server_arguments = _divided(list(argv))
+    parser = _parser()
+    args = parser.parse_args(own)
+    args.server_arguments = tuple(server_arguments)
+    if problem := _problem(args):
+        parser.error(problem)
+    if args.output is None:
+        args.output = Path("results", "eval-demo" if args.demo else f"eval-{args.questions.stem}")
+    return args
+
+
+def _divided(argv: list[str]) -> tuple[list[str], list[str]]:
+    at = argv.index("--") if "--" in argv else len(argv)
+    return argv[:at], argv[at + 1 :]
+
+
+def _problem(args: argparse.Namespace) -> str | None:
+    checks = {
+        "give --questions FILE, or --demo": args.questions is None and not args.demo,
+        "give either --questions or --demo": args.questions is not None and args.demo,
+        "give either MODEL or --server": args.model is not None and args.server is not None,
+        "give MODEL, or --server URL": not (args.model or args.server or args.demo),
+        "arguments after -- are for the server that MODEL starts": bool(args.server_arguments and args.server),
+    }
+    return next((problem for problem, holds in checks.items() if holds), None)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tessera eval",
+        usage="tessera eval [MODEL | --server URL] (--questions FILE | --demo) [options] [-- any tessera serve flag]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or name of the model to serve")
+    parser.add_argument("--server", type=_url, metavar="URL", help="a running Tessera server to ask instead")
+    parser.add_argument("--questions", type=Path, metavar="FILE", help="the question file")
+    parser.add_argument("--format", choices=get_args(Format), default="auto", help="its format (default: auto)")
+    parser.add_argument("--demo", action="store_true", help="the demo's questions, and its model unless one is given")
+    _add_run_options(parser)
+    return parser
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--modes", type=_modes, default=MODES, help="some of full,shared,offset (default: all)")
+    limit = f"ask the first N questions only; with --demo: N for each number of chunks (default: {DEMO_QUESTIONS})"
+    parser.add_argument("--limit", type=_positive, metavar="N", help=limit)
+    parser.add_argument(
+        "--max-tokens", type=_positive, default=64, metavar="N", help="longest answer, in tokens (default: 64)"
+    )
+    concurrency = "requests at a time; with more than 1, times to first token are those under load (default: 1)"
+    parser.add_argument("--concurrency", type=_positive, default=1, metavar="N", help=concurrency)
+    output = "folder for the results (default: results/eval-<name of the question file>)"
+    parser.add_argument("--output", type=Path, metavar="DIR", help=output)
+    parser.add_argument("--overwrite", action="store_true", help="drop results of an earlier run in that folder")
+    refusal = f'what the model says if no chunk has the answer (default: "{REFUSAL}")'
+    parser.add_argument("--refusal", type=_phrase, default=REFUSAL, metavar="TEXT", help=refusal)
+    parser.add_argument("--api-key", metavar="KEY", help="the server's API key, if it wants one")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+_positive.__name__ = "whole number"  # argparse's messages have it
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r} does not begin with http:// or https://")
+    return text
+
+
+def _phrase(text: str) -> str:
+    if not normalize(text):
+        raise argparse.ArgumentTypeError("needs a word besides a, an and the")
+    return text
+
+
+def _modes(text: str) -> tuple[Mode, ...]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in MODES]:
+        raise argparse.ArgumentTypeError(f"unknown mode {unknown[0]!r}; there are {', '.join(MODES)}")
+    return tuple(mode for mode in MODES if mode in names)

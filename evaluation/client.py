@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks a running Tessera server, and measures from the client's side.
+
+::
+
+    ServerError            the run can't go on
+    ├── SetupError         … nor will it, before something is set up differently
+    └── RefusedError       the server can't take this one request
+"""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+import httpx
+
+from evaluation.questions import Question
+
+Mode = Literal["full", "shared", "offset"]
+MODES: tuple[Mode, ...] = ("full", "shared", "offset")
+
+TEMPLATE_ADVICE = "start the server with --chat-template FILE"
+
+_CHAT = "/v1/rag/chat"
+# A long prompt may take minutes to its first token, on a CPU.
+_TIMEOUT = httpx.Timeout(600, connect=10)
+
+
+class ServerError(Exception):
+    """The server is gone, or failed; the message says how. What was asked for may be tried again."""
+
+
+class SetupError(ServerError):
+    """The server can't be used as it is; the message says what to change."""
+
+
+class RefusedError(ServerError):
+    """The server refused this request, for example as too long; others may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """``cache_off`` is why the server's chunk cache is off, ``None`` if it is on."""
+
+    model: str
+    vllm: str
+    cache_off: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AskOptions:
+    """What is the same in all requests of a run."""
+
+    model: str
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``ttft_s`` is from sending the request to the first event with text in it; ``None`` if the answer is empty."""
+
+    text: str
+    ttft_s: float | None
+    total_s: float
+    cache: dict[str, Any]
+    """The server's report: ``cache/report.py``."""
+
+
+class TesseraClient:
+    """A client of one server; an asynchronous context manager."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=_TIMEOUT)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def describe(self) -> ServerInfo:
+        """What the server serves; raises :class:`SetupError` if it isn't there, or isn't Tessera."""
+        try:
+            stats = await self._get("/v1/cache/stats")
+            models = await self._get("/v1/models")
+            version = await self._get("/version")
+            cache_off = None if stats["enabled"] else str(stats["reason"])
+            return ServerInfo(models["data"][0]["id"], version["version"], cache_off)
+        except httpx.HTTPError as error:
+            raise SetupError(f"no server at {self.url}: {_words(error)}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise SetupError(f"{self.url} is not a Tessera server: its answer isn't Tessera's") from error
+
+    async def ask(self, question: Question, mode: Mode, options: AskOptions) -> Answer:
+        """The answer, streamed. A request that can't reuse chunks is answered in full attention: see the report.
+
+        Raises :class:`ServerError` or a subclass.
+        """
+        body = _body(question, mode, options)
+        started = time.perf_counter()
+        try:
+            async with self._http.stream("POST", _CHAT, json=body) as response:
+                if response.status_code != 200:
+                    raise self._failure(response.status_code, await response.aread(), _CHAT)
+                return await self._read(response, started)
+        except httpx.HTTPError as error:
+            raise ServerError(f"lost the server at {self.url}: {_words(error)}") from error
+
+    async def _get(self, path: str) -> Any:
+        response = await self._http.get(path)
+        if response.status_code != 200:
+            raise self._failure(response.status_code, response.content, path)
+        return response.json()
+
+    async def _read(self, response: httpx.Response, started: float) -> Answer:
+        text, first, report = "", None, None
+        async for event in _events(response):
+            if "error" in event:
+                raise self._failure(event["error"].get("code", 500), json.dumps(event).encode(), _CHAT)
+            content = "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+            if content and first is None:
+                first = time.perf_counter() - started
+            text += content
+            report = event.get("cache") or report
+        if report is None:
+            raise ServerError(f"an answer of {self.url} ended before its cache report")
+        return Answer(text, first, time.perf_counter() - started, report)
+
+    def _failure(self, status: int, body: bytes, path: str) -> ServerError:
+        message = _message(body)
+        if status == 404 and message in (None, "Not Found"):
+            return SetupError(f"{self.url} is not a Tessera server: it has no {path}")
+        if status in (401, 403):
+            return SetupError(f"{self.url} wants another API key (--api-key): {message}")
+        if message and "chat template" in message:
+            return SetupError(f"{message} ({TEMPLATE_ADVICE})")
+        if status == 404:
+            return SetupError(f"{self.url}: {message}")
+        if status in (400, 413, 422):
+            return RefusedError(message or f"HTTP {status}")
+        return ServerError(f"{self.url} failed with HTTP {status}: {message or 'no message'}")
+
+
+def _body(question: Question, mode: Mode, options: AskOptions) -> dict[str, Any]:
+    return {
+        "model": options.model,
+        "system": question.system,
+        "chunks": [{name: value for name, value in asdict(chunk).items() if value} for chunk in question.chunks],
+        "question": question.question,
+        "cache": {"mode": "full"} if mode == "full" else {"position_strategy": mode},
+        "stream": True,
+        "temperature": 0,
+        "max_tokens": options.max_tokens,
+    }
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of the stream's events. httpx's own lines would end inside text with, say, U+2028 in it."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield json.loads(line.removeprefix(b"data: "))
+
+
+def _message(body: bytes) -> str | None:
+    """The server's error message; vLLM's errors are objects, but that of a missing API key is a string."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return None
+    error = (answer.get("error") or answer.get("detail")) if isinstance(answer, dict) else None
+    return str(error.get("message")) if isinstance(error, dict) else error
+
+
+def _words(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tessera eval`: from the command line to the results."""
+
+import argparse
+import asyncio
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from app.progress import say
+from evaluation.arguments import DEMO_QUESTIONS, UsageError, parse
+from evaluation.client import AskOptions, ServerError, ServerInfo, SetupError, TesseraClient
+from evaluation.datasets import load_questions
+from evaluation.monitor import Monitor, shown
+from evaluation.questions import Question, digest
+from evaluation.records import QuestionFileError
+from evaluation.report import plot, table, to_json
+from evaluation.results import LOG, PLOT, SUMMARY, Result, ResultsError, ResultsFolder, RunSettings, make_folder
+from evaluation.run import ask_all, jobs
+from evaluation.summary import summarize
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tessera eval`; returns its exit code: 0, 1, 2 or 130, as its help says."""
+    try:
+        args = parse(argv)
+        questions = _questions(args)
+        with _server(args) as url:
+            info = asyncio.run(_describe(args, url))
+            settings = _settings(args, questions, info)
+            with closing(ResultsFolder(args.output, settings, args.overwrite)) as folder:
+                return _run(args, url, questions, folder)
+    except (UsageError, QuestionFileError, ResultsError, ServerError) as error:
+        say(str(error))
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+
+
+def _questions(args: argparse.Namespace) -> list[Question]:
+    if args.demo:
+        from evaluation.demo import demo_questions
+
+        return demo_questions(args.limit or DEMO_QUESTIONS)
+    return load_questions(args.questions, args.format, args.refusal)[: args.limit]
+
+
+@contextmanager
+def _server(args: argparse.Namespace) -> Iterator[str]:
+    """The URL of the server that is given, or of one started for the time of the block."""
+    if args.server:
+        yield args.server
+        return
+    from evaluation.server import started_server
+
+    make_folder(args.output)
+    with started_server(_model(args), args.server_arguments, args.output / LOG) as server:
+        yield server.url
+
+
+def _model(args: argparse.Namespace) -> str:
+    from app.demo_model import DEMO_MODEL
+
+    return args.model or str(DEMO_MODEL)
+
+
+async def _describe(args: argparse.Namespace, url: str) -> ServerInfo:
+    async with TesseraClient(url, args.api_key) as client:
+        info = await client.describe()
+    if info.cache_off:
+        say(f"the server's chunk cache is off, so every answer will be in full attention: {info.cache_off}")
+    return info
+
+
+def _settings(args: argparse.Namespace, questions: Sequence[Question], info: ServerInfo) -> RunSettings:
+    return RunSettings(
+        questions="demo" if args.demo else args.questions.name,
+        questions_sha256=digest(questions),
+        modes=args.modes,
+        model=None if args.server else _model(args),
+        server_arguments=args.server_arguments,
+        served_model=info.model,
+        max_tokens=args.max_tokens,
+        concurrency=args.concurrency,
+        tessera=_tessera_version(),
+        vllm=info.vllm,
+    )
+
+
+def _tessera_version() -> str:
+    try:
+        return importlib.metadata.version("tessera-rag")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _run(args: argparse.Namespace, url: str, questions: Sequence[Question], folder: ResultsFolder) -> int:
+    """Asks what is left to ask, and reports."""
+    monitor = Monitor(len(questions) * len(args.modes), args.refusal)
+    for key in folder.answered():
+        monitor.add(folder.results[key])
+    if monitor.done:
+        say(f"resuming: {_state(monitor)}")
+    try:
+        asyncio.run(_ask(TesseraClient(url, args.api_key), questions, folder, monitor))
+    except KeyboardInterrupt:
+        say(f"interrupted: {_state(monitor)}; the same command resumes")
+        return 130
+    except SetupError:
+        raise
+    except ServerError as error:
+        log = "" if args.server else f" (its log is {args.output / LOG})"
+        say(f"{error}{log}: {_state(monitor)}; the same command resumes")
+        return 1
+    return _report(args, folder)
+
+
+async def _ask(client: TesseraClient, questions: Sequence[Question], folder: ResultsFolder, monitor: Monitor) -> None:
+    def keep(result: Result) -> None:
+        folder.append(result)
+        monitor.add(result)
+
+    settings = folder.settings
+    options = AskOptions(settings.served_model, settings.max_tokens)
+    pending = jobs(questions, settings.modes, folder.answered())
+    async with client, shown(monitor):
+        await ask_all(pending, client, options, keep, settings.concurrency)
+
+
+def _report(args: argparse.Namespace, folder: ResultsFolder) -> int:
+    """Prints and writes the figures; 1 if there are none, since the server refused every request."""
+    rows = summarize(folder.results.values(), args.refusal)
+    table(rows)
+    to_json(rows, args.refusal, folder.path / SUMMARY)
+    plot(rows, folder.path / PLOT)
+    say(f"results are in {folder.path}")
+    return 0 if folder.answered() else 1
+
+
+def _state(monitor: Monitor) -> str:
+    return f"{monitor.done} of {monitor.total} answers are there"

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a run is and how it goes: a live line at a terminal, else a plain line every few seconds."""
+
+import asyncio
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from statistics import fmean
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from app.progress import say
+from evaluation.client import MODES, Mode
+from evaluation.metrics import score
+from evaluation.results import Result
+
+_INTERVAL_S = 5.0
+
+
+class Monitor:
+    """Counts results; rich shows it as a bar and :meth:`line`."""
+
+    def __init__(self, total: int, refusal: str) -> None:
+        self.total = total
+        self.done = 0
+        self.refused = 0
+        self._refusal = refusal
+        self._accuracies: dict[Mode, list[float]] = defaultdict(list)
+        self._started, self._done_before = time.monotonic(), 0
+
+    def start(self) -> None:
+        """The clock starts: what was counted before is an earlier run's, and says nothing about the rate."""
+        self._started, self._done_before = time.monotonic(), self.done
+
+    def add(self, result: Result) -> None:
+        """Counts one result. The accuracy shown is of answers that ran in the mode asked for."""
+        self.done += 1
+        self.refused += result.error is not None
+        if result.ran_as == result.mode:
+            self._accuracies[result.mode].append(score(result.text, result.answers, self._refusal).accuracy)
+
+    def line(self) -> str:
+        """For example ``20/90 answers, 2.5/s, 0:00:28 left; right so far: full 90%, shared 80%``."""
+        parts = [f"{self.done}/{self.total} answers{self._pace()}"]
+        if self._accuracies:
+            shares = [f"{mode} {fmean(self._accuracies[mode]):.0%}" for mode in MODES if mode in self._accuracies]
+            parts.append(f"right so far: {', '.join(shares)}")
+        if self.refused:
+            parts.append(f"{self.refused} refused by the server")
+        return "; ".join(parts)
+
+    def _pace(self) -> str:
+        done = self.done - self._done_before
+        if not done:
+            return ""
+        rate = done / (time.monotonic() - self._started)
+        return f", {rate:.3g}/s, {timedelta(seconds=round((self.total - self.done) / rate))} left"
+
+    def __rich__(self) -> Table:
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(ProgressBar(total=self.total, completed=self.done, width=20), self.line())
+        return grid
+
+
+@asynccontextmanager
+async def shown(monitor: Monitor) -> AsyncIterator[None]:
+    """Shows the monitor on standard error while the block runs."""
+    monitor.start()
+    if sys.stderr.isatty():
+        with Live(monitor, console=Console(stderr=True), refresh_per_second=2):
+            yield
+        return
+    lines = asyncio.create_task(_say_lines(monitor))
+    try:
+        yield
+    finally:
+        lines.cancel()
+        with suppress(asyncio.CancelledError):
+            await lines
+        say(monitor.line())
+
+
+async def _say_lines(monitor: Monitor) -> None:
+    while True:
+        say(monitor.line())
+        await asyncio.sleep(_INTERVAL_S)

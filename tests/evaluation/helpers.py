@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions, results, and a small server on loopback that speaks as `/v1/rag/chat` does."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp
+
+from app.sse import ReportInserter
+from cache.layout import PositionStrategy
+from cache.manager import ChunkStatus
+from cache.report import CacheReport, ChunkReport, TokenCounts
+from engine_ext.request import CacheOptions, Ticket
+from evaluation.questions import Chunk, Question
+from evaluation.results import Result, RunSettings
+
+TEMPLATE_ERROR = (
+    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the "
+    "tokenizer does not define one."
+)
+
+
+def make_question(id: str = "1", *chunks: str, answers: tuple[str, ...] = ("Riga",), **fields) -> Question:
+    texts = tuple(Chunk(text) for text in chunks or ("Falcon is in Riga.",))
+    given = {"system": "", "chunks": texts, "question": "Where is Falcon?", **fields}
+    return Question(id=id, answers=answers, **given)
+
+
+def write_questions(path: Path, count: int) -> Path:
+    """Questions q0, q1, … in Tessera's own format; a server that says its first chunk answers all but every third."""
+    records = [
+        {
+            "id": f"q{i}",
+            "chunks": [f"Town {i} is in Latvia."] * (i % 3 + 1),
+            "question": "Where?",
+            "answers": [] if i % 3 == 2 else ["Latvia"],
+        }
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def make_report(mode: str, *statuses: str, reason: str | None = None, reused: int = 0) -> dict:
+    """What clients get of a cache report. ``mode`` is ``full``, or the position strategy of a chunked one."""
+    strategy = PositionStrategy.SHARED if mode == "full" else PositionStrategy(mode)
+    statuses = [None] if mode == "full" else [ChunkStatus(status) for status in statuses or ("hit",)]
+    return CacheReport(
+        strategy,
+        "system",
+        TokenCounts(prompt=100, reused=reused, computed=100 - reused),
+        [ChunkReport(i, None, 9, status=status) for i, status in enumerate(statuses)],
+        mode="full" if mode == "full" else "chunked",
+        reason=reason,
+    ).to_dict()
+
+
+def make_result(mode: str = "full", question: str = "1", text: str = "In Riga.", **fields) -> Result:
+    answered = {"ttft_s": 0.5, "total_s": 1.0, "cache": make_report(mode)}
+    given = {"question": question, "mode": mode, "chunks": 1, "answers": ("Riga",), "text": text, **answered, **fields}
+    return Result(**given)
+
+
+def make_settings(**fields) -> RunSettings:
+    settings = {
+        "questions": "q.jsonl",
+        "questions_sha256": "ab",
+        "modes": ("full", "shared"),
+        "model": None,
+        "server_arguments": (),
+        "served_model": "m",
+        "max_tokens": 64,
+        "concurrency": 1,
+        "tessera": "0.1.0",
+        "vllm": "0.32.0",
+    }
+    return RunSettings(**settings | fields)
+
+
+@dataclass
+class Reply:
+    """What the server answers a request with. ``before`` is called after the first event, which has no text."""
+
+    text: str
+    cache: dict | None
+    before: Callable[[], object] = lambda: None
+    error: dict | None = None
+
+
+@dataclass
+class FakeServer:
+    """Answers with the first chunk, in the mode asked for; ``reply`` and ``refusals`` change that."""
+
+    url: str = ""
+    requests: list[dict] = field(default_factory=list)
+    headers: list[dict] = field(default_factory=list)
+    reply: Callable[[dict], Reply] = lambda body: Reply(body["chunks"][0]["text"], make_report(asked_mode(body)))
+    refusals: dict[str, JSONResponse] = field(default_factory=dict)
+    stats: object = field(default_factory=lambda: {"enabled": True, "reason": None})
+
+    def reset(self) -> None:
+        """Forgets requests and changes."""
+        vars(self).update(vars(FakeServer(self.url)))
+
+    def refuse(self, status: int, body: object, path: str = "/v1/rag/chat") -> None:
+        self.refusals[path] = JSONResponse(body, status_code=status)
+
+    def refuse_as_vllm(self, status: int, message: str) -> None:
+        self.refuse(status, {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}})
+
+    def asked(self) -> list[tuple[str, str]]:
+        """First chunk and mode of each request, in the order of arrival."""
+        return [(body["chunks"][0]["text"], asked_mode(body)) for body in self.requests]
+
+
+def asked_mode(body: dict) -> str:
+    return body["cache"].get("position_strategy") or body["cache"]["mode"]
+
+
+def _event(*choices: dict) -> str:
+    data = {"id": "c1", "object": "chat.completion.chunk", "created": 5, "model": "m", "choices": choices}
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+def _stream(reply: Reply) -> Iterator[str]:
+    """Events as vLLM makes them, with the report where Tessera puts it."""
+    ticket = Ticket(CacheOptions())
+    inserter = ReportInserter(ticket, "cache")
+    yield inserter.feed(_event({"index": 0, "delta": {"role": "assistant", "content": ""}}))
+    reply.before()
+    middle = len(reply.text) // 2
+    for part in filter(None, (reply.text[:middle], reply.text[middle:])):
+        yield inserter.feed(_event({"index": 0, "delta": {"content": part}}))
+    if reply.error:
+        yield inserter.feed(f"data: {json.dumps({'error': reply.error})}\n\n")
+    if reply.cache:
+        ticket.report = SimpleNamespace(to_dict=lambda: reply.cache)
+    yield inserter.feed(_event({"index": 0, "delta": {"content": None}, "finish_reason": "stop"}))
+    yield inserter.feed("data: [DONE]\n\n")
+
+
+def _app(fake: FakeServer) -> ASGIApp:
+    app = FastAPI()
+
+    async def refusing(scope, receive, send):
+        answer = app
+        if scope["type"] == "http":
+            fake.headers.append(dict(Headers(scope=scope)))
+            answer = fake.refusals.get(scope["path"], app)
+        await answer(scope, receive, send)
+
+    @app.post("/v1/rag/chat")
+    def chat(body: dict):
+        fake.requests.append(body)
+        return StreamingResponse(_stream(fake.reply(body)), media_type="text/event-stream")
+
+    @app.get("/v1/cache/stats")
+    def stats():
+        return fake.stats
+
+    @app.get("/v1/models")
+    def models():
+        return {"object": "list", "data": [{"id": "m", "object": "model"}]}
+
+    @app.get("/version")
+    def version():
+        return {"version": "0.32.0"}
+
+    return refusing
+
+
+@contextmanager
+def serving() -> Iterator[FakeServer]:
+    """A server on a free port of loopback, in a thread."""
+    fake = FakeServer()
+    server = uvicorn.Server(uvicorn.Config(_app(fake), host="127.0.0.1", port=0, log_level="critical"))
+    started = threading.Event()
+    startup = server.startup
+
+    async def announced(sockets=None) -> None:
+        await startup(sockets)
+        started.set()
+
+    server.startup = announced
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert started.wait(60)
+    fake.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    try:
+        yield fake
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(60)
