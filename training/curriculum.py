@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from training.batches import STRATEGIES, Batch, Encoder, Sample, make_batch, repeat_sample
 from training.episodes import Shape, make_episode
-from training.language import Split
+from training.language import QUESTIONS, STATEMENTS, Split
 from training.tokenizer import VOCABULARY
 
 
@@ -28,17 +28,17 @@ class Copying:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Answer questions from documents; each batch has one number of chunks."""
+    """Answer questions from documents; each batch has one number of chunks. The other fields are `Shape`'s."""
 
     chunks: tuple[int, ...]
-    easy: bool = False
-    """Two phrasings, no titles or fillers, and every question has an answer."""
+    statements: int = len(STATEMENTS)
+    phrasings: int = len(QUESTIONS)
+    unknown: float = 0.2
+    extras: bool = True
 
     def shape(self, chunks: int) -> Shape:
         questions = min(24, 4 + 3 * chunks)
-        if self.easy:
-            return Shape(chunks, questions, statements=2, phrasings=2, unknown=0.0, extras=False)
-        return Shape(chunks, questions)
+        return Shape(chunks, questions, (2, 4), self.statements, self.phrasings, self.unknown, self.extras)
 
     def samples(self, rng: random.Random, split: Split, encoder: Encoder, tokens: int) -> list[Sample]:
         """Samples of about `tokens` tokens whose names are of `split`."""
@@ -65,15 +65,18 @@ class Stage:
     """Whether the learning rate falls to zero over `most_steps`; the gate is then not looked at."""
 
 
-_TWENTY = (1, 2, 4, 8, 12, 16, 20)
+_PLAIN = Answering((1, 2), statements=2, phrasings=2, unknown=0.0, extras=False)
+_ALIKE = Answering((1, 2, 4), statements=4, phrasings=4)
 
 CURRICULUM = (
     Stage("copy, many letters", Copying(alphabet=200), gate=0.9, most_steps=500),
     Stage("copy, few letters", Copying(alphabet=16, chunks=4), gate=0.75, most_steps=300),
-    Stage("facts, plainly told", Answering((1, 2), easy=True), gate=0.93, most_steps=600),
-    Stage("all phrasings", Answering((1, 2, 3, 4)), gate=0.95, most_steps=900, rate=0.5),
-    Stage("up to 8 chunks", Answering((2, 4, 6, 8)), gate=0.96, most_steps=400, tokens=8192, rate=0.5),
-    Stage("up to 20 chunks", Answering(_TWENTY), gate=1.0, most_steps=800, tokens=8192, rate=0.5, decay=True),
+    Stage("facts, plainly told", _PLAIN, gate=0.93, most_steps=400, rate=0.5),
+    Stage("told in the answer's words", _ALIKE, gate=0.95, most_steps=500, rate=0.5),
+    Stage("all phrasings", Answering((1, 2, 4)), gate=0.95, most_steps=500, rate=0.5),
+    Stage(
+        "up to 20 chunks", Answering((1, 2, 4, 8, 16, 20)), gate=1.0, most_steps=800, tokens=8192, rate=0.5, decay=True
+    ),
 )
 
 

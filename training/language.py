@@ -147,21 +147,21 @@ class Fact:
     value: str
 
 
-# In every statement the value comes last: the words that ask for it stand before it, as in an answer.
+# The first ones have the words of an answer just before the value, in the same order: the easy ones.
 STATEMENTS = (
     "The {a} of {e} is {v}.",
+    "We know that the {a} of {e} is {v}.",
+    "On file the {a} of {e} is {v}.",
+    "Since last year the {a} of {e} is {v}.",
     "{e}'s {a} is {v}.",
-    "The {a} for {e} is {v}.",
-    "{e} has the {a} {v}.",
-    "As for {e}, the {a} is {v}.",
 )
 QUESTIONS = (
     "What is the {a} of {e}?",
-    "What is {e}'s {a}?",
     "Tell me the {a} of {e}.",
-    "Which {a} does {e} have?",
-    "Do you know {e}'s {a}?",
+    "Do you know the {a} of {e}?",
     "I need the {a} of {e}.",
+    "What is {e}'s {a}?",
+    "Do you know {e}'s {a}?",
 )
 ANSWER = "The {a} of {e} is {v}."
 FILLERS = (

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo model, `tessera demo` and `tessera eval`, on real servers."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from app.demo_model import DEMO_MODEL
+from app.server_process import ROOT, free_port
+from evaluation.command import main as evaluate
+from evaluation.demo import demo_questions
+from evaluation.questions import Question
+from tests.engine.conftest import COMMON
+from tests.engine.server import ServerPool, TesseraServer
+from tests.oracle import STRATEGIES, Oracle
+
+QUESTIONS_EACH = 25
+MAX_TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def server(pool: ServerPool) -> TesseraServer:
+    return pool.get(str(DEMO_MODEL), "--dtype", "float32", *COMMON)
+
+
+@pytest.fixture(scope="module")
+def results(server: TesseraServer, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    """What `tessera eval --demo` got for 100 questions in each mode, by question and mode."""
+    folder = tmp_path_factory.mktemp("eval")
+    options = ["--limit", str(QUESTIONS_EACH), "--max-tokens", str(MAX_TOKENS), "--output", str(folder)]
+    assert evaluate(["--demo", "--server", server.url, *options]) == 0
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    found = {(record["question"], record["mode"]): record for record in map(json.loads, lines)}
+    assert len(found) == len(lines) == 4 * QUESTIONS_EACH * len(STRATEGIES)
+    return found
+
+
+class Reference:
+    """The demo model in transformers alone, with the oracle's masks and positions."""
+
+    def __init__(self) -> None:
+        self.oracle = Oracle(DEMO_MODEL)
+        self.tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+
+    def answer(self, question: Question, strategy: str) -> str:
+        texts = [
+            f"<|system|>{question.system}<|end|><|user|>",
+            *(f"{chunk.title}\n{chunk.text}\n\n" if chunk.title else f"{chunk.text}\n\n" for chunk in question.chunks),
+            f"{question.question}<|end|><|assistant|>",
+        ]
+        system, *chunks, tail = self.tokenizer(texts)["input_ids"]
+        if strategy == "full":
+            prompt = [*system, *(token for chunk in chunks for token in chunk), *tail]
+            tokens = self.oracle.full(prompt, MAX_TOKENS).tokens
+        else:
+            tokens = getattr(self.oracle, strategy)((system, chunks, tail), MAX_TOKENS).tokens
+        end = tokens.index(self.tokenizer.eos_token_id) if self.tokenizer.eos_token_id in tokens else MAX_TOKENS
+        return self.tokenizer.decode(tokens[:end])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_answers_are_those_of_plain_transformers(strategy: str, results: Any) -> None:
+    reference = Reference()
+    for question in demo_questions(QUESTIONS_EACH):
+        result = results[question.id, strategy]
+        assert result["cache"]["mode"] == ("full" if strategy == "full" else "chunked")
+        assert result["text"] == reference.answer(question, strategy)
+
+
+def test_the_model_answers_and_admits_not_to_know(results: Any) -> None:
+    right = [
+        bool(result["answers"]) == ("I don't know" not in result["text"])
+        and all(value in result["text"] for value in result["answers"][:1])
+        for result in results.values()
+    ]
+    assert sum(right) / len(right) >= 0.93
+
+
+def run(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "app.cli", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "140"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_demo_tells_its_story_and_serves_on(tmp_path: Path) -> None:
+    port = free_port()
+    process = run("demo", "--port", str(port))
+    told = ""
+    assert process.stdout
+    for line in process.stdout:
+        told += line
+        if line.startswith("curl"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 130, errors
+    assert "12/12" in told
+    assert "The access code of Falcon is 7342." in told
+    assert told.count("■■■■■■■■■■■■") == 5  # every chunk of every question was found in the cache
+    assert told.count("full attention") == 5
+    assert f"http://127.0.0.1:{port}" in told
+
+
+def test_the_demo_says_in_one_line_that_the_port_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = run("demo", "--port", str(port))
+        _, errors = process.communicate(timeout=90)
+    assert process.returncode == 2
+    assert f"port {port} is in use; choose another with --port" in errors.splitlines()[-1]
+
+
+@pytest.fixture
+def without_template(tmp_path: Path) -> Path:
+    """The demo model without its chat template."""
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, folder, ignore=shutil.ignore_patterns("chat_template*"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(
+    without_template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"chunks": ["A."], "question": "B?", "answers": ["C"]}\n')
+    arguments = [str(without_template), "--questions", str(questions), "--output", str(tmp_path / "out")]
+    assert evaluate([*arguments, "--", *COMMON]) == 2
+    assert "--chat-template FILE" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_interrupted_evaluation_goes_on_where_it_stopped(server: TesseraServer, tmp_path: Path) -> None:
+    arguments = ("eval", "--demo", "--server", server.url, "--limit", "100", "--output", str(tmp_path))
+    results = tmp_path / "results.jsonl"
+    process = run(*arguments)
+    deadline = time.monotonic() + 120
+    while (not results.exists() or results.stat().st_size < 1000) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    partial = [json.loads(line) for line in results.read_text().splitlines()]
+    assert 0 < len(partial) < 1200
+    process = run(*arguments)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert f"resuming: {len(partial)} of 1200 answers are there" in errors
+    assert len(results.read_text().splitlines()) == 1200
+    assert "minus full" in out
+    assert (tmp_path / "accuracy.png").stat().st_size > 1000
