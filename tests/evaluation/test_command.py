@@ -238,7 +238,7 @@ def own_server(server, monkeypatch):
     class Process:
         url = server.url
 
-        def __init__(self, log, *arguments):
+        def __init__(self, log, *arguments, port=None):
             log.touch()
             started.append(arguments)
 
