@@ -4,6 +4,7 @@
 import json
 import platform
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,12 @@ def export(model: Any, tokenizer: Any, facts: dict[str, Any], folder: Path) -> N
 
 
 def _environment(model: Any) -> dict[str, Any]:
-    import transformers
-
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU cores"
     return {
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "hardware": f"{device} ({platform.machine()})",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "torch": version("torch"),
+        "transformers": version("transformers"),
     }
 
 

@@ -25,7 +25,7 @@ from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import STRATEGIES, Oracle
 
 QUESTIONS_EACH = 25
-MAX_TOKENS = 32
+MAX_TOKENS = 26
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_the_demo_tells_its_story_and_serves_on(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 130, errors
     assert "12/12" in told
-    assert "The access code of Falcon is 7342." in told
+    assert told.count("The mayor of Lovik is Sena Maro.") == 2  # with chunks reused, and in full attention
     assert told.count("■■■■■■■■■■■■") == 5  # every chunk of every question was found in the cache
     assert told.count("full attention") == 5
     assert f"http://127.0.0.1:{port}" in told
@@ -148,7 +148,7 @@ def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(
 
 
 def test_an_interrupted_evaluation_goes_on_where_it_stopped(server: TesseraServer, tmp_path: Path) -> None:
-    arguments = ("eval", "--demo", "--server", server.url, "--limit", "100", "--output", str(tmp_path))
+    arguments = ("eval", "--demo", "--server", server.url, "--limit", "20", "--output", str(tmp_path))
     results = tmp_path / "results.jsonl"
     process = run(*arguments)
     deadline = time.monotonic() + 120
@@ -158,11 +158,11 @@ def test_an_interrupted_evaluation_goes_on_where_it_stopped(server: TesseraServe
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     partial = [json.loads(line) for line in results.read_text().splitlines()]
-    assert 0 < len(partial) < 1200
+    assert 0 < len(partial) < 240
     process = run(*arguments)
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    assert f"resuming: {len(partial)} of 1200 answers are there" in errors
-    assert len(results.read_text().splitlines()) == 1200
+    assert f"resuming: {len(partial)} of 240 answers are there" in errors
+    assert len(results.read_text().splitlines()) == 240
     assert "minus full" in out
     assert (tmp_path / "accuracy.png").stat().st_size > 1000
