@@ -18,8 +18,8 @@ from app.server_process import ServerProcess
 from evaluation.client import Answer, AskOptions, Mode, ServerError, TesseraClient
 from evaluation.questions import Chunk, Question
 from evaluation.server import started_server
+from training.language import DEFAULT_SYSTEM
 
-SYSTEM = "Answer from the documents."
 DOCUMENTS = (
     Chunk("The access code of Falcon is 7342. Falcon's owner is Mira Tolan. The budget of Falcon is 640 euros."),
     Chunk("The access code of Condor is 1958. The deadline for Condor is March 14. Condor's status is paused."),
@@ -117,7 +117,7 @@ async def _ask_all(client: TesseraClient, model: str, console: Console) -> None:
 
 
 def _question(text: str, documents: Sequence[Chunk]) -> Question:
-    return Question("demo", SYSTEM, tuple(documents), text, ())
+    return Question("demo", DEFAULT_SYSTEM, tuple(documents), text, ())
 
 
 def _line(label: str, answer: Answer) -> Text:

@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,9 +37,9 @@ class Question:
 class QuestionRecord(BaseModel):
     """A record of a question file; a subclass is a format."""
 
+    @abstractmethod
     def to_question(self, number: int) -> Question:
         """``number`` is the record's place in the file, counted from 1."""
-        raise NotImplementedError
 
 
 def _as_object(chunk: Any) -> Any:

@@ -96,7 +96,7 @@ def run(*arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_the_demo_tells_its_story_and_serves_on(tmp_path: Path) -> None:
+def test_the_demo_tells_its_story_and_serves_on() -> None:
     port = free_port()
     process = run("demo", "--port", str(port))
     told = ""
