@@ -73,9 +73,9 @@ CURRICULUM = (
     Stage("copy, few letters", Copying(alphabet=16, chunks=4), gate=0.75, most_steps=300),
     Stage("facts, plainly told", _PLAIN, gate=0.93, most_steps=400, rate=0.5),
     Stage("told in the answer's words", _ALIKE, gate=0.95, most_steps=500, rate=0.5),
-    Stage("all phrasings", Answering((1, 2, 4)), gate=0.95, most_steps=350, rate=0.5),
+    Stage("all phrasings", Answering((1, 2, 4)), gate=0.95, most_steps=400, rate=0.5),
     Stage(
-        "up to 20 chunks", Answering((1, 2, 4, 8, 16, 20)), gate=1.0, most_steps=650, tokens=8192, rate=0.5, decay=True
+        "up to 20 chunks", Answering((1, 2, 4, 8, 16, 20)), gate=1.0, most_steps=1000, tokens=8192, rate=0.5, decay=True
     ),
 )
 

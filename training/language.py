@@ -25,9 +25,10 @@ SYSTEM_PROMPTS = (
     "Read the documents and answer.",
 )
 
-_ONSETS = "b d f g h j k l m n p r s t v w z br dr gr kr st th sh".split()
+_ONSETS = "b c d f g h j k l m n p r s t v w z br dr gr kr st th sh".split()
 _VOWELS = "aeiou"
-_CODAS = ("", "", "", "l", "n", "r", "s", "x", "m")
+_INNER_CODAS = ("", "", "", "", "l", "n", "r", "s")
+_LAST_CODAS = ("", "", "", "l", "n", "r", "s", "x", "m", "k", "t")
 
 
 def split_of(name: str) -> Split:
@@ -43,16 +44,16 @@ class Words:
         self.split = split
 
     def name(self) -> str:
-        """An invented name of two or three syllables, e.g. ``Dravon``."""
+        """An invented name of two or three syllables, e.g. ``Dravon``, ``Falcon`` or ``Otira``."""
         while True:
             syllables = self.rng.choice((2, 3))
-            name = "".join(self._syllable(last=i == syllables - 1) for i in range(syllables)).capitalize()
+            name = "".join(self._syllable(i == 0, i == syllables - 1) for i in range(syllables)).capitalize()
             if 4 <= len(name) <= 8 and split_of(name) == self.split:
                 return name
 
-    def _syllable(self, last: bool) -> str:
-        coda = self.rng.choice(_CODAS) if last else ""
-        return self.rng.choice(_ONSETS) + self.rng.choice(_VOWELS) + coda
+    def _syllable(self, first: bool, last: bool) -> str:
+        onset = "" if first and self.rng.random() < 0.1 else self.rng.choice(_ONSETS)
+        return onset + self.rng.choice(_VOWELS) + self.rng.choice(_LAST_CODAS if last else _INNER_CODAS)
 
     def person(self) -> str:
         """A given name and a surname."""

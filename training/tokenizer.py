@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from training.episodes import Shape, make_episode
+from training.language import DEFAULT_SYSTEM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -15,7 +16,7 @@ SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = ("<|system|>", "<|user|>", "<|as
 
 CHAT_TEMPLATE = """\
 {%- if messages[0]['role'] != 'system' -%}
-    {{- '<|system|>Answer from the documents.<|end|>' -}}
+    {{- '<|system|>DEFAULT_SYSTEM<|end|>' -}}
 {%- endif -%}
 {%- for message in messages -%}
     {{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}
@@ -23,7 +24,7 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}
     {{- '<|assistant|>' -}}
 {%- endif -%}
-"""
+""".replace("DEFAULT_SYSTEM", DEFAULT_SYSTEM)
 
 # A word with the space before it; at most two digits; other signs; white space.
 _PIECES = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+"
