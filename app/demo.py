@@ -12,27 +12,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from app.demo_model import DEMO_MODEL
+from app.documents import Document
+from app.folders import tessera_home
 from app.progress import say
-from app.random_model import default_model_dir
 from app.server_process import ServerProcess
 from evaluation.client import Answer, AskOptions, Mode, ServerError, TesseraClient
-from evaluation.questions import Chunk, Question
+from evaluation.questions import Question
 from evaluation.server import started_server
 from training.language import DEFAULT_SYSTEM
 
 DOCUMENTS = (
-    Chunk("The access code of Falcon is 7342. Falcon's owner is Mira Tolan. The budget of Falcon is 640 euros."),
-    Chunk("The access code of Condor is 1958. The deadline for Condor is March 14. Condor's status is paused."),
-    Chunk("Heron's owner is Tobin Vesta. The room number of Heron is 217. The access code of Heron is 4406."),
-    Chunk("The mayor of Lovik is Sena Maro. Lovik's population is 48210. The river of Lovik is Drena."),
-    Chunk("Gredan's mayor is Jolun Bara. The founding year of Gredan is 1907. The postal code of Gredan is 30518."),
-    Chunk("The population of Sholvan is 91377. Sholvan's river is Tesk. Sholvan has the market day June 3."),
-    Chunk("Mira Tolan's job is pilot. The phone number of Mira Tolan is 583026. Mira Tolan has the badge number 7719."),
-    Chunk("Tobin Vesta's job is baker. The home town of Tobin Vesta is Lovik. Tobin Vesta's birth year is 1984."),
-    Chunk("The favorite color of Sena Maro is green. As for Sena Maro, the employer is Zunor."),
-    Chunk("The price of Milux is 349 dollars. Milux's maker is Zunor. The weight of Milux is 820 grams."),
-    Chunk("The material of Kortas is bamboo. Kortas's designer is Vera Stolm. The price of Kortas is 75 dollars."),
-    Chunk("Brenol's color is orange. The serial number of Brenol is 660142. The release date of Brenol is May 9."),
+    Document("The access code of Falcon is 7342. Falcon's owner is Mira Tolan. The budget of Falcon is 640 euros."),
+    Document("The access code of Condor is 1958. The deadline for Condor is March 14. Condor's status is paused."),
+    Document("Heron's owner is Tobin Vesta. The room number of Heron is 217. The access code of Heron is 4406."),
+    Document("The mayor of Lovik is Sena Maro. Lovik's population is 48210. The river of Lovik is Drena."),
+    Document("Gredan's mayor is Jolun Bara. The founding year of Gredan is 1907. The postal code of Gredan is 30518."),
+    Document("The population of Sholvan is 91377. Sholvan's river is Tesk. Sholvan has the market day June 3."),
+    Document("Mira Tolan's job is pilot. The phone number of Mira Tolan is 583026. The badge number of Mira is 7719."),
+    Document("Tobin Vesta's job is baker. The home town of Tobin Vesta is Lovik. Tobin Vesta's birth year is 1984."),
+    Document("The favorite color of Sena Maro is green. As for Sena Maro, the employer is Zunor."),
+    Document("The price of Milux is 349 dollars. Milux's maker is Zunor. The weight of Milux is 820 grams."),
+    Document("The material of Kortas is bamboo. Kortas's designer is Vera Stolm. The price of Kortas is 75 dollars."),
+    Document("Brenol's color is orange. The serial number of Brenol is 660142. The release date of Brenol is May 9."),
 )
 QUESTIONS = (
     "What is the access code of Falcon?",
@@ -53,7 +54,7 @@ curl -s {url}/v1/rag/chat -H 'content-type: application/json' -d '{{
 def main(argv: Sequence[str]) -> int:
     """Runs `tessera demo`; returns its exit code: 0, 2 if it can't be shown, 130 on Ctrl-C."""
     args = _parser().parse_args(argv)
-    log = default_model_dir().parent / "demo.log"
+    log = tessera_home() / "demo.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with started_server(str(DEMO_MODEL), (), log, args.port) as server:
@@ -116,7 +117,7 @@ async def _ask_all(client: TesseraClient, model: str, console: Console) -> None:
     console.print("\n  [green]■[/] found in the cache  [yellow]□[/] computed for this request\n")
 
 
-def _question(text: str, documents: Sequence[Chunk]) -> Question:
+def _question(text: str, documents: Sequence[Document]) -> Question:
     return Question("demo", DEFAULT_SYSTEM, tuple(documents), text, ())
 
 

@@ -16,15 +16,14 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from app.folders import replaced_folder, tessera_home
 
 if TYPE_CHECKING:
     import torch
@@ -113,8 +112,7 @@ PRESETS: dict[str, RandomModelSpec] = {
 
 def default_model_dir() -> Path:
     """Where models are built unless a folder is named."""
-    home = os.environ.get("TESSERA_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "tessera") / "models"
+    return tessera_home() / "models"
 
 
 def build_preset(name: str, path: str | os.PathLike[str] | None = None, **fields: Any) -> Path:
@@ -139,13 +137,14 @@ def build_random_model(path: str | os.PathLike[str], spec: RandomModelSpec | Non
     path = Path(path).expanduser().absolute()
     if _is_finished(path, spec):
         return path
-    if path.exists() and not (path / SPEC_FILE).is_file() and any(path.iterdir()):
-        raise FileExistsError(f"{path} holds something other than a random model; name another folder")
-    with _staging_folder(path) as staging:
-        _save_tokenizer(staging, spec)
-        _save_model(staging, spec)
-        (staging / SPEC_FILE).write_text(_spec_json(spec), encoding="utf-8")
-        _publish(staging, path, spec)
+    try:
+        with replaced_folder(path, SPEC_FILE) as folder:
+            _save_tokenizer(folder, spec)
+            _save_model(folder, spec)
+            (folder / SPEC_FILE).write_text(_spec_json(spec), encoding="utf-8")
+    except OSError:
+        if not _is_finished(path, spec):  # else another process was faster, with the same files
+            raise
     return path
 
 
@@ -167,35 +166,6 @@ def _is_finished(path: Path, spec: RandomModelSpec) -> bool:
         return (path / SPEC_FILE).read_text(encoding="utf-8") == _spec_json(spec)
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-@contextmanager
-def _staging_folder(path: Path) -> Iterator[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name}.building-"
-    for left_over in path.parent.glob(prefix + "*"):  # from a build that was killed long ago
-        if time.time() - left_over.stat().st_mtime > 3600:
-            shutil.rmtree(left_over, ignore_errors=True)
-    staging = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
-    staging.chmod(0o755)
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _publish(staging: Path, path: Path, spec: RandomModelSpec) -> None:
-    """Rename `staging` to `path`, whose former content goes into `staging`'s name and so away with it."""
-    old = staging.with_name(staging.name + "-old")
-    try:
-        if path.exists():
-            path.rename(old)
-        staging.rename(path)
-    except OSError:
-        if not _is_finished(path, spec):  # else another process was faster, with the same files
-            raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _vocabulary() -> list[str]:
@@ -256,8 +226,6 @@ def _save_model(folder: Path, spec: RandomModelSpec) -> None:
     _fill(model, spec)
     with _no_progress_bars():
         model.to(getattr(torch, spec.dtype)).save_pretrained(folder)
-    for file in folder.iterdir():
-        file.chmod(0o644)
 
 
 @contextmanager

@@ -4,7 +4,6 @@
 import argparse
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ByteSize, Field
@@ -19,14 +18,10 @@ class UnknownSettingError(ValueError):
 
 
 class Settings(BaseSettings):
-    """Unknown keys are errors. Every field but ``home`` is also a flag of ``tessera serve``."""
+    """Unknown keys are errors. Every field is also a flag of ``tessera serve``."""
 
     model_config = SettingsConfigDict(env_prefix="TESSERA_", extra="forbid", frozen=True)
 
-    home: Path = Field(
-        Path.home() / ".cache" / "tessera",
-        description="folder for the random model that is served by default",
-    )
     chunk_cache: bool = Field(True, description="reuse chunk KV; off: every request runs in full attention")
     chunk_cache_memory: ByteSize = Field(
         ByteSize(1 << 30), gt=0, description="memory of the chunk pool on each worker's device, e.g. 8GiB"
@@ -51,8 +46,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "Tessera", "The chunk cache. Each flag is also TESSERA_<NAME> in the environment."
     )
     for name, field in Settings.model_fields.items():
-        if name == "home":
-            continue
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
         text = f"{field.description} (default: {default})" if default is not None else field.description
         if field.annotation is bool:
@@ -66,7 +59,7 @@ def load_settings(args: argparse.Namespace, environment: Mapping[str, str] = os.
 
     Raises :class:`UnknownSettingError` or ``pydantic.ValidationError`` (which names the setting).
     """
-    known = {f"TESSERA_{name.upper()}" for name in Settings.model_fields}
+    known = {"TESSERA_HOME", *(f"TESSERA_{name.upper()}" for name in Settings.model_fields)}
     if unknown := sorted(name for name in environment if name.startswith("TESSERA_") and name not in known):
         raise UnknownSettingError(f"unknown {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     given: dict[str, Any] = {name: vars(args)[name] for name in Settings.model_fields if name in vars(args)}

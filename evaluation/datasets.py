@@ -14,8 +14,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, StrictBool
 
+from app.documents import Document
 from evaluation.metrics import REFUSAL
-from evaluation.questions import Chunk, JsonlRecord, Question, QuestionRecord, to_questions
+from evaluation.questions import JsonlRecord, Question, QuestionRecord, to_questions
 from evaluation.records import QuestionFileError, Record, Text, read_records
 
 Format = Literal["auto", "jsonl", "hotpotqa", "2wikimultihopqa", "musique", "longbench"]
@@ -33,7 +34,8 @@ class _HotpotRecord(QuestionRecord):
     context: list[tuple[str, list[str]]] = Field(min_length=1)
 
     def to_question(self, number: int) -> Question:
-        chunks = _with_text(Chunk(" ".join(map(str.strip, sentences)), title) for title, sentences in self.context)
+        told = ((title, " ".join(map(str.strip, sentences))) for title, sentences in self.context)
+        chunks = _with_text(Document(text, title=title) for title, text in told)
         return Question(self.id, "", chunks, self.question, (self.answer,))
 
 
@@ -51,7 +53,7 @@ class _MusiqueRecord(QuestionRecord):
     paragraphs: list[_Paragraph] = Field(min_length=1)
 
     def to_question(self, number: int) -> Question:
-        chunks = _with_text(Chunk(paragraph.paragraph_text, paragraph.title) for paragraph in self.paragraphs)
+        chunks = _with_text(Document(paragraph.paragraph_text, title=paragraph.title) for paragraph in self.paragraphs)
         if not self.answerable:  # the full version has it twice, answerable and not, under one id
             return Question(f"{self.id} (unanswerable)", "", chunks, self.question, ())
         answers = [answer for answer in (self.answer, *self.answer_aliases) if answer.strip()]
@@ -122,12 +124,12 @@ def _required(model: type[QuestionRecord]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items() if field.is_required()]
 
 
-def _with_text(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
+def _with_text(chunks: Iterable[Document]) -> tuple[Document, ...]:
     """Data sets have an empty paragraph now and then."""
     return tuple(chunk for chunk in chunks if chunk.text.strip())
 
 
-def _passages(context: str) -> Iterator[Chunk]:
+def _passages(context: str) -> Iterator[Document]:
     """The passages under headings ``Passage N:``, their first line as the title; none if there is text before them."""
     before, *passages = _PASSAGE.split(context)
     if before.strip():
@@ -135,18 +137,18 @@ def _passages(context: str) -> Iterator[Chunk]:
     for passage in map(str.strip, passages):
         title, _, text = passage.partition("\n")
         if text.strip():
-            yield Chunk(text.strip(), title.strip())
+            yield Document(text.strip(), title=title.strip())
         elif title:
-            yield Chunk(title)
+            yield Document(title)
 
 
-def _pieces(context: str) -> Iterator[Chunk]:
+def _pieces(context: str) -> Iterator[Document]:
     """Paragraphs together until they have :data:`CHUNK_CHARACTERS`; a longer paragraph stays whole."""
     piece = ""
     for paragraph in filter(str.strip, context.split("\n")):
         piece = f"{piece}\n{paragraph}" if piece else paragraph
         if len(piece) >= CHUNK_CHARACTERS:
-            yield Chunk(piece)
+            yield Document(piece)
             piece = ""
     if piece:
-        yield Chunk(piece)
+        yield Document(piece)

@@ -4,7 +4,7 @@
 import random
 from collections.abc import Iterator
 
-from evaluation.questions import Chunk, Question
+from evaluation.questions import Question
 from training.episodes import Episode, Shape, make_episode
 
 CHUNKS = (2, 4, 8, 16)
@@ -32,7 +32,7 @@ def _questions(chunks: int, count: int) -> Iterator[Question]:
 
 
 def _of_episode(rng: random.Random, episode: Episode, number: int) -> Iterator[Question]:
-    documents = [Chunk(document.text, document.title) for document in episode.documents]
+    documents = list(episode.documents)
     for i, asked in enumerate(episode.questions, start=number):
         rng.shuffle(documents)
         answers = () if asked.value is None else (asked.value, asked.answer)

@@ -12,15 +12,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.documents import Document
 from evaluation.records import QuestionFileError, Record, Text, checked, read_records
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One document chunk."""
-
-    text: str
-    title: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +22,7 @@ class Question:
 
     id: str
     system: str
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[Document, ...]
     question: str
     answers: tuple[str, ...]
 
@@ -78,7 +71,7 @@ class JsonlRecord(QuestionRecord):
         return self
 
     def to_question(self, number: int) -> Question:
-        chunks = tuple(Chunk(chunk.text, chunk.title) for chunk in self.chunks)
+        chunks = tuple(Document(chunk.text, title=chunk.title) for chunk in self.chunks)
         answers = self.answers if self.answer is None else [self.answer]
         return Question(self.id or str(number), self.system, chunks, self.question, tuple(answers or ()))
 

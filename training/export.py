@@ -3,12 +3,16 @@
 
 import json
 import platform
-import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from app.folders import replaced_folder
+
+FACTS_FILE = "training.json"
+"""How the model was made; only a folder that has it is replaced."""
 
 _CARD = """\
 ---
@@ -42,16 +46,12 @@ attention.
 
 def export(model: Any, tokenizer: Any, facts: dict[str, Any], folder: Path) -> None:
     """Replaces `folder` by the finished model. `facts`: commit, seed, step, tokens, seconds, accuracy, questions."""
-    staging = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(staging, ignore_errors=True)
-    model.cpu().float().save_pretrained(staging)
-    tokenizer.save_pretrained(staging)
     facts = {**facts, **_environment(model)}
-    (staging / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    (staging / "README.md").write_text(_card(model, facts), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging.rename(folder)
+    with replaced_folder(folder, FACTS_FILE) as staging:
+        model.cpu().float().save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        (staging / FACTS_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        (staging / "README.md").write_text(_card(model, facts), encoding="utf-8")
 
 
 def _environment(model: Any) -> dict[str, Any]:

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from app.folders import check_replaceable
 from app.progress import say
 from training.batches import Batch, Encoder, to_device
 from training.curriculum import CURRICULUM, Stage, make_stage_batch
-from training.export import export
+from training.export import FACTS_FILE, export
 from training.initialisation import look_back
 from training.language import Split
 from training.model import MAX_LENGTH, forward, new_model
@@ -221,6 +222,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints (default: %(default)s)")
     args = parser.parse_args(argv)
+    try:
+        check_replaceable(args.out, FACTS_FILE)
+    except FileExistsError as error:
+        say(str(error))
+        return 2
     trainer = Trainer(args.seed, "cuda" if torch.cuda.is_available() else "cpu")
     checkpoint = args.work_dir / "checkpoint.pt"
     if checkpoint.exists():

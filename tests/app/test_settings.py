@@ -3,7 +3,6 @@
 
 import argparse
 import os
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -43,7 +42,6 @@ def test_the_environment_is_read(monkeypatch):
     settings = load()
     assert (settings.chunk_cache, settings.chunk_cache_page_tokens) == (False, 32)
     assert settings.chunk_position_strategy is PositionStrategy.OFFSET
-    assert settings.home == Path("/somewhere")
 
 
 def test_flags_override_the_environment(monkeypatch):

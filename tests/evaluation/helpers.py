@@ -15,12 +15,13 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
+from app.documents import Document
 from app.sse import ReportInserter
 from cache.layout import PositionStrategy
 from cache.manager import ChunkStatus
 from cache.report import CacheReport, ChunkReport, TokenCounts
 from engine_ext.request import CacheOptions, Ticket
-from evaluation.questions import Chunk, Question
+from evaluation.questions import Question
 from evaluation.results import Result, RunSettings
 
 TEMPLATE_ERROR = (
@@ -30,7 +31,7 @@ TEMPLATE_ERROR = (
 
 
 def make_question(id: str = "1", *chunks: str, answers: tuple[str, ...] = ("Riga",), **fields) -> Question:
-    texts = tuple(Chunk(text) for text in chunks or ("Falcon is in Riga.",))
+    texts = tuple(Document(text) for text in chunks or ("Falcon is in Riga.",))
     given = {"system": "", "chunks": texts, "question": "Where is Falcon?", **fields}
     return Question(id=id, answers=answers, **given)
 

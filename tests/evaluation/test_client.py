@@ -3,8 +3,8 @@
 
 import pytest
 
+from app.documents import Document
 from evaluation.client import AskOptions, RefusedError, ServerError, ServerInfo, SetupError, TesseraClient
-from evaluation.questions import Chunk
 from tests.evaluation.helpers import TEMPLATE_ERROR, Reply, make_question, make_report
 
 OPTIONS = AskOptions("m", 32)
@@ -37,7 +37,7 @@ def describe(server):
     ],
 )
 async def test_what_is_sent(server, ask, mode, cache):
-    chunks = (Chunk("One.", "A"), Chunk("Two."))
+    chunks = (Document("One.", title="A"), Document("Two."))
     await ask(mode, make_question(system="Answer.", chunks=chunks))
     assert server.requests == [
         {

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from app.documents import Document
 from evaluation.datasets import CHUNK_CHARACTERS, load_questions
-from evaluation.questions import Chunk, Question
+from evaluation.questions import Question
 from evaluation.records import QuestionFileError
 
 # What public data sets are asked with.
@@ -57,7 +58,10 @@ def write(folder: Path, kind: str, *records: object) -> Path:
 @pytest.mark.parametrize("kind", [ARRAY, LINES])
 @pytest.mark.parametrize("format", ["auto", "hotpotqa", "2wikimultihopqa"])
 def test_hotpotqa_and_2wikimultihopqa(tmp_path, kind, format):
-    chunks = (Chunk("Ana Kalns lives in Elgava. She paints.", "Ana Kalns"), Chunk("It is on the Svēte.", "Elgava"))
+    chunks = (
+        Document("Ana Kalns lives in Elgava. She paints.", title="Ana Kalns"),
+        Document("It is on the Svēte.", title="Elgava"),
+    )
     assert load_questions(write(tmp_path, kind, HOTPOT), format) == [
         Question("5a8b", SYSTEM, chunks, "Which river runs by the town of Ana Kalns?", ("Svēte",))
     ]
@@ -68,14 +72,14 @@ def test_musique_has_a_question_twice(tmp_path, format):
     answerable, not_answerable = load_questions(
         write(tmp_path, LINES, MUSIQUE, {**MUSIQUE, "answerable": False}), format
     )
-    chunks = (Chunk("Falcon is at Elgava.", "Falcon"), Chunk("Founded by Ana Kalns.", "Elgava"))
+    chunks = (Document("Falcon is at Elgava.", title="Falcon"), Document("Founded by Ana Kalns.", title="Elgava"))
     assert answerable == Question("2hop__1_2", SYSTEM, chunks, MUSIQUE["question"], ("Ana Kalns", "A. Kalns"))
     assert not_answerable == Question("2hop__1_2 (unanswerable)", SYSTEM, chunks, MUSIQUE["question"], ())
 
 
 @pytest.mark.parametrize("format", ["auto", "longbench"])
 def test_longbench_passages(tmp_path, format):
-    chunks = (Chunk("Falcon is in Riga.\nIt flies.", "Falcon"), Chunk("No more than a line."))
+    chunks = (Document("Falcon is in Riga.\nIt flies.", title="Falcon"), Document("No more than a line."))
     assert load_questions(write(tmp_path, LINES, LONGBENCH), format) == [
         Question("e1", SYSTEM, chunks, "Where is Falcon?", ("Riga", "in Riga"))
     ]
@@ -105,7 +109,7 @@ def test_qasper_has_questions_without_an_answer(tmp_path):
 @pytest.mark.parametrize("format", ["auto", "jsonl"])
 def test_our_own_format_keeps_its_system_prompt(tmp_path, format):
     assert load_questions(write(tmp_path, LINES, OWN), format) == [
-        Question("1", "", (Chunk("One."),), "Which?", ("one",))
+        Question("1", "", (Document("One."),), "Which?", ("one",))
     ]
 
 
@@ -117,7 +121,7 @@ def test_public_data_sets_are_told_how_to_refuse(tmp_path):
 def test_paragraphs_without_text_are_left_out(tmp_path):
     context = [["Empty", []], ["Blank", [" "]], ["Elgava", ["It is on the Svēte."]]]
     (question,) = load_questions(write(tmp_path, ARRAY, {**HOTPOT, "context": context}))
-    assert question.chunks == (Chunk("It is on the Svēte.", "Elgava"),)
+    assert question.chunks == (Document("It is on the Svēte.", title="Elgava"),)
 
 
 @pytest.mark.parametrize(

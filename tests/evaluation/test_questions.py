@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from evaluation.questions import Chunk, Question, digest, load_jsonl
+from app.documents import Document
+from evaluation.questions import Question, digest, load_jsonl
 from evaluation.records import QuestionFileError
 from tests.evaluation.helpers import make_question
 
@@ -33,14 +34,14 @@ def test_all_fields(load):
         "answers": ["one", "two"],
         "metadata": {"anything": [1]},
     }
-    chunks = (Chunk("One."), Chunk("Two.", "B"), Chunk("Three."))
+    chunks = (Document("One."), Document("Two.", title="B"), Document("Three."))
     assert load(record) == [Question("a", "Answer.", chunks, "Which?", ("one", "two"))]
 
 
 def test_what_may_be_left_out(load):
     assert load(GOOD, "", GOOD) == [
-        Question("1", "", (Chunk("One."),), "Which?", ("one",)),
-        Question("3", "", (Chunk("One."),), "Which?", ("one",)),
+        Question("1", "", (Document("One."),), "Which?", ("one",)),
+        Question("3", "", (Document("One."),), "Which?", ("one",)),
     ]
 
 

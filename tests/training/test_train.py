@@ -80,6 +80,14 @@ def test_another_seed_is_refused(small: None, tmp_path: Path) -> None:
     assert run(tmp_path, "--steps", "2", "--seed", "1") == 2
 
 
+def test_a_folder_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    assert run(tmp_path, "--steps", "1") == 2
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
 def test_a_few_steps_improve_the_loss(tmp_path: Path) -> None:
     assert run(tmp_path, "--steps", "10") == 0
     assert losses(tmp_path)[-1] < losses(tmp_path)[0]
