@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request field ``cache``."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.documents import BadRequestError
 from cache.layout import PositionStrategy
-from engine_ext.request import CacheMode, CacheOptions
+from engine_ext.request import DEFAULT_NAMESPACE, CacheMode, CacheOptions, ScopeName
 
 
 class CacheField(BaseModel):
@@ -24,9 +24,13 @@ class CacheField(BaseModel):
         None,
         description="shared: chunks overlap in position; offset: one after another; default: the server's",
     )
-    scope: Literal["system"] = Field("system", description="a chunk is reused behind the same system segment only")
+    scope: ScopeName = Field(
+        "system",
+        description="system: a chunk is computed and reused behind the same system segment only; isolated: computed "
+        "behind the chat template's constant opening, and reused behind any system segment",
+    )
     namespace: str = Field(
-        "default",
+        DEFAULT_NAMESPACE,
         min_length=1,
         max_length=128,
         pattern=r"^[^\x00-\x1f]+$",
@@ -37,7 +41,7 @@ class CacheField(BaseModel):
     def options(self, default_strategy: PositionStrategy) -> CacheOptions:
         """The options as the engine takes them."""
         strategy = self.position_strategy or default_strategy
-        return CacheOptions(self.mode, strategy, self.namespace, self.explain)
+        return CacheOptions(self.mode, strategy, self.scope, self.namespace, self.explain)
 
 
 def parse_cache_field(value: Any) -> CacheField:

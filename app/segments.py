@@ -2,25 +2,30 @@
 """vLLM's prompt renderer, extended: a prompt with marks is tokenized segment by segment."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
+from app.documents import Document
 from app.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.tokenization import SegmentTokenizer
 from cache.layout import Chunk, ChunkedPrompt
 from engine_ext.request import REQUEST_KEY, ChunkedRequest
-from engine_ext.vllm_compat import tokens_input
+from engine_ext.vllm_compat import ChatParams, tokens_input
 
 
 class SegmentRenderer:
     """Stands in for vLLM's renderer; prompts without marks go through it unchanged."""
 
-    def __init__(self, renderer: Any, marks: Marks) -> None:
+    def __init__(self, renderer: Any, marks: Marks, max_chunk_tokens: int) -> None:
         self._renderer = renderer
         self._marks = marks
+        self._max_chunk_tokens = max_chunk_tokens
+        self._openings: dict[str | None, str] = {}
         self._tokenizer = SegmentTokenizer(renderer.get_tokenizer())
 
     def __getattr__(self, name: str) -> Any:
@@ -44,8 +49,10 @@ class SegmentRenderer:
         rendered, prompt = await self._renderer.render_messages_async(conversation, chat_params)
         if prompt.get("multi_modal_data"):
             raise VLLMValidationError("documents can't be combined with images, audio or video", parameter="messages")
+        marked = self._split(prompt["prompt"])
+        opening = await self._opening(chat_params) if marked.ticket.options.scope == "isolated" else ""
         tok_params = tok_params or self._renderer.default_chat_tok_params
-        return [rendered], [await self._engine_input(prompt["prompt"], tok_params, prompt_extras)]
+        return [rendered], [await self._engine_input(marked, opening, tok_params, prompt_extras)]
 
     async def render_cmpl_async(
         self,
@@ -62,17 +69,42 @@ class SegmentRenderer:
                 prompts, tok_params, prompt_extras=prompt_extras, **kwargs
             )
         tok_params = tok_params or self._renderer.default_cmpl_tok_params
-        return [await self._engine_input(str(text), tok_params, prompt_extras) for text in texts]
+        return [await self._engine_input(self._split(str(t)), "", tok_params, prompt_extras) for t in texts]
 
-    async def _engine_input(self, text: str, tok_params: Any, prompt_extras: dict[str, Any] | None) -> Any:
+    def chunks(self, document: Document, index: int) -> list[Chunk]:
+        """A document as one chunk, or as several if it is longer than a chunk may be; safe in any thread."""
+        return self._chunks(document.render(), document.id, index)
+
+    def _split(self, text: str) -> MarkedPrompt:
         try:
-            marked = self._marks.split(text)
+            return self._marks.split(text)
         except BrokenMarksError as error:
             raise VLLMValidationError(
                 f"{error}; documents need a chat template that prints the user's message once, unchanged",
                 parameter="messages",
             ) from error
-        request, token_ids = await asyncio.to_thread(self._tokenize, marked, tok_params.add_special_tokens)
+
+    async def _opening(self, chat_params: ChatParams) -> str:
+        """What the template puts before a lone user message: the same for every request."""
+        template = chat_params.chat_template
+        if template not in self._openings:
+            options = {"add_generation_prompt": True, "tokenize": False}
+            plain = replace(chat_params, chat_template_kwargs=options, tool_choice=None, response_format=None)
+            message = f"[tessera-{secrets.token_hex(16)}]"
+            _, prompt = await self._renderer.render_messages_async([{"role": "user", "content": message}], plain)
+            opening, mark, _ = str(prompt["prompt"]).partition(message)
+            if not mark:
+                raise VLLMValidationError(
+                    "scope isolated needs a chat template that takes a user message without a system prompt",
+                    parameter="cache.scope",
+                )
+            self._openings[template] = opening
+        return self._openings[template]
+
+    async def _engine_input(
+        self, marked: MarkedPrompt, opening: str, tok_params: Any, prompt_extras: dict[str, Any] | None
+    ) -> Any:
+        request, token_ids = await asyncio.to_thread(self._tokenize, marked, opening, tok_params.add_special_tokens)
         _check_length(request.prompt, len(token_ids), tok_params)
         engine_input: dict[str, Any] = {
             **tokens_input(token_ids, prompt=marked.text, cache_salt=(prompt_extras or {}).get("cache_salt")),
@@ -81,18 +113,29 @@ class SegmentRenderer:
         }
         return engine_input
 
-    def _tokenize(self, marked: MarkedPrompt, add_special_tokens: bool) -> tuple[ChunkedRequest, list[int]]:
+    def _tokenize(
+        self, marked: MarkedPrompt, opening: str, add_special_tokens: bool
+    ) -> tuple[ChunkedRequest, list[int]]:
         encode = self._tokenizer.encode_template
         if not marked.chunks:
             token_ids = list(encode(marked.text, add_special_tokens=add_special_tokens))
             return ChunkedRequest(marked.ticket, None), token_ids
-        chunks = zip(marked.chunks, marked.ticket.chunk_ids, strict=True)
+        is_isolated = marked.ticket.options.scope == "isolated"
+        documents = enumerate(zip(marked.chunks, marked.ticket.chunk_ids, strict=True))
         prompt = ChunkedPrompt(
             encode(marked.system, add_special_tokens=add_special_tokens),
-            tuple(Chunk(self._tokenizer.encode_document(text), id) for text, id in chunks),
+            tuple(chunk for i, (text, id) in documents for chunk in self._chunks(text, id, i)),
             encode(marked.question),
+            encode(opening, add_special_tokens=add_special_tokens) if is_isolated else None,
         )
         return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
+
+    def _chunks(self, text: str, id: str | None, document: int) -> list[Chunk]:
+        token_ids, size = self._tokenizer.encode_document(text), self._max_chunk_tokens
+        pieces = [token_ids[start : start + size] for start in range(0, len(token_ids), size)]
+        if len(pieces) == 1:
+            return [Chunk(token_ids, id, document)]
+        return [Chunk(piece, id, document, (number, len(pieces))) for number, piece in enumerate(pieces, start=1)]
 
 
 def _check_length(prompt: ChunkedPrompt | None, num_tokens: int, tok_params: Any) -> None:

@@ -19,10 +19,10 @@ from vllm.platforms import current_platform
 from app.marks import Marks
 from app.middleware import DocumentsMiddleware
 from app.progress import progress, say
-from app.routes import cache, rag
+from app.routes import cache, chunks, rag
 from app.segments import SegmentRenderer
 from app.settings import Settings
-from engine_ext.engine import ChunkEngine
+from engine_ext.engine import ChunkEngine, FillLimits
 from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
 from engine_ext.support import check_flags
 from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
@@ -34,12 +34,13 @@ _CPU_KV_CACHE_BYTES = 2 << 30
 async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, settings: Settings) -> FastAPI:
     """vLLM's whole app with Tessera's routers and the documents middleware."""
     marks = Marks()
-    engine.renderer = SegmentRenderer(engine.llm.renderer, marks)
+    engine.renderer = SegmentRenderer(engine.llm.renderer, marks, settings.chunk_max_tokens)
     supported_tasks = await engine.llm.get_supported_tasks()
     args.middleware = [*args.middleware, DOCUMENTS_MIDDLEWARE]
     app: FastAPI = build_app(args, supported_tasks, engine.llm.model_config)
     app.title = "Tessera"
     app.include_router(rag.router)
+    app.include_router(chunks.router)
     app.include_router(cache.router)
     app.state.tessera_marks = marks
     app.state.tessera_settings = settings
@@ -76,6 +77,9 @@ async def _started_engine(engine_args: AsyncEngineArgs, settings: Settings) -> A
         pool_bytes=int(settings.chunk_cache_memory),
         page_tokens=settings.chunk_cache_page_tokens,
         hash_algorithm=settings.chunk_cache_hash,
+        eviction=settings.chunk_cache_eviction,
+        max_pinned_share=settings.chunk_cache_max_pinned,
+        fill_limits=FillLimits(settings.chunk_cache_max_fills, settings.chunk_cache_max_queued_fills),
     )
     starting = start_chunk_engine(engine_args, options)
     with progress(f"starting the engine with {engine_args.model}"):

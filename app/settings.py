@@ -10,6 +10,7 @@ from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cache.config import HashAlgorithm
+from cache.eviction import EvictionPolicyName
 from cache.layout import PositionStrategy
 
 
@@ -29,6 +30,20 @@ class Settings(BaseSettings):
     chunk_cache_page_tokens: int = Field(
         16, ge=1, le=1024, description="tokens in a page of the pool; a chunk takes whole pages"
     )
+    chunk_cache_eviction: EvictionPolicyName = Field(
+        "s3fifo", description="which chunks make room for others; docs/eviction.md compares them"
+    )
+    chunk_cache_max_pinned: float = Field(0.9, ge=0, le=1, description="share of the pool that may be pinned")
+    chunk_cache_max_fills: int = Field(
+        16, ge=1, description="missing chunks that are computed at once; others wait for their turn"
+    )
+    chunk_cache_max_queued_fills: int = Field(
+        1024, ge=1, description="missing chunks that may wait; above that, requests are refused with status 503"
+    )
+    chunk_max_tokens: int = Field(
+        4096, ge=1, description="longer documents are split into chunks of so many tokens, each cached on its own"
+    )
+    chunk_max_per_call: int = Field(5000, ge=1, description="documents that one call of POST /v1/rag/chunks may bring")
     chunk_cache_hash: HashAlgorithm = Field("xxh3_128", description="hash function of chunk keys")
     chunk_position_strategy: PositionStrategy = Field(
         PositionStrategy.SHARED, description="position strategy of requests that name none"

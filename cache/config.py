@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from cache.eviction import EvictionPolicyName
+
 HashAlgorithm = Literal["xxh3_128", "sha256"]
 
 
@@ -14,12 +16,15 @@ class ChunkCacheConfig:
     ``num_pages`` pages of ``page_tokens`` tokens each are the whole pool; both are counts, the bytes behind
     them belong to the engine. ``fingerprint`` names everything that changes a token's KV besides the tokens
     before it (model, dtype, RoPE parameters, parallel sizes), so that keys of two engines never match.
+    At most ``max_pinned_share`` of the pool can be pinned, so that other requests keep working.
     """
 
     num_pages: int
     page_tokens: int
     fingerprint: str
     hash_algorithm: HashAlgorithm = "xxh3_128"
+    eviction: EvictionPolicyName = "s3fifo"
+    max_pinned_share: float = 0.9
 
     def __post_init__(self) -> None:
         if self.num_pages < 1:

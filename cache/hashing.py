@@ -3,13 +3,13 @@
 
 import hashlib
 import secrets
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import xxhash
 
 from cache.config import HashAlgorithm
+from cache.layout import PackedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,20 @@ class ChunkHasher:
         # Clients may choose salts themselves; they must not be able to choose, or guess, one of these.
         self._salt_nonce = secrets.token_bytes(16)
 
-    def system_key(self, scope: CacheScope, token_ids: Sequence[int]) -> ChunkHash:
-        """Key of a system segment, computed from position 0."""
-        return self._key(b"system", scope, b"", token_ids)
+    def system_key(self, scope: CacheScope, tokens: PackedTokens) -> ChunkHash:
+        """Key of a system segment, or an opening, computed from position 0."""
+        return self._key(b"system", scope, b"", tokens)
 
-    def chunk_key(self, scope: CacheScope, system: ChunkHash, token_ids: Sequence[int]) -> ChunkHash:
-        """Key of a chunk computed directly behind the system segment ``system``."""
-        return self._key(b"chunk", scope, system.digest, token_ids)
+    def chunk_key(self, scope: CacheScope, prefix: ChunkHash, tokens: PackedTokens) -> ChunkHash:
+        """Key of a chunk computed directly behind the segment ``prefix``."""
+        return self._key(b"chunk", scope, prefix.digest, tokens)
 
     def layout_salt(self, scope: CacheScope, parts: Sequence[int | str]) -> str:
         """Salt that keeps one layout's composed blocks apart in the engine's own prefix cache, in this process."""
         fields = [b"layout", self._salt_nonce, str(scope).encode(), *(str(part).encode() for part in parts)]
         return "tessera-" + self._hash(fields).hex()
 
-    def _key(self, kind: bytes, scope: CacheScope, parent: bytes, token_ids: Sequence[int]) -> ChunkHash:
-        tokens = array("q", token_ids).tobytes()
+    def _key(self, kind: bytes, scope: CacheScope, parent: bytes, tokens: PackedTokens) -> ChunkHash:
         return ChunkHash(self._hash([kind, str(scope).encode(), parent, tokens]))
 
     def _hash(self, fields: Sequence[bytes]) -> bytes:

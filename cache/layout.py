@@ -9,20 +9,40 @@ relative to it:
 segment        computed at   shared: position    shared: rotate by      offset: position    offset: rotate by
 =============  ============  ==================  =====================  ==================  ===================
 system         0             0                   D                      0                   0
-chunk i        S             S                   D                      o_i                 o_i - S
+chunk i        P             S                   D + S - P              o_i                 o_i - P
 question       N             S + max(L)          0 (stays at N)         N                   0
 =============  ============  ==================  =====================  ==================  ===================
 
-``S`` is the length of the system segment, ``L`` a chunk's length, ``o_i`` the index of chunk i's first token,
+``S`` is the length of the system segment, ``P`` that of what the chunks are computed behind (the system segment, or
+the constant opening in scope ``isolated``), ``L`` a chunk's length, ``o_i`` the index of chunk i's first token,
 ``D = N - (S + max(L))``.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 TokenIds = tuple[int, ...]
+PackedTokens = bytes
+"""Token ids as 32-bit integers in the machine's order: quick to hash and to compare."""
+
+
+def pack(token_ids: TokenIds) -> PackedTokens:
+    """The ids' bytes; raises ``OverflowError`` for ids of more than 31 bits."""
+    return array("i", token_ids).tobytes()
+
+
+def unpack(packed: PackedTokens) -> TokenIds:
+    """The ids that :func:`pack` was given."""
+    return tuple(array("i", packed))
+
+
+def packed_length(packed: PackedTokens) -> int:
+    """Number of packed ids."""
+    return len(packed) // array("i").itemsize
 
 
 class PositionStrategy(StrEnum):
@@ -32,21 +52,41 @@ class PositionStrategy(StrEnum):
     OFFSET = "offset"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chunk:
-    """One document chunk of a request: its tokens and the id its sender gave it."""
+    """One document chunk of a request, or one part of a document that is longer than a chunk may be."""
 
     token_ids: TokenIds
     id: str | None = None
+    """The document's, as its sender named it."""
+    document: int = 0
+    """Index of the document among those of the request."""
+    part: tuple[int, int] | None = None
+    """``(2, 3)`` for the second of three parts."""
+
+    @cached_property
+    def packed(self) -> PackedTokens:
+        """The token ids packed."""
+        return pack(self.token_ids)
+
+    @property
+    def label(self) -> dict[str, Any]:
+        """Which chunk this is, in JSON: ``index`` and ``id`` of its document, ``part`` if it is one of several."""
+        part = {"part": {"number": self.part[0], "of": self.part[1]}} if self.part else {}
+        return {"index": self.document, "id": self.id, **part}
 
 
 @dataclass(frozen=True)
 class ChunkedPrompt:
-    """A prompt as segments, each tokenized on its own. ``system`` may be empty, chunks and question not."""
+    """A prompt as segments, each tokenized on its own. ``system`` may be empty, chunks and question not.
+
+    ``opening`` is what chunks are computed behind, if that is not the system segment (scope ``isolated``).
+    """
 
     system: TokenIds
     chunks: tuple[Chunk, ...]
     question: TokenIds
+    opening: TokenIds | None = None
 
     def __post_init__(self) -> None:
         if not self.question:
@@ -62,6 +102,11 @@ class ChunkedPrompt:
             ids.extend(chunk.token_ids)
         ids.extend(self.question)
         return ids
+
+    @property
+    def chunk_prefix(self) -> TokenIds:
+        """The tokens that each chunk's KV is computed behind."""
+        return self.system if self.opening is None else self.opening
 
     @property
     def num_context_tokens(self) -> int:
@@ -106,27 +151,28 @@ class PositionReindexer:
         if not lengths:
             raise ValueError("a prompt without chunks has no chunk layout")
         place = self._shared if strategy is PositionStrategy.SHARED else self._offset
-        return place(len(prompt.system), lengths, len(prompt.question))
+        return place(len(prompt.system), len(prompt.chunk_prefix), lengths, len(prompt.question))
 
     @staticmethod
-    def _shared(system: int, lengths: Sequence[int], question: int) -> Layout:
+    def _shared(system: int, prefix: int, lengths: Sequence[int], question: int) -> Layout:
         starts = _starts(system, lengths)
         num_context, longest_end = starts[-1], system + max(lengths)
         delta = num_context - longest_end
+        moved = delta + system - prefix
         return Layout(
             PositionStrategy.SHARED,
             Placement(0, system, 0, delta),
-            tuple(Placement(start, n, system, delta) for start, n in zip(starts, lengths, strict=False)),
+            tuple(Placement(start, n, system, moved) for start, n in zip(starts, lengths, strict=False)),
             Placement(num_context, question, longest_end, 0),
         )
 
     @staticmethod
-    def _offset(system: int, lengths: Sequence[int], question: int) -> Layout:
+    def _offset(system: int, prefix: int, lengths: Sequence[int], question: int) -> Layout:
         starts = _starts(system, lengths)
         return Layout(
             PositionStrategy.OFFSET,
             Placement(0, system, 0, 0),
-            tuple(Placement(start, n, start, start - system) for start, n in zip(starts, lengths, strict=False)),
+            tuple(Placement(start, n, start, start - prefix) for start, n in zip(starts, lengths, strict=False)),
             Placement(starts[-1], question, starts[-1], 0),
         )
 

@@ -1,148 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
 """Owner of all cache state: which segments are in the pool, who may load them, what is evicted.
 
-One event loop calls it; nothing here blocks, computes or knows an engine. Ownership of a page:
-
-=========================  =============================================  =======================================
-from                       to                                             while
-=========================  =============================================  =======================================
-``acquire``                the fill ends (``fill_succeeded/failed``)      FILLING; the engine may write the page
-``fill_succeeded``         evicted or detached, and no lease left         READY; the engine may read the page
-``detach`` / ``fill_failed``  no lease left and not being written         DETACHED; never handed out again
-=========================  =============================================  =======================================
+One event loop calls it; nothing here blocks, computes or knows an engine. An entry has two lives. Its KV is being
+computed (FILLING), can be loaded (READY) or was never saved (FAILED). And the index finds it until it is detached:
+evicted, expired, deleted, refused by a worker. Whoever leased it before may load it all the same: that it can't be
+found any more says nothing about its KV. A page is free again when its entry is detached, not FILLING, and not leased.
 """
 
 import itertools
 import secrets
+import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from cache.config import ChunkCacheConfig
+from cache.errors import CapacityError, IntegrityError
+from cache.eviction import EvictionPolicy, make_policy, prefill_cost
+from cache.expiry import ExpiryQueue
 from cache.hashing import CacheScope, ChunkHash, ChunkHasher
 from cache.index import ChunkHashIndex, ChunkKVCache, EntryState, SegmentIdentity
-from cache.layout import ChunkedPrompt, Layout, Placement
+from cache.layout import ChunkedPrompt, Layout, pack
+from cache.lease import FillJob, Lease, LeasedSegment, fill_jobs, status_of
 from cache.metrics import ChunkCacheMetrics
 from cache.pool import ChunkBlockPool
+from cache.registry import ChunkRegistry
 
 
-class ChunkCacheError(Exception):
-    """Base of this package's errors."""
+class Removal(StrEnum):
+    """Why an entry can't be found any more."""
 
-
-class CapacityError(ChunkCacheError):
-    """The segments of one request can't all be held at once. Nothing was taken; run in full attention."""
-
-
-class IntegrityError(ChunkCacheError):
-    """The manager's books don't balance: a defect. The cache must not be used any further."""
-
-
-class ChunkStatus(StrEnum):
-    """How a segment of a request came to be in the pool."""
-
-    HIT = "hit"
-    FILLED = "filled"
-    WAITED = "waited"
+    EVICTED = "evicted"
+    EXPIRED = "expired"
+    DELETED = "deleted"
+    CLEARED = "cleared"
+    FILL_FAILED = "fill_failed"
+    REFUSED = "refused"
+    COLLISION = "collision"
 
 
 @dataclass(frozen=True, slots=True)
-class LeasedSegment:
-    """One segment that a lease holds: where it goes in the sequence, and its KV."""
+class Wanted:
+    """One segment of a prompt: its key, what the key stands for, and the entry if there is one."""
 
-    placement: Placement
-    entry: ChunkKVCache
-    status: ChunkStatus
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FillJob:
-    """One fill request to run: compute ``system + chunk`` and save the entries given.
-
-    ``system`` is set in the one job that also saves the system segment; ``chunk`` is ``None`` if only that is missing.
-    """
-
-    system: ChunkKVCache | None
-    chunk: ChunkKVCache | None
-
-    @property
-    def entries(self) -> list[ChunkKVCache]:
-        """The entries that this job fills."""
-        return [entry for entry in (self.system, self.chunk) if entry is not None]
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """Tokens of the fill request."""
-        last = self.chunk or self.system
-        assert last is not None
-        return [*last.identity.prefix_ids, *last.identity.token_ids]
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether any request still waits for one of the entries."""
-        return any(entry.leases for entry in self.entries)
+    key: ChunkHash
+    identity: SegmentIdentity
+    is_system: bool
+    entry: ChunkKVCache | None
 
 
-@dataclass(slots=True, eq=False)
-class Lease:
-    """A request's hold on its segments. ``system`` is ``None`` if the system segment is empty.
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What the index has of one prompt."""
 
-    ``fills`` are the jobs that the holder must start. Segments of other requests' fills have status ``waited``.
-    """
-
-    system: LeasedSegment | None
-    chunks: list[LeasedSegment]
-    fills: list[FillJob] = field(default_factory=list)
-
-    @property
-    def segments(self) -> list[LeasedSegment]:
-        """Every leased segment, in sequence order."""
-        return [*([self.system] if self.system else []), *self.chunks]
+    segments: list[Wanted]
+    pages_needed: int
+    """For the segments that are missing, each distinct one once."""
 
 
 class ChunkCacheManager:
-    """The chunk cache of one engine. See the module's table for who owns a page when."""
+    """The chunk cache of one engine."""
 
-    def __init__(self, config: ChunkCacheConfig) -> None:
+    def __init__(self, config: ChunkCacheConfig, clock: Callable[[], float] = time.time) -> None:
         self.config = config
         self.hasher = ChunkHasher(config.fingerprint, config.hash_algorithm)
         self.pool = ChunkBlockPool(config.num_pages)
         self.index = ChunkHashIndex()
+        self.registry = ChunkRegistry()
         self.metrics = ChunkCacheMetrics()
+        self._clock = clock
+        self._policy: EvictionPolicy[ChunkKVCache] = make_policy(config.eviction)
+        self._expiry = ExpiryQueue()
         self._leases: set[Lease] = set()
+        self._filling: set[ChunkKVCache] = set()
         self._detached: set[ChunkKVCache] = set()
+        self._pinned_pages = 0
         # Tags start at random, so a page of an earlier process in the same memory can't match by accident.
         self._tags = itertools.count(secrets.randbits(61))
 
     @property
     def is_idle(self) -> bool:
         """No request holds a lease and no fill is under way."""
-        return not self._leases and not self._detached and all(not entry.being_written for entry in self.index)
+        return not self._leases and not self._detached and not self._filling
+
+    def look_up(self, prompt: ChunkedPrompt, scope: CacheScope) -> Lookup:
+        """What is cached of the system segment (if not empty) and of each chunk; changes nothing."""
+        system, prefix = pack(prompt.system), pack(prompt.chunk_prefix)
+        system_key, prefix_key = self.hasher.system_key(scope, system), self.hasher.system_key(scope, prefix)
+        segments = [self._wanted(system_key, SegmentIdentity(scope, b"", system), is_system=True)] if system else []
+        for chunk in prompt.chunks:
+            key = self.hasher.chunk_key(scope, prefix_key, chunk.packed)
+            segments.append(self._wanted(key, SegmentIdentity(scope, prefix, chunk.packed), is_system=False))
+        missing = {wanted.key: wanted.identity for wanted in segments if wanted.entry is None}
+        pages = sum(self.config.pages_for(identity.num_tokens) for identity in missing.values())
+        return Lookup(segments, pages)
 
     def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease:
         """Leases every segment before the question, allocating pages for those missing.
 
-        Raises :class:`CapacityError`, having changed nothing, if they can't all be held.
+        Raises :class:`CapacityError`, having evicted nothing, if they can't all be held.
         """
-        wanted = self._identities(prompt, scope)
-        if len(set(wanted)) != len(dict(wanted)):
+        self.expire()
+        found = self.look_up(prompt, scope)
+        keys = [(wanted.key, wanted.identity) for wanted in found.segments]
+        if len(set(keys)) != len(dict(keys)):
             raise CapacityError("two segments of the request have the same hash")
-        found = {key: self.index.get(key, identity) for key, identity in wanted}
-        self._make_room(wanted, found)
-        # The system segment last, so that it is not evicted before the chunks that need it.
-        for key, _ in reversed(wanted):
-            if (entry := found[key]) is not None:
-                self.index.touch(entry)
-        created = {key: self._create(key, identity) for key, identity in dict(wanted).items() if found[key] is None}
-        lease = self._lease(wanted, found, created, layout, has_system=bool(prompt.system))
-        for segment in lease.chunks:
-            self.metrics.lookups[segment.status] += 1
+        self._make_room(found)
+        for entry in {wanted.entry: None for wanted in found.segments if wanted.entry is not None}:
+            self._use(entry)
+        created = {w.key: self._create(w) for w in {w.key: w for w in found.segments if w.entry is None}.values()}
+        lease = self._lease(found, created, layout)
+        self.metrics.lookups.update(segment.status for segment in lease.chunks)
         return lease
 
     def release(self, lease: Lease) -> None:
         """Ends a lease; its chunks may be evicted from now on. Raises ``KeyError`` if it has ended already."""
         self._leases.remove(lease)
+        self.metrics.lease_seconds.observe(self._clock() - lease.since)
         for segment in lease.segments:
             segment.entry.leases -= 1
             self._reclaim(segment.entry)
@@ -151,30 +126,58 @@ class ChunkCacheManager:
         """The job's KV is saved; its entries may be loaded."""
         self.metrics.fills["succeeded"] += 1
         for entry in job.entries:
-            entry.being_written = False
-            if entry.state is EntryState.FILLING:
-                entry.state = EntryState.READY
+            entry.state = EntryState.READY
+            self._filling.remove(entry)
             self._reclaim(entry)
 
     def fill_failed(self, job: FillJob, outcome: str = "failed") -> None:
         """The job's fill request has ended without saving; its entries are dropped."""
         self.metrics.fills[outcome] += 1
         for entry in job.entries:
-            entry.being_written = False
-            self.detach(entry)
+            entry.state = EntryState.FAILED
+            self._filling.remove(entry)
+            self.detach(entry, Removal.FILL_FAILED)
 
-    def detach(self, entry: ChunkKVCache) -> None:
+    def retain(self, entry: ChunkKVCache, *, pinned: bool, expires_at: float | None) -> None:
+        """Says how long to keep an entry that the index holds; the last word counts.
+
+        Raises :class:`CapacityError` if pinning it would leave too little for everybody else.
+        """
+        if pinned and not entry.pinned:
+            limit = int(self.config.num_pages * self.config.max_pinned_share)
+            if self._pinned_pages + entry.num_pages > limit:
+                raise CapacityError(
+                    f"pinning {entry.num_pages} more pages would exceed {limit} of {self.config.num_pages} pages; "
+                    f"{self._pinned_pages} are pinned"
+                )
+        if pinned != entry.pinned:
+            entry.pinned = pinned
+            self._pinned_pages += entry.num_pages if pinned else -entry.num_pages
+            (self._policy.removed if pinned else self._policy.added)(entry)
+        entry.expires_at = expires_at
+        if expires_at is not None:
+            self._expiry.put(entry)
+
+    def expire(self) -> None:
+        """Detaches what has expired."""
+        for entry in self._expiry.due(self._clock()):
+            self.detach(entry, Removal.EXPIRED)
+
+    def detach(self, entry: ChunkKVCache, why: Removal) -> None:
         """Makes ``entry`` unfindable; its pages are freed once nobody reads or writes them."""
-        if entry.state is not EntryState.DETACHED:
-            entry.state = EntryState.DETACHED
+        if not entry.detached:
+            entry.detached = True
             self.index.remove(entry)
             self._detached.add(entry)
+            self._forget(entry, why)
         self._reclaim(entry)
 
-    def clear(self) -> None:
-        """Detaches every entry."""
-        for entry in list(self.index):
-            self.detach(entry)
+    def clear(self, namespace: str | None = None) -> int:
+        """Detaches every entry (of ``namespace``, if given); returns how many."""
+        entries = [e for e in self.index if namespace is None or e.identity.scope.namespace == namespace]
+        for entry in entries:
+            self.detach(entry, Removal.CLEARED)
+        return len(entries)
 
     def check_integrity(self) -> None:
         """Raises :class:`IntegrityError` unless every page has one owner and every lease is accounted for."""
@@ -186,114 +189,109 @@ class ChunkCacheManager:
         leases = Counter(segment.entry.tag for lease in self._leases for segment in lease.segments)
         if leases != Counter({entry.tag: entry.leases for entry in entries if entry.leases}):
             raise IntegrityError(f"segments leased are {leases}, but entries count {[e.leases for e in entries]}")
-        for entry in self.index:
-            if entry.state is EntryState.DETACHED or (entry.state is EntryState.FILLING) != entry.being_written:
-                raise IntegrityError(f"entry {entry.key} is {entry.state.name}, written: {entry.being_written}")
+        if self._filling != {entry for entry in entries if entry.state is EntryState.FILLING}:
+            raise IntegrityError(f"{len(self._filling)} fills are under way, but entries say otherwise")
+        if any(entry.detached or entry.state is EntryState.FAILED for entry in self.index):
+            raise IntegrityError("the index finds an entry that was detached")
+        if self._pinned_pages != sum(entry.num_pages for entry in self.index if entry.pinned):
+            raise IntegrityError(f"{self._pinned_pages} pages are pinned, but entries say otherwise")
 
     def occupancy(self) -> dict[str, int]:
-        """Sizes, in pages, chunks and leases."""
-        leased = sum(len(entry.pages) for entry in self.index if entry.leases)
+        """Sizes, in pages, segments and leases."""
+        leased = {segment.entry for lease in self._leases for segment in lease.segments}
         return {
             "pages_total": self.config.num_pages,
             "pages_free": self.pool.num_free,
-            "pages_leased": leased,
+            "pages_leased": sum(entry.num_pages for entry in leased if not entry.detached),
+            "pages_pinned": self._pinned_pages,
             "page_tokens": self.config.page_tokens,
             "segments": len(self.index),
-            "segments_filling": sum(entry.being_written for entry in self.index),
+            "segments_filling": len(self._filling),
             "segments_detached": len(self._detached),
             "leases": len(self._leases),
         }
 
-    def _identities(self, prompt: ChunkedPrompt, scope: CacheScope) -> list[tuple[ChunkHash, SegmentIdentity]]:
-        """Keys of the system segment (if not empty), then of each chunk."""
-        system_key = self.hasher.system_key(scope, prompt.system)
-        wanted = [(system_key, SegmentIdentity(scope, (), prompt.system))] if prompt.system else []
-        for chunk in prompt.chunks:
-            key = self.hasher.chunk_key(scope, system_key, chunk.token_ids)
-            wanted.append((key, SegmentIdentity(scope, prompt.system, chunk.token_ids)))
-        return wanted
+    def oldest_lease_seconds(self) -> float:
+        """Age of the oldest lease; 0 without any."""
+        return self._clock() - min((lease.since for lease in self._leases), default=self._clock())
 
-    def _make_room(
-        self,
-        wanted: list[tuple[ChunkHash, SegmentIdentity]],
-        found: dict[ChunkHash, ChunkKVCache | None],
-    ) -> None:
-        """Evicts least recently used segments until what is missing fits, sparing those found."""
-        missing = {key: identity for key, identity in wanted if found[key] is None}
-        needed = sum(self.config.pages_for(len(identity.token_ids)) for identity in missing.values())
-        if needed <= self.pool.num_free:
+    def _wanted(self, key: ChunkHash, identity: SegmentIdentity, *, is_system: bool) -> Wanted:
+        return Wanted(key, identity, is_system, self.index.get(key, identity))
+
+    def _use(self, entry: ChunkKVCache) -> None:
+        entry.hits += 1
+        entry.last_used_at = self._clock()
+        if not entry.pinned:
+            self._policy.used(entry)
+
+    def _make_room(self, found: Lookup) -> None:
+        """Evicts, as the policy has it, until what is missing fits, sparing what was found."""
+        if found.pages_needed <= self.pool.num_free:
             return
-        spared = {id(entry) for entry in found.values() if entry}
+        spared = {wanted.entry for wanted in found.segments}
         victims, freed = [], self.pool.num_free
-        for entry in self.index:
-            if freed >= needed:
+        for entry in self._policy.victims():
+            if freed >= found.pages_needed:
                 break
-            if entry.state is EntryState.READY and not entry.leases and id(entry) not in spared:
+            if entry.state is EntryState.READY and not entry.leases and entry not in spared:
                 victims.append(entry)
-                freed += len(entry.pages)
-        if freed < needed:
-            raise CapacityError(self._capacity_message(wanted, needed, freed))
-        self._evict(victims)
+                freed += entry.num_pages
+        if freed < found.pages_needed:
+            raise CapacityError(self._capacity_message(found, freed))
+        for entry in victims:
+            self.detach(entry, Removal.EVICTED)
 
-    def _capacity_message(self, wanted: list[tuple[ChunkHash, SegmentIdentity]], needed: int, available: int) -> str:
+    def _capacity_message(self, found: Lookup, available: int) -> str:
         total, page = self.config.num_pages, self.config.page_tokens
-        longest = max(len(identity.token_ids) for _, identity in wanted)
+        longest = max(wanted.identity.num_tokens for wanted in found.segments)
         if self.config.pages_for(longest) > total:
             return f"a segment of {longest} tokens is longer than the chunk pool of {total * page} tokens"
-        return f"the chunks need {needed} more pages of {page} tokens; {available} of {total} can be freed"
+        return f"the chunks need {found.pages_needed} more pages of {page} tokens; {available} of {total} can be freed"
 
-    def _evict(self, victims: Iterable[ChunkKVCache]) -> None:
-        for entry in victims:
-            self.detach(entry)
-            self.metrics.evicted_chunks += 1
-
-    def _create(self, key: ChunkHash, identity: SegmentIdentity) -> ChunkKVCache:
-        pages = self.pool.allocate(self.config.pages_for(len(identity.token_ids)))
-        entry = ChunkKVCache(key, identity, pages, tag=next(self._tags))
+    def _create(self, wanted: Wanted) -> ChunkKVCache:
+        identity, now = wanted.identity, self._clock()
+        entry = ChunkKVCache(
+            wanted.key,
+            identity,
+            self.pool.allocate(self.config.pages_for(identity.num_tokens)),
+            tag=next(self._tags),
+            recompute_cost=prefill_cost(identity.num_prefix_tokens, identity.num_tokens),
+            created_at=now,
+            last_used_at=now,
+            is_system=wanted.is_system,
+        )
         if (displaced := self.index.put(entry)) is not None:
-            self.detach(displaced)
+            self.detach(displaced, Removal.COLLISION)
+        self._filling.add(entry)
+        self._policy.added(entry)
         return entry
 
-    def _lease(
-        self,
-        wanted: list[tuple[ChunkHash, SegmentIdentity]],
-        found: dict[ChunkHash, ChunkKVCache | None],
-        created: dict[ChunkHash, ChunkKVCache],
-        layout: Layout,
-        *,
-        has_system: bool,
-    ) -> Lease:
+    def _lease(self, found: Lookup, created: dict[ChunkHash, ChunkKVCache], layout: Layout) -> Lease:
+        has_system = found.segments[0].is_system
         placements = [*([layout.system] if has_system else []), *layout.chunks]
         segments = []
-        for (key, _), placement in zip(wanted, placements, strict=True):
-            entry = found[key] or created[key]
+        for wanted, placement in zip(found.segments, placements, strict=True):
+            entry = wanted.entry or created[wanted.key]
             entry.leases += 1
-            segments.append(LeasedSegment(placement, entry, _status(entry, created)))
+            segments.append(LeasedSegment(placement, entry, status_of(entry, is_new=wanted.entry is None)))
         system = segments.pop(0) if has_system else None
-        lease = Lease(system, segments, _fill_jobs(system, segments))
+        lease = Lease(system, segments, self._clock(), fill_jobs(system, segments))
         self._leases.add(lease)
         return lease
 
+    def _forget(self, entry: ChunkKVCache, why: Removal) -> None:
+        """Takes a detached entry out of everything that only concerns what can be found."""
+        if entry.pinned:
+            entry.pinned = False
+            self._pinned_pages -= entry.num_pages
+        elif why is Removal.EVICTED:
+            self._policy.evicted(entry)
+        else:
+            self._policy.removed(entry)
+        self.metrics.removals[why] += 1
+        self.registry.removed(entry.key, why)
+
     def _reclaim(self, entry: ChunkKVCache) -> None:
-        if entry in self._detached and not entry.leases and not entry.being_written:
+        if entry in self._detached and not entry.leases and entry.state is not EntryState.FILLING:
             self._detached.remove(entry)
             self.pool.free(entry.pages)
-
-
-def _status(entry: ChunkKVCache, created: dict[ChunkHash, ChunkKVCache]) -> ChunkStatus:
-    if created.get(entry.key) is entry:
-        return ChunkStatus.FILLED
-    return ChunkStatus.HIT if entry.state is EntryState.READY else ChunkStatus.WAITED
-
-
-def _fill_jobs(system: LeasedSegment | None, chunks: list[LeasedSegment]) -> list[FillJob]:
-    """One job for each distinct missing chunk; the first also saves the system segment if that is missing."""
-    missing = dict.fromkeys(s.entry for s in chunks if s.status is ChunkStatus.FILLED)
-    missing_system = system.entry if system and system.status is ChunkStatus.FILLED else None
-    if missing_system and not missing:
-        return [FillJob(missing_system, None)]
-    jobs = []
-    for chunk in missing:
-        jobs.append(FillJob(missing_system, chunk))
-        missing_system = None
-    return jobs

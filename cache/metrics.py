@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of one chunk cache since its start."""
+"""What one chunk cache has done since its start."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import Histogram
+
+_SHORT = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
+_LONG = (5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+    return Histogram(name, text, buckets=buckets, registry=None)
+
 
 @dataclass(slots=True)
 class ChunkCacheMetrics:
-    """Monotonic counters; :meth:`snapshot` is what ``GET /v1/cache/stats`` shows."""
+    """Monotonic counters and histograms (in seconds); ``app/prometheus.py`` shows them on ``GET /metrics``."""
 
     lookups: Counter[str] = field(default_factory=Counter)
     """Chunks looked up, by result: hit, filled, waited."""
@@ -20,18 +29,28 @@ class ChunkCacheMetrics:
     """Prompt tokens of requests with chunks: reused, computed; and fill_computed by fill requests."""
     fills: Counter[str] = field(default_factory=Counter)
     """Fill requests by outcome: succeeded, failed, aborted."""
-    evicted_chunks: int = 0
+    removals: Counter[str] = field(default_factory=Counter)
+    """Segments that can't be found any more, by reason (:class:`cache.manager.Removal`)."""
     refused_loads: int = 0
-    """Loads that a worker refused because a page carried another tag."""
+    """Requests whose load a worker refused because a page carried another tag."""
+    plan_seconds: Histogram = field(
+        default_factory=lambda: _histogram("tessera_plan_seconds", "Looking up and leasing a request's chunks", _SHORT)
+    )
+    fill_seconds: Histogram = field(
+        default_factory=lambda: _histogram("tessera_fill_seconds", "A fill request, from its turn to saved", _LONG)
+    )
+    lease_seconds: Histogram = field(
+        default_factory=lambda: _histogram("tessera_lease_seconds", "How long requests held their chunks", _LONG)
+    )
 
     def snapshot(self) -> dict[str, Any]:
-        """A JSON-ready copy."""
+        """The counters as a JSON-ready copy; what ``GET /v1/cache/stats`` shows."""
         return {
             "lookups": dict(self.lookups),
             "requests": dict(self.requests),
             "full_reasons": dict(self.full_reasons),
             "tokens": dict(self.tokens),
             "fills": dict(self.fills),
-            "evicted_chunks": self.evicted_chunks,
+            "removals": dict(self.removals),
             "refused_loads": self.refused_loads,
         }

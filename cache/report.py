@@ -4,19 +4,21 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cache.layout import ChunkedPrompt, Layout, PositionStrategy
-from cache.manager import ChunkStatus
+from cache.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy
+from cache.lease import ChunkStatus
 
 
 @dataclass(slots=True)
 class ChunkReport:
     """One chunk of the request. ``key`` and ``status`` are ``None`` when it ran in full attention."""
 
-    index: int
-    id: str | None
-    tokens: int
+    chunk: Chunk
     key: str | None = None
     status: ChunkStatus | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {**self.chunk.label, "key": self.key, "tokens": len(self.chunk.token_ids), "status": self.status}
 
 
 @dataclass(slots=True)
@@ -60,10 +62,7 @@ class CacheReport:
                 "computed": self.tokens.computed,
                 "fill_computed": self.tokens.fill_computed,
             },
-            "chunks": [
-                {"index": c.index, "id": c.id, "key": c.key, "tokens": c.tokens, "status": c.status}
-                for c in self.chunks
-            ],
+            "chunks": [chunk.to_dict() for chunk in self.chunks],
             "timings_ms": {name: round(value, 3) for name, value in self.timings_ms.items()},
         }
         if self.segments is not None:

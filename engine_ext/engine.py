@@ -3,21 +3,33 @@
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from cache.errors import CapacityError, IntegrityError
 from cache.hashing import CacheScope
-from cache.layout import ChunkedPrompt, Layout, PositionReindexer
-from cache.manager import CapacityError, ChunkCacheManager, IntegrityError, Lease
+from cache.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
+from cache.lease import Lease
+from cache.manager import ChunkCacheManager
+from engine_ext.background import BackgroundFills
 from engine_ext.fills import FillRunner
 from engine_ext.plan import PARAMS_KEY
-from engine_ext.request import REQUEST_KEY, FullAttentionError, Outputs, Ticket
+from engine_ext.request import DEFAULT_NAMESPACE, REQUEST_KEY, FullAttentionError, Outputs
 from engine_ext.run import ChunkedRun
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FillLimits:
+    """How many fill requests may be in the engine at once, and how many may wait for that."""
+
+    max_running: int = 16
+    max_queued: int = 1024
 
 
 class ChunkEngine:
@@ -26,11 +38,19 @@ class ChunkEngine:
     ``manager`` is ``None`` when the cache is off; ``disabled_reason`` then says why.
     """
 
-    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager | None, disabled_reason: str | None) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        manager: ChunkCacheManager | None,
+        disabled_reason: str | None,
+        limits: FillLimits,
+    ) -> None:
         self.llm = llm
         self.manager = manager
         self.disabled_reason = disabled_reason
-        self.fills = FillRunner(llm, manager, self._check_if_idle) if manager else None
+        self.limits = limits
+        self.fills = FillRunner(llm, manager, self._check_if_idle, limits.max_running) if manager else None
+        self.background = BackgroundFills(self) if manager else None
         # What vLLM's serving layer renders prompts with; the app puts its own around it.
         self.renderer: Any = llm.renderer
         self._reindexer = PositionReindexer()
@@ -68,16 +88,29 @@ class ChunkEngine:
             self.manager.clear()
         await self.llm.sleep(*args, **kwargs)
 
-    def layout(self, prompt: ChunkedPrompt, ticket: Ticket) -> Layout:
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """vLLM's check before it accepts a request; also refuses (status 503) while too many fills wait."""
+        if self.fills is not None and self.fills.num_queued >= self.limits.max_queued:
+            raise QueueOverflowError()
+        self.llm.check_admission(n, request_id)
+
+    def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
         """Where each of the prompt's segments goes."""
-        return self._reindexer.layout(prompt, ticket.options.position_strategy)
+        return self._reindexer.layout(prompt, strategy)
+
+    def plain_salt(self, scope: CacheScope, cache_salt: str | None) -> str | None:
+        """Salt of plain causal KV: in the default namespace the client's, as for what ordinary requests compute."""
+        if scope.namespace == DEFAULT_NAMESPACE or self.manager is None:
+            return cache_salt
+        return self.manager.hasher.layout_salt(scope, ["plain"])
 
     def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease:
         """A lease on the prompt's segments; raises :class:`FullAttentionError` if there can be none."""
         if self.manager is None or self.disabled_reason:
             raise FullAttentionError("cache off", self.disabled_reason or "the chunk cache is off")
         try:
-            return self.manager.acquire(prompt, layout, scope)
+            with self.manager.metrics.plan_seconds.time():
+                return self.manager.acquire(prompt, layout, scope)
         except CapacityError as error:
             raise FullAttentionError("capacity", str(error)) from error
 
@@ -88,7 +121,7 @@ class ChunkEngine:
         self._check_if_idle()
 
     def _check_if_idle(self) -> None:
-        """Checks the manager's books if nothing is under way, at most once a second."""
+        """Checks the manager's books if nothing is under way, in at most a hundredth of the time."""
         assert self.manager is not None
         if time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
             self.check_integrity()
@@ -96,12 +129,14 @@ class ChunkEngine:
     def check_integrity(self) -> None:
         """Checks the manager's books; if they are wrong, turns the cache off for good."""
         assert self.manager is not None
-        self._next_integrity_check = time.monotonic() + 1.0
+        started = time.monotonic()
         try:
             self.manager.check_integrity()
         except IntegrityError as error:
             self.disabled_reason = f"integrity check failed: {error}"
             logger.critical("chunk cache disabled: %s", self.disabled_reason)
+        ended = time.monotonic()
+        self._next_integrity_check = ended + max(1.0, 100 * (ended - started))
 
 
 def _refuse_foreign_plan(params: Any, *, any_params: bool) -> None:

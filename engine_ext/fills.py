@@ -2,7 +2,8 @@
 """Fill requests: compute missing segments, once for everybody who waits for them."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.index import ChunkKVCache, EntryState
-from cache.manager import ChunkCacheManager, FillJob, Lease
+from cache.lease import FillJob, Lease
+from cache.manager import ChunkCacheManager, Removal
 from engine_ext.plan import TransferPlan
 from engine_ext.prefill import NotSavedError, run_prefill
 from engine_ext.request import FullAttentionError
@@ -31,21 +33,28 @@ class FillResult:
     num_computed_of_saved: int
 
 
+FillTask = asyncio.Task[FillResult]
+
+
 class FillRunner:
     """Runs fill jobs as tasks of their own, so that a fill outlives the request that started it.
 
-    A fill is aborted only when no lease is left on what it computes.
+    A fill is aborted only when no lease is left on what it computes. At most ``max_running`` are in the engine at
+    once; the others wait for their turn.
     """
 
-    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager, on_end: Callable[[], None]) -> None:
+    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager, on_end: Callable[[], None], max_running: int) -> None:
         self._llm = llm
         self._manager = manager
         self._on_end = on_end
-        self._tasks: dict[FillJob, asyncio.Task[FillResult]] = {}
+        self._turns = asyncio.Semaphore(max_running)
+        self.num_running = 0
+        self._tasks: dict[FillJob, FillTask] = {}
         self._jobs: dict[ChunkKVCache, FillJob] = {}
 
-    def start(self, lease: Lease, request_id: str, cache_salt: str | None, **generate_kwargs: Any) -> None:
-        """Starts the lease's fill jobs; all go to the engine at once, which batches them."""
+    def start(self, lease: Lease, request_id: str, cache_salt: str | None, **generate_kwargs: Any) -> list[FillTask]:
+        """Starts the lease's fill jobs; they go to the engine together, which batches them."""
+        tasks = []
         for i, job in enumerate(lease.fills):
             fill = self._compute(job, f"{request_id}-fill-{i}", cache_salt, generate_kwargs)
             task = asyncio.create_task(fill, name=f"{request_id}-fill-{i}")
@@ -53,15 +62,17 @@ class FillRunner:
             task.add_done_callback(partial(self._ended, job))
             self._tasks[job] = task
             self._jobs.update(dict.fromkeys(job.entries, job))
+            tasks.append(task)
+        return tasks
 
-    async def wait(self, lease: Lease) -> list[FillResult]:
-        """Waits until every leased segment can be loaded; returns the results of the lease's own jobs.
+    async def wait(self, lease: Lease, own: Sequence[FillTask]) -> list[FillResult]:
+        """Waits until every leased segment can be loaded; returns the results of ``own``, which the lease started.
 
         Raises :class:`FillError`.
         """
-        own = [self._tasks[job] for job in lease.fills]
         entries = [segment.entry for segment in lease.segments]
         pending = {self._tasks[self._jobs[entry]] for entry in entries if entry in self._jobs}
+        pending.update(own)
         if pending:
             await asyncio.wait(pending)
         if any(entry.state is not EntryState.READY for entry in entries):
@@ -76,25 +87,31 @@ class FillRunner:
         for job in jobs:
             if not job.is_wanted:
                 for entry in job.entries:
-                    self._manager.detach(entry)
+                    self._manager.detach(entry, Removal.FILL_FAILED)
                 self._tasks[job].cancel()
 
     @property
-    def num_running(self) -> int:
-        """Fill requests in the engine now."""
-        return len(self._tasks)
+    def num_queued(self) -> int:
+        """Fills that wait for their turn."""
+        return len(self._tasks) - self.num_running
 
     async def _compute(
         self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]
     ) -> FillResult:
-        plan = TransferPlan.for_fill(job)
-        try:
-            output = await run_prefill(self._llm, job.prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
-        except NotSavedError as error:
-            raise FillError(str(error)) from error
-        return _result(job, len(job.prompt_ids) - (output.num_cached_tokens or 0))
+        plan, prompt_ids = TransferPlan.for_fill(job), job.prompt_ids
+        async with self._turns:
+            self.num_running += 1
+            started = time.perf_counter()
+            try:
+                output = await run_prefill(self._llm, prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
+            except NotSavedError as error:
+                raise FillError(str(error)) from error
+            finally:
+                self.num_running -= 1
+        self._manager.metrics.fill_seconds.observe(time.perf_counter() - started)
+        return _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
 
-    def _ended(self, job: FillJob, task: asyncio.Task[FillResult]) -> None:
+    def _ended(self, job: FillJob, task: FillTask) -> None:
         del self._tasks[job]
         for entry in job.entries:
             del self._jobs[entry]
@@ -109,5 +126,5 @@ class FillRunner:
 
 def _result(job: FillJob, num_computed: int) -> FillResult:
     """Cached tokens come first, so the computed ones are the last: the chunk's, then the system segment's."""
-    of_saved = sum(len(entry.identity.token_ids) for entry in job.entries)
+    of_saved = sum(entry.identity.num_tokens for entry in job.entries)
     return FillResult(num_computed, min(num_computed, of_saved))

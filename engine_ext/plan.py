@@ -12,7 +12,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 from cache.index import ChunkKVCache
-from cache.manager import FillJob, Lease
+from cache.lease import FillJob, Lease
 
 PARAMS_KEY = "tessera"
 """Key of the plan in ``kv_transfer_params``."""
@@ -102,7 +102,7 @@ class StepTransfers(KVConnectorMetadata):
 
 def _save_span(entry: ChunkKVCache) -> Span:
     identity = entry.identity
-    return Span(len(identity.prefix_ids), len(identity.token_ids), 0, entry.tag, tuple(entry.pages))
+    return Span(identity.num_prefix_tokens, identity.num_tokens, 0, entry.tag, tuple(entry.pages))
 
 
 def _to_lists(spans: Sequence[Span]) -> list[list[Any]]:

@@ -5,10 +5,12 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt, PositionStrategy
 from cache.report import CacheReport
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
 
 REQUEST_KEY = "tessera_request"
@@ -17,6 +19,8 @@ REQUEST_KEY = "tessera_request"
 Outputs = AsyncGenerator["RequestOutput", None]
 
 CacheMode = Literal["auto", "chunked", "full"]
+ScopeName = Literal["system", "isolated"]
+DEFAULT_NAMESPACE = "default"
 
 
 class FullAttentionError(Exception):
@@ -32,11 +36,16 @@ class FullAttentionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """What a client may choose. ``chunked`` is ``auto`` that fails instead of falling back to full attention."""
+    """What a client may choose. ``chunked`` is ``auto`` that fails instead of falling back to full attention.
+
+    In scope ``system`` a chunk is computed, and reused, behind the same system segment only; in scope ``isolated`` it
+    is computed behind the chat template's constant opening, and reused behind any system segment.
+    """
 
     mode: CacheMode = "auto"
     position_strategy: PositionStrategy = PositionStrategy.SHARED
-    namespace: str = "default"
+    scope: ScopeName = "system"
+    namespace: str = DEFAULT_NAMESPACE
     explain: bool = False
 
 
@@ -55,3 +64,14 @@ class ChunkedRequest:
 
     ticket: Ticket
     prompt: ChunkedPrompt | None
+
+
+def adapter_name(lora: "LoRARequest | None") -> str:
+    """What tells one LoRA adapter from another, and from the base model (empty)."""
+    return f"{lora.lora_name}\0{lora.lora_int_id}\0{lora.lora_path}" if lora else ""
+
+
+def cache_scope(options: CacheOptions, cache_salt: str | None, adapter: str = "") -> CacheScope:
+    """What the request's keys are separated by. A client's own ``cache_salt`` works like a namespace of its own."""
+    namespace = f"{options.namespace}\0{cache_salt}" if cache_salt else options.namespace
+    return CacheScope(namespace, adapter)

@@ -7,22 +7,23 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from cache.hashing import CacheScope
 from cache.layout import Layout
-from cache.manager import Lease
+from cache.lease import Lease
+from cache.manager import Removal
 from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
-from engine_ext.fills import FillResult
+from engine_ext.fills import FillError, FillResult
 from engine_ext.plan import TransferPlan
-from engine_ext.request import ChunkedRequest, FullAttentionError, Outputs, Ticket
+from engine_ext.request import ChunkedRequest, FullAttentionError, Outputs, adapter_name, cache_scope
 
 if TYPE_CHECKING:
     from engine_ext.engine import ChunkEngine
 
 logger = logging.getLogger(__name__)
+
+FILL_ATTEMPTS = 2
 
 
 class ChunkCacheUnavailableError(VLLMValidationError):
@@ -48,7 +49,9 @@ class ChunkedRun:
         self.params = params
         self.request_id = request_id
         self.kwargs = kwargs
-        self.scope = _scope(request.ticket, prompt.get("cache_salt"), kwargs.get("lora_request"))
+        self.scope = cache_scope(
+            request.ticket.options, prompt.get("cache_salt"), adapter_name(kwargs.get("lora_request"))
+        )
         self.started = time.perf_counter()
         self.report = self._new_report()
         self.filled: list[FillResult] = []
@@ -56,7 +59,7 @@ class ChunkedRun:
     async def outputs(self) -> Outputs:
         """The request's outputs; the last one carries the report."""
         try:
-            lease, layout = self._plan()
+            lease, layout = await self._filled_lease()
             try:
                 async with aclosing(self._run_chunked(lease, layout)) as chunked:
                     async for output in chunked:
@@ -70,16 +73,33 @@ class ChunkedRun:
             async for output in full:
                 yield output
 
+    async def _filled_lease(self) -> tuple[Lease, Layout]:
+        """A lease on segments that can all be loaded, and their layout; raises :class:`FullAttentionError`.
+
+        If a fill fails, whoever waited for it and comes first starts it once more.
+        """
+        for attempt in range(1, FILL_ATTEMPTS + 1):
+            lease, layout = self._plan()
+            try:
+                self.filled = await self._fill(lease)
+                return lease, layout
+            except BaseException as error:
+                self.engine.release(lease)
+                if not isinstance(error, FillError) or attempt == FILL_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
     def _plan(self) -> tuple[Lease, Layout]:
         """A lease on the segments and their layout; raises :class:`FullAttentionError` if they shan't be reused."""
         if self.chunked_prompt is None:
             raise FullAttentionError("no chunks", "the request has no chunks")
         self._refuse_what_needs_full_attention()
-        layout = self.engine.layout(self.chunked_prompt, self.ticket)
+        layout = self.engine.layout(self.chunked_prompt, self.ticket.options.position_strategy)
         if self.ticket.options.explain:
             self.report.segments = explain_segments(self.chunked_prompt, layout)
+        started = time.perf_counter()
         lease = self.engine.acquire(self.chunked_prompt, layout, self.scope)
-        self.report.timings_ms["plan"] = self._elapsed_ms()
+        self.report.timings_ms["plan"] = (time.perf_counter() - started) * 1e3
         return lease, layout
 
     def _refuse_what_needs_full_attention(self) -> None:
@@ -92,7 +112,6 @@ class ChunkedRun:
 
     async def _run_chunked(self, lease: Lease, layout: Layout) -> Outputs:
         """Outputs under chunk-isolated attention; before the first one, it may raise :class:`FullAttentionError`."""
-        self.filled = await self._fill(lease)
         self._describe_chunks(lease)
         prompt = {**self.prompt, "cache_salt": self._layout_salt(layout)}
         has_output = False
@@ -126,9 +145,9 @@ class ChunkedRun:
         assert self.engine.fills is not None
         started = time.perf_counter()
         kwargs = {name: self.kwargs[name] for name in _FILL_KWARGS if self.kwargs.get(name) is not None}
-        self.engine.fills.start(lease, self.request_id, self._plain_salt(), **kwargs)
+        tasks = self.engine.fills.start(lease, self.request_id, self._plain_salt(), **kwargs)
         try:
-            return await self.engine.fills.wait(lease)
+            return await self.engine.fills.wait(lease, tasks)
         finally:
             self.report.timings_ms["fill"] = (time.perf_counter() - started) * 1e3
 
@@ -155,7 +174,7 @@ class ChunkedRun:
         logger.error("request %s: a worker refused to load cached chunks; recomputing", self.request_id)
         for segment in lease.segments:
             if segment.entry.tag in refused:
-                self.engine.manager.detach(segment.entry)
+                self.engine.manager.detach(segment.entry, Removal.REFUSED)
         return True
 
     def _with_report(self, output: RequestOutput) -> RequestOutput:
@@ -192,37 +211,26 @@ class ChunkedRun:
         chunks = self.chunked_prompt.chunks if self.chunked_prompt else ()
         return CacheReport(
             position_strategy=self.ticket.options.position_strategy,
-            scope="system",
+            scope=self.ticket.options.scope,
             tokens=TokenCounts(prompt=len(self.prompt["prompt_token_ids"])),
-            chunks=[ChunkReport(i, chunk.id, len(chunk.token_ids)) for i, chunk in enumerate(chunks)],
+            chunks=[ChunkReport(chunk) for chunk in chunks],
             timings_ms={"plan": 0.0, "fill": 0.0},
         )
 
     def _layout_salt(self, layout: Layout) -> str:
         assert self.engine.manager is not None
-        return self.engine.manager.hasher.layout_salt(self.scope, layout.salt_parts())
+        assert self.chunked_prompt is not None
+        parts = [*layout.salt_parts(), self.ticket.options.scope, *(self.chunked_prompt.opening or ())]
+        return self.engine.manager.hasher.layout_salt(self.scope, parts)
 
     def _plain_salt(self) -> str | None:
-        """Salt of plain causal KV: none in the default namespace, where it is what ordinary requests compute."""
-        if self.scope.namespace == _DEFAULT_NAMESPACE or self.engine.manager is None:
-            return self.prompt.get("cache_salt")
-        return self.engine.manager.hasher.layout_salt(self.scope, ["plain"])
+        return self.engine.plain_salt(self.scope, self.prompt.get("cache_salt"))
 
     def _elapsed_ms(self) -> float:
         return (time.perf_counter() - self.started) * 1e3
 
 
-_DEFAULT_NAMESPACE = "default"
 _FILL_KWARGS = ("lora_request", "trace_headers", "priority", "data_parallel_rank")
-
-
-def _scope(ticket: Ticket, cache_salt: str | None, lora: LoRARequest | None) -> CacheScope:
-    """A client's own ``cache_salt`` separates caches like a namespace of its own."""
-    namespace = ticket.options.namespace
-    if cache_salt:
-        namespace = f"{namespace}\0{cache_salt}"
-    adapter = f"{lora.lora_name}\0{lora.lora_int_id}\0{lora.lora_path}" if lora else ""
-    return CacheScope(namespace, adapter)
 
 
 def _is_error(output: RequestOutput) -> bool:

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.config import KVTransferConfig, VllmConfig
@@ -15,8 +15,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from cache.config import ChunkCacheConfig, HashAlgorithm
+from cache.eviction import EvictionPolicyName
 from cache.manager import ChunkCacheManager
-from engine_ext.engine import ChunkEngine
+from engine_ext.engine import ChunkEngine, FillLimits
 from engine_ext.self_check import SelfCheck, SelfCheckError
 from engine_ext.support import unsupported_reason
 from engine_ext.vllm_compat import build_async_engine_client_from_engine_args, vllm_version
@@ -32,6 +33,9 @@ class ChunkCacheOptions:
     pool_bytes: int = 1 << 30
     page_tokens: int = 16
     hash_algorithm: HashAlgorithm = "xxh3_128"
+    eviction: EvictionPolicyName = "s3fifo"
+    max_pinned_share: float = 0.9
+    fill_limits: FillLimits = field(default_factory=FillLimits)
     connector_class: str = "engine_ext.connector.ChunkCacheConnector"
     worker_extension_class: str = "engine_ext.worker_extension.ChunkCacheWorkerExtension"
 
@@ -47,7 +51,7 @@ async def start_chunk_engine(engine_args: AsyncEngineArgs, options: ChunkCacheOp
             manager, reason = (None, prepared) if isinstance(prepared, str) else (prepared, None)
         if reason is not None:
             logger.warning("chunk cache off: %s", reason)
-        yield ChunkEngine(llm, manager, reason)
+        yield ChunkEngine(llm, manager, reason, options.fill_limits)
 
 
 def _attach_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> str | None:
@@ -80,6 +84,8 @@ async def prepare_cache(llm: AsyncLLM, options: ChunkCacheOptions) -> ChunkCache
             page_tokens=options.page_tokens,
             fingerprint=engine_fingerprint(llm.vllm_config),
             hash_algorithm=options.hash_algorithm,
+            eviction=options.eviction,
+            max_pinned_share=options.max_pinned_share,
         )
     )
     try:

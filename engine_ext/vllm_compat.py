@@ -2,6 +2,7 @@
 """Everything of vLLM that has moved between versions, imported from one place. Version checks live only here."""
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client_from_engine_args
@@ -12,12 +13,14 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup, load_aware_call, with_cancellation
 from vllm.inputs import tokens_input
+from vllm.renderers import ChatParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 __all__ = [
     "PROVEN_VLLM_VERSIONS",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
+    "ChatParams",
     "ErrorResponse",
     "FlexibleArgumentParser",
     "build_app",
@@ -25,6 +28,7 @@ __all__ = [
     "cli_env_setup",
     "init_app_state",
     "load_aware_call",
+    "lora_request_of",
     "make_arg_parser",
     "serve_http",
     "setup_server",
@@ -46,6 +50,11 @@ def vllm_version() -> str:
         except PackageNotFoundError:
             continue
     return "unknown"
+
+
+def lora_request_of(serving: Any, request: ChatCompletionRequest) -> Any:
+    """The LoRA adapter that ``request.model`` names; ``None`` for the base model."""
+    return serving._maybe_get_adapters(request, supports_default_mm_loras=True)
 
 
 def version_warning() -> str | None:

@@ -4,6 +4,7 @@
 from typing import Any
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
 
 from engine_ext.engine import ChunkEngine
 
@@ -20,12 +21,33 @@ async def stats(request: Request) -> dict[str, Any]:
     return cache_stats(engine)
 
 
+class ClearRequest(BaseModel):
+    """What to drop."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"namespace": "default"}})
+
+    namespace: str | None = Field(None, description="only this namespace; default: everything")
+
+
+@router.post("/clear", summary="Empty the chunk cache")
+async def clear(request: Request, body: ClearRequest | None = None) -> dict[str, int]:
+    """Drops every cached segment, pinned ones too. Requests that run with them now keep them until they end."""
+    engine: ChunkEngine = request.app.state.engine_client
+    namespace = body.namespace if body else None
+    return {"cleared": engine.manager.clear(namespace) if engine.manager is not None else 0}
+
+
 def cache_stats(engine: ChunkEngine) -> dict[str, Any]:
     """The JSON of ``GET /v1/cache/stats``."""
     if engine.manager is not None:
         engine.check_integrity()
     state: dict[str, Any] = {"enabled": engine.disabled_reason is None, "reason": engine.disabled_reason}
     if engine.manager is not None and engine.fills is not None:
-        state["occupancy"] = {**engine.manager.occupancy(), "running_fills": engine.fills.num_running}
+        state["occupancy"] = {
+            **engine.manager.occupancy(),
+            "running_fills": engine.fills.num_running,
+            "queued_fills": engine.fills.num_queued,
+            "registered_ids": len(engine.manager.registry),
+        }
         state["counters"] = engine.manager.metrics.snapshot()
     return state

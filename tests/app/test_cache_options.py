@@ -12,7 +12,7 @@ from tests.app.helpers import refused
 @pytest.mark.parametrize("value", [None, {}])
 def test_nothing_given_is_the_defaults(value):
     options = parse_cache_field(value).options(PositionStrategy.OFFSET)
-    assert options == CacheOptions("auto", PositionStrategy.OFFSET, "default", explain=False)
+    assert options == CacheOptions("auto", PositionStrategy.OFFSET, "system", "default", explain=False)
 
 
 def test_every_choice_reaches_the_engine():
@@ -20,12 +20,13 @@ def test_every_choice_reaches_the_engine():
         {
             "mode": "chunked",
             "position_strategy": "shared",
-            "scope": "system",
+            "scope": "isolated",
             "namespace": "n",
             "explain": True,
         }
     )
-    assert field.options(PositionStrategy.OFFSET) == CacheOptions("chunked", PositionStrategy.SHARED, "n", explain=True)
+    expected = CacheOptions("chunked", PositionStrategy.SHARED, "isolated", "n", explain=True)
+    assert field.options(PositionStrategy.OFFSET) == expected
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_every_choice_reaches_the_engine():
     [
         ({"mode": "fast"}, "cache.mode", "'auto', 'chunked' or 'full'"),
         ({"position_strategy": "x"}, "cache.position_strategy", "'shared' or 'offset'"),
-        ({"scope": "global"}, "cache.scope", "'system'"),
+        ({"scope": "global"}, "cache.scope", "'system' or 'isolated'"),
         ({"namespace": ""}, "cache.namespace", "at least 1 character"),
         ({"namespace": "n" * 129}, "cache.namespace", "at most 128 characters"),
         ({"namespace": 5}, "cache.namespace", "valid string"),

@@ -11,6 +11,7 @@ from app.marks import Marks
 from app.segments import SegmentRenderer, _check_length
 from cache.layout import Chunk, ChunkedPrompt
 from engine_ext.request import REQUEST_KEY, CacheOptions, Ticket
+from engine_ext.vllm_compat import ChatParams
 from tests.app.helpers import CONTROL, make_tokenizer
 
 PROMPT = ChunkedPrompt((1,) * 5, (Chunk((1,) * 7), Chunk((1,) * 11)), (1,) * 3)
@@ -85,7 +86,7 @@ class FakeRenderer:
         return "passed", args, kwargs
 
 
-DOCUMENTS = [Document("one </s>"), Document("two")]
+DOCUMENTS = [Document("one </s>", "d1"), Document("two")]
 TICKET = Ticket(CacheOptions(), ("d1", None))
 
 
@@ -94,18 +95,20 @@ def marks():
     return Marks()
 
 
-async def render_chat(marks, vllms=None, documents=DOCUMENTS, **kwargs):
-    renderer = SegmentRenderer(vllms or FakeRenderer(), marks)
-    ticket = TICKET if documents else Ticket(CacheOptions())
+async def render_chat(marks, vllms=None, documents=DOCUMENTS, scope="system", max_chunk_tokens=100, **kwargs):
+    renderer = SegmentRenderer(vllms or FakeRenderer(), marks, max_chunk_tokens)
+    ticket = Ticket(CacheOptions(scope=scope), tuple(document.id for document in documents))
     with marks.issue(ticket, documents) as marked:
-        return await renderer.render_chat_async([[{"role": "user", "content": f"{marked}why?"}]], "params", **kwargs)
+        return await renderer.render_chat_async(
+            [[{"role": "user", "content": f"{marked}why?"}]], ChatParams(), **kwargs
+        )
 
 
 async def test_a_marked_chat_is_tokenized_segment_by_segment(marks):
     (rendered,), (engine_input,) = await render_chat(marks, prompt_extras={"cache_salt": "salt"})
     request, encode = engine_input[REQUEST_KEY], make_tokenizer().encode
     assert rendered == "rendered"
-    assert request.ticket is TICKET
+    assert request.ticket.chunk_ids == ("d1", None)
     assert request.prompt.system == tuple(encode("<s>"))
     assert request.prompt.question == tuple(encode("why?</s>"))
     assert [chunk.id for chunk in request.prompt.chunks] == ["d1", None]
@@ -150,7 +153,7 @@ async def test_lengths_are_checked(marks):
 
 
 async def test_unmarked_prompts_go_to_vllms_renderer_unchanged(marks):
-    renderer = SegmentRenderer(FakeRenderer(), marks)
+    renderer = SegmentRenderer(FakeRenderer(), marks, 100)
     chat = [[{"role": "user", "content": f"[tessera-{'0' * 32}-question]"}, {"role": "tool", "content": None}]]
     assert await renderer.render_chat_async(chat, "p", "t", prompt_extras={"a": 1}, other=2) == (
         "passed",
@@ -166,7 +169,7 @@ async def test_unmarked_prompts_go_to_vllms_renderer_unchanged(marks):
 
 
 async def test_a_marked_completion_is_tokenized_segment_by_segment(marks):
-    renderer = SegmentRenderer(FakeRenderer(), marks)
+    renderer = SegmentRenderer(FakeRenderer(), marks, 100)
     with marks.issue(TICKET, DOCUMENTS) as marked:
         (engine_input,) = await renderer.render_cmpl_async([{"prompt": f"<s>sys{marked}why?"}])
     prompt, tokenizer = engine_input[REQUEST_KEY].prompt, make_tokenizer()
@@ -175,6 +178,24 @@ async def test_a_marked_completion_is_tokenized_segment_by_segment(marks):
     assert tokenizer.decode(engine_input["prompt_token_ids"]) == "<s>sysone </s>\n\ntwo\n\nwhy?"
 
 
+async def test_a_document_longer_than_a_chunk_may_be_is_several(marks):
+    _, (engine_input,) = await render_chat(marks, max_chunk_tokens=4)
+    prompt, whole = engine_input[REQUEST_KEY].prompt, make_tokenizer().encode("two\n\n")
+    pieces = [chunk for chunk in prompt.chunks if chunk.document == 1]
+    assert [token for chunk in pieces for token in chunk.token_ids] == whole
+    assert [(len(chunk.token_ids), chunk.part, chunk.id) for chunk in pieces] == [(4, (1, 2), None), (1, (2, 2), None)]
+    assert {chunk.id for chunk in prompt.chunks if chunk.document == 0} == {"d1"}
+    assert engine_input["prompt"] == "<s>one </s>\n\ntwo\n\nwhy?</s>"
+
+
+async def test_scope_isolated_brings_the_opening_of_a_lone_user_message(marks):
+    _, (engine_input,) = await render_chat(marks, FakeRenderer("<s>hello {}</s>"), scope="isolated")
+    prompt = engine_input[REQUEST_KEY].prompt
+    assert prompt.opening == tuple(make_tokenizer().encode("<s>hello "))
+    _, (engine_input,) = await render_chat(marks)
+    assert engine_input[REQUEST_KEY].prompt.opening is None
+
+
 async def test_everything_else_is_vllms_renderers(marks):
     renderer = FakeRenderer()
-    assert SegmentRenderer(renderer, marks).tokenizer is renderer.tokenizer
+    assert SegmentRenderer(renderer, marks, 100).tokenizer is renderer.tokenizer

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small prompts and managers."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from cache.config import ChunkCacheConfig
+from cache.eviction import EvictionPolicyName
 from cache.hashing import CacheScope, ChunkHash, ChunkHasher
 from cache.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy
-from cache.manager import ChunkCacheManager, Lease
+from cache.lease import Lease
+from cache.manager import ChunkCacheManager
 
 PAGE_TOKENS = 4
 SCOPE = CacheScope()
@@ -18,12 +21,33 @@ def tokens(first: int, length: int) -> tuple[int, ...]:
     return tuple(range(first, first + length))
 
 
-def make_prompt(*chunks: Sequence[int], system: Sequence[int] = SYSTEM) -> ChunkedPrompt:
-    return ChunkedPrompt(tuple(system), tuple(Chunk(tuple(chunk)) for chunk in chunks), (9, 9))
+class Clock:
+    """Time that passes when told."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def make_manager(num_pages: int = 12, hasher: ChunkHasher | None = None) -> ChunkCacheManager:
-    manager = ChunkCacheManager(ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine"))
+def make_prompt(
+    *chunks: Sequence[int], system: Sequence[int] = SYSTEM, opening: Sequence[int] | None = None
+) -> ChunkedPrompt:
+    return ChunkedPrompt(
+        tuple(system),
+        tuple(Chunk(tuple(chunk)) for chunk in chunks),
+        (9, 9),
+        None if opening is None else tuple(opening),
+    )
+
+
+def make_manager(
+    num_pages: int = 12,
+    hasher: ChunkHasher | None = None,
+    clock: Callable[[], float] = time.time,
+    eviction: EvictionPolicyName = "lru",
+) -> ChunkCacheManager:
+    manager = ChunkCacheManager(ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine", eviction=eviction), clock)
     if hasher is not None:
         manager.hasher = hasher
     return manager
@@ -35,8 +59,9 @@ def acquire(
     system: Sequence[int] = SYSTEM,
     scope: CacheScope = SCOPE,
     strategy: PositionStrategy = PositionStrategy.SHARED,
+    opening: Sequence[int] | None = None,
 ) -> Lease:
-    prompt = make_prompt(*chunks, system=system)
+    prompt = make_prompt(*chunks, system=system, opening=opening)
     return manager.acquire(prompt, PositionReindexer().layout(prompt, strategy), scope)
 
 
@@ -56,12 +81,12 @@ def is_cached(manager: ChunkCacheManager, chunk: Sequence[int]) -> bool:
 class CollidingHasher(ChunkHasher):
     """Every segment gets the same key."""
 
-    def _key(self, kind, scope, parent, token_ids):
+    def _key(self, kind, scope, parent, tokens):
         return ChunkHash(b"same")
 
 
 class ChunkCollidingHasher(ChunkHasher):
     """Every chunk gets the same key, systems their own."""
 
-    def chunk_key(self, scope, system, token_ids):
+    def chunk_key(self, scope, prefix, tokens):
         return ChunkHash(b"same")

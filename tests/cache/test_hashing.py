@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.hashing import CacheScope, ChunkHash, ChunkHasher
+from cache.layout import pack
 
 ALGORITHMS = ["xxh3_128", "sha256"]
-TOKENS = (1, 2, 3)
-token_ids = st.lists(st.integers(0, 2**31), max_size=4)
+TOKENS = pack((1, 2, 3))
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(lambda ids: pack(tuple(ids)))
 names = st.text(max_size=4)
 
 
@@ -24,14 +25,14 @@ def hasher(request):
 
 def test_the_same_input_gives_the_same_key(hasher):
     system = hasher.system_key(CacheScope(), TOKENS)
-    assert system == hasher.system_key(CacheScope(), list(TOKENS))
-    assert hasher.chunk_key(CacheScope(), system, TOKENS) == hasher.chunk_key(CacheScope(), system, list(TOKENS))
+    assert system == hasher.system_key(CacheScope(), pack((1, 2, 3)))
+    assert hasher.chunk_key(CacheScope(), system, TOKENS) == hasher.chunk_key(CacheScope(), system, pack((1, 2, 3)))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_keys_do_not_change_between_processes(algorithm):
     """Framed by hand, so that neither the framing nor the algorithm can change unnoticed."""
-    fields = [b"engine", b"system", b"7:default", b"", array("q", TOKENS).tobytes()]
+    fields = [b"engine", b"system", b"7:default", b"", array("i", (1, 2, 3)).tobytes()]
     framed = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
     digest = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}[algorithm](framed).digest()
     assert ChunkHasher("engine", algorithm).system_key(CacheScope(), TOKENS) == ChunkHash(digest)
@@ -40,16 +41,16 @@ def test_keys_do_not_change_between_processes(algorithm):
 def test_kind_namespace_adapter_system_tokens_and_fingerprint_separate_keys(hasher):
     other_engine = ChunkHasher("other", "sha256")
     base, lora, tenant = CacheScope(), CacheScope(adapter="lora"), CacheScope("tenant")
-    system, other_system = hasher.system_key(base, TOKENS), hasher.system_key(base, (1, 2))
+    system, other_system = hasher.system_key(base, TOKENS), hasher.system_key(base, pack((1, 2)))
     keys = [
         system,
         other_system,
         hasher.system_key(lora, TOKENS),
         hasher.system_key(tenant, TOKENS),
-        hasher.system_key(base, ()),
+        hasher.system_key(base, b""),
         hasher.chunk_key(base, system, TOKENS),
         hasher.chunk_key(base, other_system, TOKENS),
-        hasher.chunk_key(base, system, (3, 2, 1)),
+        hasher.chunk_key(base, system, pack((3, 2, 1))),
         hasher.chunk_key(lora, system, TOKENS),
         hasher.chunk_key(tenant, system, TOKENS),
         other_engine.system_key(base, TOKENS),

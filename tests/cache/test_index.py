@@ -5,13 +5,14 @@ import pytest
 
 from cache.hashing import CacheScope, ChunkHash
 from cache.index import ChunkHashIndex, ChunkKVCache, SegmentIdentity
+from cache.layout import pack
 
 SCOPE = CacheScope()
-IDENTITY = SegmentIdentity(SCOPE, (1, 2), (3, 4))
+IDENTITY = SegmentIdentity(SCOPE, pack((1, 2)), pack((3, 4)))
 
 
 def entry(name: str, identity: SegmentIdentity = IDENTITY) -> ChunkKVCache:
-    return ChunkKVCache(ChunkHash(name.encode()), identity, pages=[], tag=0)
+    return ChunkKVCache(ChunkHash(name.encode()), identity, [], 0, 1.0, 0.0, 0.0, is_system=False)
 
 
 def filled(*names: str) -> tuple[ChunkHashIndex, list[ChunkKVCache]]:
@@ -21,12 +22,17 @@ def filled(*names: str) -> tuple[ChunkHashIndex, list[ChunkKVCache]]:
     return index, entries
 
 
-def test_entries_come_least_recently_used_first():
+def test_entries_come_oldest_first():
     index, (a, b, c) = filled("a", "b", "c")
     assert index.get(a.key, IDENTITY) is a
-    index.touch(a)
-    assert list(index) == [b, c, a]
+    assert index.by_key(a.key) is a
+    assert list(index) == [a, b, c]
     assert len(index) == 3
+
+
+def test_an_identity_gives_its_tokens_back():
+    assert (IDENTITY.prefix_ids, IDENTITY.token_ids) == ((1, 2), (3, 4))
+    assert (IDENTITY.num_prefix_tokens, IDENTITY.num_tokens) == (2, 2)
 
 
 def test_an_absent_key_is_a_miss():
@@ -38,11 +44,11 @@ def test_an_absent_key_is_a_miss():
 @pytest.mark.parametrize(
     "other",
     [
-        SegmentIdentity(CacheScope("tenant"), (1, 2), (3, 4)),
-        SegmentIdentity(CacheScope(adapter="lora"), (1, 2), (3, 4)),
-        SegmentIdentity(SCOPE, (1,), (2, 3, 4)),
-        SegmentIdentity(SCOPE, (1, 2), (4, 3)),
-        SegmentIdentity(SCOPE, (1, 2), (3,)),
+        SegmentIdentity(CacheScope("tenant"), pack((1, 2)), pack((3, 4))),
+        SegmentIdentity(CacheScope(adapter="lora"), pack((1, 2)), pack((3, 4))),
+        SegmentIdentity(SCOPE, pack((1,)), pack((2, 3, 4))),
+        SegmentIdentity(SCOPE, pack((1, 2)), pack((4, 3))),
+        SegmentIdentity(SCOPE, pack((1, 2)), pack((3,))),
     ],
 )
 def test_an_equal_key_of_other_content_is_a_miss_and_no_use(other):
@@ -51,9 +57,9 @@ def test_an_equal_key_of_other_content_is_a_miss_and_no_use(other):
     assert list(index) == [a, b]
 
 
-def test_put_returns_what_it_displaces_and_counts_as_a_use():
+def test_put_returns_what_it_displaces():
     index, (a, b) = filled("a", "b")
-    newer = entry("a", SegmentIdentity(SCOPE, (), (5,)))
+    newer = entry("a", SegmentIdentity(SCOPE, b"", pack((5,))))
     assert index.put(newer) is a
     assert list(index) == [b, newer]
     assert index.get(a.key, IDENTITY) is None

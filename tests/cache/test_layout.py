@@ -40,6 +40,18 @@ def test_offset_positions_and_rotations():
 
 
 @pytest.mark.parametrize("strategy", PositionStrategy)
+@pytest.mark.parametrize("opening", [0, 2, 9])
+def test_chunks_computed_behind_an_opening_are_rotated_from_its_end(strategy, opening):
+    behind_system = layout(5, [3, 6], 4, strategy)
+    prompt = ChunkedPrompt((7,) * 5, (Chunk((7,) * 3), Chunk((7,) * 6)), (7,) * 4, opening=(7,) * opening)
+    made = PositionReindexer().layout(prompt, strategy)
+    assert (made.system, made.question) == (behind_system.system, behind_system.question)
+    for one, other in zip(made.chunks, behind_system.chunks, strict=True):
+        assert (one.start, one.length, one.position) == (other.start, other.length, other.position)
+        assert one.delta == other.delta + 5 - opening
+
+
+@pytest.mark.parametrize("strategy", PositionStrategy)
 @pytest.mark.parametrize("system", [0, 5])
 def test_a_single_chunk_is_not_rotated(strategy, system):
     made = layout(system, [7], 2, strategy)

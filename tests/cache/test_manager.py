@@ -3,19 +3,21 @@
 
 import pytest
 
+from cache.errors import CapacityError, IntegrityError
 from cache.hashing import CacheScope
 from cache.index import EntryState
 from cache.layout import PositionStrategy
-from cache.manager import CapacityError, ChunkCacheManager, ChunkStatus, IntegrityError
-from tests.cache.helpers import PAGE_TOKENS, SYSTEM, acquire, fill, is_cached, make_manager, tokens
+from cache.lease import ChunkStatus
+from cache.manager import ChunkCacheManager, Removal
+from tests.cache.helpers import PAGE_TOKENS, SYSTEM, Clock, acquire, fill, is_cached, make_manager, make_prompt, tokens
 
 A, B, C = tokens(100, 4), tokens(200, 6), tokens(300, 5)  # 1, 2 and 2 pages; the system segment takes 1
 HIT, FILLED, WAITED = ChunkStatus.HIT, ChunkStatus.FILLED, ChunkStatus.WAITED
 
 
 def state(manager: ChunkCacheManager) -> tuple:
-    """All that can be observed, but the order of last use."""
-    entries = {(e.key, e.identity, tuple(e.pages), e.tag, e.state, e.being_written, e.leases) for e in manager.index}
+    """All that can be observed, but the order of eviction."""
+    entries = {(e.key, e.identity, tuple(e.pages), e.tag, e.state, e.detached, e.leases, e.hits) for e in manager.index}
     books = (manager.pool.free_pages(), manager.occupancy(), manager.metrics.snapshot(), manager.occupancy()["leases"])
     return entries, *books, manager.is_idle
 
@@ -31,6 +33,7 @@ def test_a_new_cache_is_idle_and_empty():
         "pages_total": 3,
         "pages_free": 3,
         "pages_leased": 0,
+        "pages_pinned": 0,
         "page_tokens": PAGE_TOKENS,
         "segments": 0,
         "segments_filling": 0,
@@ -55,6 +58,7 @@ def test_a_first_request_has_everything_filled_the_system_segment_by_the_first_j
         "pages_total": 12,
         "pages_free": 8,
         "pages_leased": 4,
+        "pages_pinned": 0,
         "page_tokens": 0,
         "segments": 3,
         "segments_filling": 3,
@@ -121,7 +125,7 @@ def test_a_missing_system_segment_alone_is_one_job():
     manager = make_manager()
     fill(manager, A)
     (system,) = [entry for entry in manager.index if entry.identity.token_ids == SYSTEM]
-    manager.detach(system)
+    manager.detach(system, Removal.DELETED)
     lease = acquire(manager, A)
     assert statuses(lease) == [FILLED, HIT]
     (job,) = lease.fills
@@ -193,7 +197,7 @@ def test_the_least_recently_used_chunks_go_first_and_whole():
     assert not is_cached(manager, B)
     assert is_cached(manager, A)
     assert is_cached(manager, C)
-    assert manager.metrics.evicted_chunks == 1
+    assert manager.metrics.removals == {"evicted": 1}
     assert manager.occupancy()["pages_free"] == 1  # one of B's two pages was not needed, and is free
     assert statuses(lease) == [FILLED]
 
@@ -204,7 +208,7 @@ def test_no_more_is_evicted_than_needed():
         fill(manager, chunk, system=())
     acquire(manager, tokens(600, 3), system=())
     assert [entry.identity.token_ids for entry in manager.index] == [B, tokens(500, 1), tokens(600, 3)]
-    assert manager.metrics.evicted_chunks == 1
+    assert manager.metrics.removals == {"evicted": 1}
 
 
 def test_what_the_request_itself_hits_is_not_evicted_for_it():
@@ -259,10 +263,11 @@ def test_a_request_that_does_not_fit_is_no_use_of_what_it_found():
     manager = make_manager(num_pages=4)
     fill(manager, A, system=())
     fill(manager, B, system=())
-    order = list(manager.index)
     with pytest.raises(CapacityError):
         acquire(manager, A, tokens(500, 16), system=())
-    assert list(manager.index) == order
+    acquire(manager, tokens(600, 5), system=())
+    assert not is_cached(manager, A)  # still what was used least recently
+    assert is_cached(manager, B)
 
 
 def test_a_chunk_longer_than_the_pool_is_named():
@@ -278,7 +283,7 @@ def test_detaching_a_written_entry_frees_its_pages_only_after_the_fill():
     lease = acquire(manager, B, system=())
     (job,), entry = lease.fills, lease.chunks[0].entry
     manager.release(lease)
-    manager.detach(entry)
+    manager.detach(entry, Removal.DELETED)
     assert not is_cached(manager, B)
     assert manager.pool.num_free == 10
     assert not manager.is_idle
@@ -290,13 +295,14 @@ def test_detaching_a_written_entry_frees_its_pages_only_after_the_fill():
     manager.check_integrity()
 
 
-def test_a_fill_that_succeeds_after_its_entry_was_detached_leaves_it_detached():
+def test_a_fill_goes_on_for_those_who_wait_when_its_entry_is_detached():
     manager = make_manager()
     lease = acquire(manager, B, system=())
     entry = lease.chunks[0].entry
-    manager.detach(entry)
+    manager.detach(entry, Removal.DELETED)
     manager.fill_succeeded(lease.fills[0])
-    assert entry.state is EntryState.DETACHED
+    assert (entry.state, entry.detached) == (EntryState.READY, True)
+    assert not is_cached(manager, B)
     assert manager.pool.num_free == 10  # still leased
     manager.release(lease)
     assert manager.pool.num_free == 12
@@ -307,8 +313,8 @@ def test_detaching_a_leased_entry_frees_its_pages_with_the_last_lease():
     manager = make_manager()
     fill(manager, B, system=())
     one, other = acquire(manager, B, system=()), acquire(manager, B, system=())
-    manager.detach(one.chunks[0].entry)
-    manager.detach(one.chunks[0].entry)  # twice is as good as once
+    manager.detach(one.chunks[0].entry, Removal.DELETED)
+    manager.detach(one.chunks[0].entry, Removal.DELETED)  # twice is as good as once
     manager.release(one)
     assert manager.pool.num_free == 10
     assert not manager.is_idle
@@ -324,7 +330,7 @@ def test_a_failed_fill_drops_its_entries_and_the_next_request_fills_anew():
     with_system, alone = lease.fills
     manager.fill_succeeded(alone)
     manager.fill_failed(with_system)
-    assert [segment.entry.state for segment in waiting.segments] == [EntryState.DETACHED] * 2
+    assert [segment.entry.state for segment in waiting.segments] == [EntryState.FAILED] * 2
     for each in (lease, waiting):
         manager.release(each)
     assert manager.is_idle
@@ -378,13 +384,96 @@ def test_a_wrong_count_of_leases_is_noticed(change):
 
 
 @pytest.mark.parametrize(
-    ("entry_state", "being_written"),
-    [(EntryState.DETACHED, False), (EntryState.FILLING, False), (EntryState.READY, True)],
+    ("fields", "message"),
+    [
+        ({"state": EntryState.FILLING}, "fills are under way"),
+        ({"state": EntryState.FAILED}, "an entry that was detached"),
+        ({"detached": True}, "an entry that was detached"),
+        ({"pinned": True}, "0 pages are pinned"),
+    ],
 )
-def test_an_impossible_state_in_the_index_is_noticed(entry_state, being_written):
+def test_an_impossible_state_in_the_index_is_noticed(fields, message):
     manager = make_manager()
     fill(manager, A)
-    entry = next(iter(manager.index))
-    entry.state, entry.being_written = entry_state, being_written
-    with pytest.raises(IntegrityError, match=f"is {entry_state.name}, written: {being_written}"):
+    for name, value in fields.items():
+        setattr(next(iter(manager.index)), name, value)
+    with pytest.raises(IntegrityError, match=message):
         manager.check_integrity()
+
+
+def test_a_chunk_of_scope_isolated_is_computed_behind_the_opening_and_the_system_segment_apart():
+    manager = make_manager()
+    lease = acquire(manager, A, opening=(7,))
+    assert statuses(lease) == [FILLED, FILLED]
+    assert [job.prompt_ids for job in lease.fills] == [list(SYSTEM), [7, *A]]
+    for job in lease.fills:
+        manager.fill_succeeded(job)
+    manager.release(lease)
+    assert statuses(acquire(manager, A, opening=(7,), system=tokens(500, 3))) == [FILLED, HIT]
+    assert statuses(acquire(manager, A)) == [HIT, FILLED]  # scope "system": behind other tokens
+
+
+def test_an_opening_that_is_the_system_segment_shares_with_scope_system():
+    manager = make_manager()
+    fill(manager, A)
+    assert statuses(acquire(manager, A, opening=SYSTEM)) == [HIT, HIT]
+
+
+def test_a_pinned_chunk_stays_until_it_is_unpinned():
+    manager = make_manager(num_pages=4)
+    fill(manager, A, system=())
+    fill(manager, B, system=())
+    (entry,) = [entry for entry in manager.index if entry.identity.token_ids == A]
+    manager.retain(entry, pinned=True, expires_at=None)
+    with pytest.raises(CapacityError):
+        acquire(manager, tokens(500, 16), system=())
+    fill(manager, tokens(600, 12), system=())
+    assert is_cached(manager, A)
+    manager.retain(entry, pinned=False, expires_at=None)
+    fill(manager, tokens(500, 16), system=())
+    assert not is_cached(manager, A)
+
+
+def test_no_more_than_a_share_of_the_pool_can_be_pinned():
+    manager = make_manager(num_pages=4)  # three pages
+    lease = acquire(manager, A, B, system=())
+    one, other = (segment.entry for segment in lease.chunks)
+    manager.retain(one, pinned=True, expires_at=None)
+    manager.retain(one, pinned=True, expires_at=None)  # again is no more
+    manager.retain(other, pinned=True, expires_at=None)
+    more = acquire(manager, tokens(500, 1), system=())
+    with pytest.raises(CapacityError, match="pinning 1 more pages would exceed 3 of 4 pages; 3 are pinned"):
+        manager.retain(more.chunks[0].entry, pinned=True, expires_at=None)
+    manager.check_integrity()
+
+
+def test_what_has_expired_is_a_miss_unless_its_time_was_extended():
+    clock = Clock()
+    manager = make_manager(clock=clock)
+    for chunk, ttl in ((A, 5.0), (B, 5.0)):
+        fill(manager, chunk, system=())
+        *_, entry = manager.index
+        manager.retain(entry, pinned=True, expires_at=clock.now + ttl)
+    manager.retain(entry, pinned=False, expires_at=clock.now + 9.0)
+    clock.now += 5.0
+    assert statuses(acquire(manager, A, B, system=())) == [FILLED, HIT]
+    assert manager.metrics.removals == {"expired": 1}
+    manager.check_integrity()
+
+
+def test_clearing_one_namespace_leaves_the_others():
+    manager = make_manager()
+    fill(manager, A, system=())
+    fill(manager, A, system=(), scope=CacheScope("tenant"))
+    assert manager.clear("tenant") == 1
+    assert [entry.identity.scope.namespace for entry in manager.index] == ["default"]
+
+
+def test_looking_up_changes_nothing():
+    manager = make_manager()
+    fill(manager, A)
+    before = state(manager)
+    found = manager.look_up(make_prompt(A, B), CacheScope())
+    assert [wanted.entry is not None for wanted in found.segments] == [True, True, False]
+    assert found.pages_needed == 2
+    assert state(manager) == before

@@ -5,9 +5,9 @@ from contextlib import suppress
 
 import pytest
 
+from cache.errors import CapacityError
 from cache.hashing import CacheScope
-from cache.index import EntryState
-from cache.manager import CapacityError, ChunkStatus
+from cache.lease import ChunkStatus
 from tests.cache.helpers import (
     SYSTEM,
     ChunkCollidingHasher,
@@ -56,7 +56,7 @@ def test_displacing_a_leased_entry_keeps_its_pages_until_it_is_released():
     held = acquire(manager, A, system=())
     other = acquire(manager, B, system=())
     old, new = held.chunks[0].entry, other.chunks[0].entry
-    assert old.state is EntryState.DETACHED
+    assert old.detached
     assert set(old.pages).isdisjoint(new.pages)
     assert set(old.pages).isdisjoint(manager.pool.free_pages())
     manager.check_integrity()
@@ -73,7 +73,7 @@ def test_displacing_an_entry_that_is_being_written_keeps_its_pages_until_the_fil
     manager.release(held)
     assert set(old.pages).isdisjoint(manager.pool.free_pages())
     manager.fill_succeeded(held.fills[0])
-    assert old.state is EntryState.DETACHED
+    assert old.detached
     assert set(old.pages) <= manager.pool.free_pages()
     manager.fill_succeeded(other.fills[0])
     manager.release(other)

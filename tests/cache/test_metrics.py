@@ -3,14 +3,14 @@
 
 import json
 
-from cache.manager import ChunkStatus
+from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
 
 
 def test_a_snapshot_is_json_and_a_copy():
     metrics = ChunkCacheMetrics()
     metrics.lookups[ChunkStatus.HIT] += 2
-    metrics.evicted_chunks = 1
+    metrics.removals["evicted"] = 1
     snapshot = metrics.snapshot()
     metrics.lookups[ChunkStatus.HIT] += 1
     assert json.loads(json.dumps(snapshot)) == {
@@ -19,6 +19,6 @@ def test_a_snapshot_is_json_and_a_copy():
         "full_reasons": {},
         "tokens": {},
         "fills": {},
-        "evicted_chunks": 1,
+        "removals": {"evicted": 1},
         "refused_loads": 0,
     }

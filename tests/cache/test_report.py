@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from cache.layout import PositionReindexer, PositionStrategy
-from cache.manager import ChunkStatus
+from cache.layout import Chunk, PositionReindexer, PositionStrategy
+from cache.lease import ChunkStatus
 from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
 from tests.cache.helpers import make_prompt
 
@@ -16,7 +16,10 @@ def test_to_dict_has_every_field_and_is_json():
         position_strategy=PositionStrategy.SHARED,
         scope="system",
         tokens=TokenCounts(prompt=30, reused=18, computed=12, fill_computed=15),
-        chunks=[ChunkReport(0, "d1", 10, "00ff", ChunkStatus.FILLED), ChunkReport(1, None, 8)],
+        chunks=[
+            ChunkReport(Chunk((1,) * 10, "d1"), "00ff", ChunkStatus.FILLED),
+            ChunkReport(Chunk((1,) * 8, None, 1, (2, 3))),
+        ],
         mode="chunked",
         timings_ms={"plan": 0.12345, "fill": 2.0},
     )
@@ -28,7 +31,7 @@ def test_to_dict_has_every_field_and_is_json():
         "tokens": {"prompt": 30, "reused": 18, "computed": 12, "fill_computed": 15},
         "chunks": [
             {"index": 0, "id": "d1", "key": "00ff", "tokens": 10, "status": "filled"},
-            {"index": 1, "id": None, "key": None, "tokens": 8, "status": None},
+            {"index": 1, "id": None, "part": {"number": 2, "of": 3}, "key": None, "tokens": 8, "status": None},
         ],
         "timings_ms": {"plan": 0.123, "fill": 2.0},
     }

@@ -31,11 +31,15 @@ async def test_a_running_cache_shows_its_state_and_checks_its_books():
     manager, checks = ChunkCacheManager(ChunkCacheConfig(4, 16, "engine")), []
     shown = await stats(
         manager=manager,
-        fills=SimpleNamespace(num_running=2),
+        fills=SimpleNamespace(num_running=2, num_queued=1),
         disabled_reason=None,
         check_integrity=lambda: checks.append(1),
     )
     assert (shown["enabled"], shown["reason"]) == (True, None)
-    assert shown["occupancy"] == manager.occupancy() | {"running_fills": 2}
+    assert shown["occupancy"] == manager.occupancy() | {
+        "running_fills": 2,
+        "queued_fills": 1,
+        "registered_ids": 0,
+    }
     assert shown["counters"] == manager.metrics.snapshot()
     assert checks == [1]

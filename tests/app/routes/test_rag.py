@@ -2,18 +2,22 @@
 """``POST /v1/rag/chat``: what it takes, and the conversation that it makes of it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from httpx import ASGITransport, AsyncClient
 from pydantic import ValidationError
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
 from app.documents import Document
 from app.marks import Marks
-from app.routes.rag import RagChatRequest, RagChunk, _chat_request, _document, _messages, _with_report, router
+from app.rag_request import RagChatRequest, RagChunk, chat_completion, chat_messages, documents_of
+from app.routes.rag import _with_report, router
 from app.settings import Settings
+from cache.hashing import ChunkHash
+from cache.registry import ChunkRegistry, RegisteredText
 from engine_ext.request import CacheOptions, Ticket
 from engine_ext.vllm_compat import ChatCompletionRequest, ErrorResponse
 from tests.app.helpers import make_report
@@ -32,7 +36,7 @@ def refused(parameter: str, message: str):
 
 def test_sampling_fields_of_chat_completions_are_passed_on():
     request = rag(model="m", temperature=0.5, max_tokens=3, top_k=5, stream=True, stop=["x"], logprobs=True)
-    made = _chat_request(request, "<marked>")
+    made = chat_completion(request, chat_messages(request, "<marked>"), stream=request.stream)
     assert isinstance(made, ChatCompletionRequest)
     assert (made.model, made.temperature, made.model_dump()["max_tokens"], made.top_k) == ("m", 0.5, 3, 5)
     assert (made.stream, made.stop, made.logprobs) == (True, ["x"], True)
@@ -47,12 +51,12 @@ def test_unknown_and_meaningless_fields_are_refused(name):
 
 def test_a_bad_sampling_field_is_a_validation_error():
     with pytest.raises(RequestValidationError) as raised:
-        _chat_request(rag(temperature="hot"), "")
+        chat_completion(rag(temperature="hot"), [])
     assert raised.value.errors()[0]["loc"] == ("temperature",)
 
 
 @pytest.mark.parametrize("fields", [{"question": None}, {"messages": [USER]}])
-def test_either_question_or_messages(fields):
+def test_either_question_orchat_messages(fields):
     with refused("question", "give either question or messages"):
         rag(**fields)
 
@@ -83,7 +87,7 @@ def test_bad_chunks_and_options_are_refused(fields):
 
 def test_chunks_are_strings_or_objects():
     request = rag(chunks=["one", {"id": "d2", "text": "two", "title": "T", "metadata": {"page": 5}}])
-    documents = [_document(chunk, i) for i, chunk in enumerate(request.chunks)]
+    documents = documents_of(request.chunks, None, "default")
     assert documents == [Document("one"), Document("two", "d2", "T")]
 
 
@@ -94,21 +98,46 @@ def test_no_chunks_are_no_error():
 @pytest.mark.parametrize(
     ("chunk", "parameter", "message"),
     [
-        ("", r"chunks\.3\.text", "the text of chunk 3 is empty"),
-        (RagChunk(text=" \n"), r"chunks\.3\.text", "the text of chunk 3 is empty"),
-        (RagChunk(), r"chunks\.3\.text", "a chunk needs a text"),
-        (RagChunk(title="T"), r"chunks\.3\.text", "a chunk needs a text"),
-        (RagChunk(id="d1"), r"chunks\.3\.id", "unknown chunk id 'd1': send its text"),
+        ("", r"chunks\.1\.text", "the text of chunk 1 is empty"),
+        (RagChunk(text=" \n"), r"chunks\.1\.text", "the text of chunk 1 is empty"),
+        (RagChunk(), r"chunks\.1\.text", "a chunk needs a text"),
+        (RagChunk(title="T"), r"chunks\.1\.text", "a chunk needs a text"),
     ],
 )
 def test_a_bad_chunk_is_named(chunk, parameter, message):
     with refused(parameter, message):
-        _document(chunk, 3)
+        documents_of(["one", chunk], None, "default")
+
+
+def registry() -> ChunkRegistry:
+    made = ChunkRegistry()
+    made.register("default", "d1", RegisteredText("one", "T"), ChunkHash(b"1"))
+    made.register("default", "d2", RegisteredText("two"), ChunkHash(b"2"))
+    made.removed(ChunkHash(b"2"), "expired")
+    return made
+
+
+def test_a_registered_chunk_needs_no_text():
+    assert documents_of([RagChunk(id="d1")], registry(), "default") == [Document("one", "d1", "T")]
+
+
+@pytest.mark.parametrize(
+    ("id", "namespace", "status", "message"),
+    [
+        ("d3", "default", 404, "chunks.0.id: unknown chunk id 'd3': send its text"),
+        ("d1", "other", 404, "chunks.0.id: unknown chunk id 'd1': send its text"),
+        ("d2", "default", 410, r"chunks.0.id: chunk id 'd2' is no longer cached \(expired\): send its text again"),
+    ],
+)
+def test_an_id_that_stands_for_nothing_is_named(id, namespace, status, message):
+    with pytest.raises(GracefulHTTPError, match=message) as raised:
+        documents_of([RagChunk(id=id)], registry(), namespace)
+    assert raised.value.http_status == status
 
 
 def test_the_question_follows_the_marked_chunks():
-    assert _messages(rag(), "<marked>") == [{"role": "user", "content": "<marked>why?"}]
-    assert _messages(rag(system="s"), "<marked>") == [
+    assert chat_messages(rag(), "<marked>") == [{"role": "user", "content": "<marked>why?"}]
+    assert chat_messages(rag(system="s"), "<marked>") == [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "<marked>why?"},
     ]
@@ -127,14 +156,14 @@ def test_the_marked_chunks_go_before_the_first_user_text():
         assistant,
         {"role": "user", "content": "and?"},
     ]
-    assert _messages(request, "<marked>") == marked
+    assert chat_messages(request, "<marked>") == marked
     assert request.messages[1] == USER  # the request itself stays as it was
 
 
 def test_the_marked_chunks_go_before_the_first_text_part():
     parts = [IMAGE, {"type": "text", "text": "why?"}, {"type": "text", "text": "really?"}]
     request = conversation({"role": "user", "content": parts})
-    (message,) = _messages(request, "<marked>")
+    (message,) = chat_messages(request, "<marked>")
     assert message["content"] == [IMAGE, {"type": "text", "text": "<marked>why?"}, parts[2]]
     assert parts[1] == {"type": "text", "text": "why?"}
 
@@ -142,21 +171,21 @@ def test_the_marked_chunks_go_before_the_first_text_part():
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_system_prompt_is_given_once(role):
     with refused("messages", "the system prompt is given twice"):
-        _messages(conversation({"role": role, "content": "s"}, USER, system="t"), "")
-    assert len(_messages(conversation({"role": role, "content": "s"}, USER), "")) == 2
-    assert len(_messages(conversation(USER, system="t"), "")) == 2
+        chat_messages(conversation({"role": role, "content": "s"}, USER, system="t"), "")
+    assert len(chat_messages(conversation({"role": role, "content": "s"}, USER), "")) == 2
+    assert len(chat_messages(conversation(USER, system="t"), "")) == 2
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "system", "content": "s"}], [{"content": "why?"}]])
 def test_messages_need_a_user(messages):
     with refused("messages", "messages have no user message"):
-        _messages(conversation(*messages), "")
+        chat_messages(conversation(*messages), "")
 
 
 @pytest.mark.parametrize("content", [None, 5, [], [IMAGE]])
 def test_the_first_user_message_needs_text(content):
     with refused("messages", "the first user message has no text"):
-        _messages(conversation({"role": "user", "content": content}, USER), "")
+        chat_messages(conversation({"role": "user", "content": content}, USER), "")
 
 
 def test_an_answer_has_the_report_instead_of_transfer_parameters():
@@ -187,6 +216,7 @@ async def post(answer, **body):
     app.include_router(router)
     app.state.tessera_settings = Settings(chunk_position_strategy="offset")
     app.state.tessera_marks = Marks()
+    app.state.engine_client = SimpleNamespace(manager=None)
     app.state.openai_serving_chat = serving = FakeServing(app.state.tessera_marks, answer)
     app.state.enable_server_load_tracking = False
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request over chunks up to the point where the engine would run it: segments, and what separates its keys."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import State
+
+from app.documents import Document
+from app.rag_request import RagRequest, documents_of
+from app.settings import Settings
+from cache.hashing import CacheScope
+from cache.layout import ChunkedPrompt
+from engine_ext.engine import ChunkEngine
+from engine_ext.request import REQUEST_KEY, Ticket, adapter_name, cache_scope
+from engine_ext.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered request. ``prompt`` is ``None`` if it has no chunks."""
+
+    prompt: ChunkedPrompt | None
+    scope: CacheScope
+    cache_salt: str | None
+    lora_request: Any
+
+
+def open_ticket(request: RagRequest, state: State) -> tuple[Ticket, list[Document]]:
+    """The request's ticket and documents; raises as :func:`app.rag_request.documents_of` does."""
+    engine: ChunkEngine = state.engine_client
+    settings: Settings = state.tessera_settings
+    options = request.cache.options(settings.chunk_position_strategy)
+    namespace = cache_scope(options, cache_salt_of(request)).namespace
+    registry = engine.manager.registry if engine.manager is not None else None
+    documents = documents_of(request.chunks, registry, namespace)
+    return Ticket(options, tuple(document.id for document in documents)), documents
+
+
+def cache_salt_of(request: RagRequest) -> str | None:
+    """vLLM's field ``cache_salt``."""
+    salt = (request.model_extra or {}).get("cache_salt")
+    return salt if isinstance(salt, str) else None
+
+
+async def render(state: State, ticket: Ticket, chat_request: ChatCompletionRequest) -> Rendered | ErrorResponse:
+    """Renders ``chat_request``, whose marks belong to ``ticket``, as vLLM's chat serving would."""
+    serving = state.openai_serving_chat
+    result = await serving.render_chat_request(chat_request)
+    if isinstance(result, ErrorResponse):
+        return result
+    _, (engine_input,) = result
+    lora_request, salt = lora_request_of(serving, chat_request), engine_input.get("cache_salt")
+    scope = cache_scope(ticket.options, salt, adapter_name(lora_request))
+    return Rendered(engine_input[REQUEST_KEY].prompt, scope, salt, lora_request)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Synthetic traces of RAG requests: which chunks each request retrieves. The same seed gives the same trace.
+
+Real logs of retrieval can't be shipped, so these are made of what such logs are known to have: a few chunks that many
+questions need (Zipf), batch jobs that go through everything once, popularity that shifts, and news.
+"""
+
+import bisect
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+TraceName = Literal["zipf", "scan", "drift", "bursts"]
+TRACE_NAMES: tuple[TraceName, ...] = get_args(TraceName)
+
+CHUNKS_PER_REQUEST = 5
+POPULAR_CHUNKS = 2000
+
+SCAN_PERIOD, SCAN_REQUESTS = 1500, 500
+"""Of so many requests, the last so many come while a scan runs: every second of these is the scan's."""
+
+DRIFT_EVERY = 50
+"""Requests from one change of the ranking to the next."""
+
+BURST_REQUESTS, BURST_CHUNKS, BURST_SHARE = 200, 20, 0.4
+"""How long a document is hot, its chunks, and the share of requests that are about it meanwhile."""
+
+
+class TraceFileError(ValueError):
+    """A trace file can't be used. The message names the file and the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests, each a tuple of distinct chunk ids; chunk ``i`` is ``chunk_tokens[i]`` tokens long."""
+
+    name: str
+    seed: int
+    chunk_tokens: tuple[int, ...]
+    requests: tuple[tuple[int, ...], ...]
+
+    def write(self, path: Path) -> None:
+        """Writes JSON lines: a header, then each request as a list."""
+        header = {"trace": self.name, "seed": self.seed, "chunk_tokens": self.chunk_tokens}
+        with path.open("w", encoding="utf-8") as file:
+            for line in (header, *self.requests):
+                file.write(json.dumps(line) + "\n")
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace that :meth:`Trace.write` wrote; raises :class:`TraceFileError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise TraceFileError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceFileError(f"{path}: is not UTF-8") from error
+    if not lines:
+        raise TraceFileError(f"{path}, line 1: no header")
+    name, seed, chunk_tokens = _header(lines[0], f"{path}, line 1")
+    places = (f"{path}, line {number}" for number in itertools.count(2))
+    requests = tuple(_request(line, len(chunk_tokens), place) for line, place in zip(lines[1:], places, strict=False))
+    return Trace(name, seed, chunk_tokens, requests)
+
+
+def make_trace(name: TraceName, seed: int, requests: int) -> Trace:
+    """The trace ``name`` with so many requests."""
+    source = random.Random(f"{name} {seed}")
+    chosen = tuple(itertools.islice(_GENERATORS[name](source), requests))
+    chunks = 1 + max(itertools.chain.from_iterable(chosen), default=-1)
+    return Trace(name, seed, tuple(_chunk_tokens(source) for _ in range(chunks)), chosen)
+
+
+def _zipf(source: random.Random) -> Iterator[tuple[int, ...]]:
+    """Popularity falls with rank as in Zipf's law (exponent 1) and never changes."""
+    while True:
+        yield _popular(source, range(POPULAR_CHUNKS))
+
+
+def _scan(source: random.Random) -> Iterator[tuple[int, ...]]:
+    """Zipf, and from time to time a job that goes on through as many cold chunks, in order and around again."""
+    cold = itertools.cycle(range(POPULAR_CHUNKS, 2 * POPULAR_CHUNKS))
+    for number in itertools.count():
+        scanning = number % SCAN_PERIOD >= SCAN_PERIOD - SCAN_REQUESTS and number % 2
+        if scanning:
+            yield tuple(itertools.islice(cold, CHUNKS_PER_REQUEST))
+        else:
+            yield _popular(source, range(POPULAR_CHUNKS))
+
+
+def _drift(source: random.Random) -> Iterator[tuple[int, ...]]:
+    """Zipf, with a ranking in which now and then some chunk moves to another rank, high ranks as likely as low ones."""
+    ranking = list(range(POPULAR_CHUNKS))
+    for number in itertools.count(1):
+        yield _popular(source, ranking)
+        if number % DRIFT_EVERY == 0:
+            moved = ranking.pop(source.randrange(len(ranking)))
+            ranking.insert(int(len(ranking) ** source.random()) - 1, moved)
+
+
+def _bursts(source: random.Random) -> Iterator[tuple[int, ...]]:
+    """Zipf, and always one document that many requests are about for a while, and none ever again."""
+    for burst in itertools.count():
+        first = POPULAR_CHUNKS + burst * BURST_CHUNKS
+        for _ in range(BURST_REQUESTS):
+            if source.random() < BURST_SHARE:
+                yield tuple(source.sample(range(first, first + BURST_CHUNKS), CHUNKS_PER_REQUEST))
+            else:
+                yield _popular(source, range(POPULAR_CHUNKS))
+
+
+_GENERATORS: dict[TraceName, Callable[[random.Random], Iterator[tuple[int, ...]]]] = {
+    "zipf": _zipf,
+    "scan": _scan,
+    "drift": _drift,
+    "bursts": _bursts,
+}
+
+_ZIPF_SUMS = list(itertools.accumulate(1 / rank for rank in range(1, POPULAR_CHUNKS + 1)))
+
+
+def _popular(source: random.Random, ranking: list[int] | range) -> tuple[int, ...]:
+    """Distinct chunks, most of them from the top of ``ranking``."""
+    chosen: dict[int, None] = {}
+    while len(chosen) < CHUNKS_PER_REQUEST:
+        rank = bisect.bisect_left(_ZIPF_SUMS, source.random() * _ZIPF_SUMS[-1])
+        chosen[ranking[rank]] = None
+    return tuple(chosen)
+
+
+def _chunk_tokens(source: random.Random) -> int:
+    """Lognormal around 400 tokens, within 64 and 2048."""
+    return round(min(max(source.lognormvariate(6.0, 0.7), 64), 2048))
+
+
+def _parse(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise TraceFileError(f"{place}: invalid JSON") from error
+
+
+def _header(line: str, place: str) -> tuple[str, int, tuple[int, ...]]:
+    match _parse(line, place):
+        case {"trace": str(name), "seed": int(seed), "chunk_tokens": [*tokens]} if _are_ints(tokens, 1):
+            return name, seed, tuple(tokens)
+    raise TraceFileError(f"{place}: the header must be an object with trace, seed and chunk_tokens")
+
+
+def _request(line: str, chunks: int, place: str) -> tuple[int, ...]:
+    match _parse(line, place):
+        case [*ids] if ids and _are_ints(ids, 0) and max(ids) < chunks and len(set(ids)) == len(ids):
+            return tuple(ids)
+    raise TraceFileError(f"{place}: must be a list of distinct chunk ids, from 0 to {chunks - 1}")
+
+
+def _are_ints(values: list[Any], least: int) -> bool:
+    return all(type(value) is int and value >= least for value in values)

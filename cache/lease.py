@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request's hold on its segments, and the fill jobs that compute those that are missing."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cache.index import ChunkKVCache, EntryState
+from cache.layout import Placement
+
+
+class ChunkStatus(StrEnum):
+    """How a segment of a request came to be in the pool."""
+
+    HIT = "hit"
+    FILLED = "filled"
+    WAITED = "waited"
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedSegment:
+    """One segment that a lease holds: where it goes in the sequence, and its KV."""
+
+    placement: Placement
+    entry: ChunkKVCache
+    status: ChunkStatus
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FillJob:
+    """One fill request to run: compute a segment and save the entries given.
+
+    ``system`` is set in the one job that also saves the system segment; ``chunk`` is ``None`` if only that is missing.
+    """
+
+    system: ChunkKVCache | None
+    chunk: ChunkKVCache | None
+
+    @property
+    def entries(self) -> list[ChunkKVCache]:
+        """The entries that this job fills."""
+        return [entry for entry in (self.system, self.chunk) if entry is not None]
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Tokens of the fill request."""
+        last = self.chunk or self.system
+        assert last is not None
+        return [*last.identity.prefix_ids, *last.identity.token_ids]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any request still waits for one of the entries."""
+        return any(entry.leases for entry in self.entries)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A request's hold on its segments. ``system`` is ``None`` if the system segment is empty.
+
+    ``fills`` are the jobs that the holder must start. Segments of other requests' fills have status ``waited``.
+    """
+
+    system: LeasedSegment | None
+    chunks: list[LeasedSegment]
+    since: float
+    """Seconds since the epoch."""
+    fills: list[FillJob] = field(default_factory=list)
+
+    @property
+    def segments(self) -> list[LeasedSegment]:
+        """Every leased segment, in sequence order."""
+        return [*([self.system] if self.system else []), *self.chunks]
+
+
+def status_of(entry: ChunkKVCache, *, is_new: bool) -> ChunkStatus:
+    """The status with which a request leases ``entry``."""
+    if is_new:
+        return ChunkStatus.FILLED
+    return ChunkStatus.HIT if entry.state is EntryState.READY else ChunkStatus.WAITED
+
+
+def fill_jobs(system: LeasedSegment | None, chunks: list[LeasedSegment]) -> list[FillJob]:
+    """One job per missing segment, but one for the system segment and the first missing chunk behind it."""
+    missing = dict.fromkeys(s.entry for s in chunks if s.status is ChunkStatus.FILLED)
+    missing_system = system.entry if system and system.status is ChunkStatus.FILLED else None
+    jobs = []
+    for chunk in missing:
+        is_behind = missing_system is not None and chunk.identity.prefix == missing_system.identity.tokens
+        jobs.append(FillJob(missing_system if is_behind else None, chunk))
+        if is_behind:
+            missing_system = None
+    if missing_system is not None:
+        jobs.insert(0, FillJob(missing_system, None))
+    return jobs

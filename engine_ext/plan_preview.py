@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request would find in the chunk cache, without running it."""
+
+from typing import TYPE_CHECKING, Any
+
+from cache.hashing import CacheScope
+from cache.index import EntryState
+from cache.layout import ChunkedPrompt
+from cache.manager import ChunkCacheManager, Lookup, Wanted
+from engine_ext.request import CacheOptions
+
+if TYPE_CHECKING:
+    from engine_ext.engine import ChunkEngine
+
+
+def preview(
+    engine: "ChunkEngine", options: CacheOptions, prompt: ChunkedPrompt | None, scope: CacheScope
+) -> dict[str, Any]:
+    """The JSON of ``POST /v1/rag/plan``.
+
+    ``tokens.missing`` is what fill requests would have to save; ``chunks[].status`` is ``hit``, ``filling`` (another
+    request computes it now) or ``missing``.
+    """
+    reason = _full_reason(engine, options, prompt)
+    if engine.manager is None or prompt is None:
+        return {"mode": "full", "reason": reason}
+    found = engine.manager.look_up(prompt, scope)
+    reason = reason or _too_large(engine.manager, found)
+    missing = {w.key: w.identity.num_tokens for w in found.segments if w.entry is None}
+    return {
+        "mode": "full" if reason else "chunked",
+        "reason": reason,
+        "position_strategy": options.position_strategy.value,
+        "scope": options.scope,
+        "tokens": {
+            "prompt": len(prompt.token_ids),
+            "cached": sum(w.identity.num_tokens for w in found.segments if w.entry is not None),
+            "missing": sum(missing.values()),
+            "question": len(prompt.question),
+        },
+        "pages": {"needed": found.pages_needed, "free": engine.manager.pool.num_free},
+        "chunks": _chunks(prompt, found),
+    }
+
+
+def _full_reason(engine: "ChunkEngine", options: CacheOptions, prompt: ChunkedPrompt | None) -> str | None:
+    if engine.manager is None or engine.disabled_reason:
+        return engine.disabled_reason or "the chunk cache is off"
+    if prompt is None:
+        return "the request has no chunks"
+    return "cache.mode is full" if options.mode == "full" else None
+
+
+def _too_large(manager: ChunkCacheManager, found: Lookup) -> str | None:
+    distinct = {wanted.key: wanted.identity.num_tokens for wanted in found.segments}
+    pages = sum(map(manager.config.pages_for, distinct.values()))
+    if pages > manager.config.num_pages:
+        return f"the segments need {pages} pages; the pool has {manager.config.num_pages}"
+    return None
+
+
+def _chunks(prompt: ChunkedPrompt, found: Lookup) -> list[dict[str, Any]]:
+    wanted = [w for w in found.segments if not w.is_system]
+    return [
+        {**chunk.label, "key": str(w.key), "tokens": len(chunk.token_ids), "status": _status(w)}
+        for chunk, w in zip(prompt.chunks, wanted, strict=True)
+    ]
+
+
+def _status(wanted: Wanted) -> str:
+    if wanted.entry is None:
+        return "missing"
+    return "hit" if wanted.entry.state is EntryState.READY else "filling"

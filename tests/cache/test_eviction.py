@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eviction policies: LRU against a plain list, and what must hold of each whatever it is told."""
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.eviction import EvictionPolicyName, make_policy, prefill_cost
+
+ENTRIES = 8
+POLICIES = get_args(EvictionPolicyName)
+
+# What a policy is told: a call, and the entry that it is about.
+calls = st.lists(st.tuples(st.sampled_from(["added", "used", "evicted", "removed"]), st.integers(0, ENTRIES - 1)))
+# What a cache does: requests an entry; gives up so many, sparing so many that are leased; looks and gives up none.
+requests = st.lists(st.tuples(st.integers(0, ENTRIES - 1), st.integers(0, 3), st.integers(0, 2), st.booleans()))
+deterministic = settings(derandomize=True, database=None, deadline=None)
+
+
+@dataclass(eq=False)
+class Entry:
+    """A segment, as small and cheap as any unless told otherwise."""
+
+    key: int
+    num_pages: int = 1
+    recompute_cost: float = 16.0
+
+
+def make_entries(count=ENTRIES):
+    """Entries of several sizes and costs."""
+    return [Entry(key, 1 + key % 3, 16.0 * (1 + key % 4)) for key in range(count)]
+
+
+def take(policy, count, leased=()):
+    """Evicts ``count`` victims, sparing those leased; returns them."""
+    victims = list(itertools.islice((entry for entry in policy.victims() if entry not in leased), count))
+    for entry in victims:
+        policy.evicted(entry)
+    return victims
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(calls=calls)
+@deterministic
+def test_victims_are_exactly_what_is_held_once_each(name, calls):
+    policy, entries, held = make_policy(name), make_entries(), set()
+    for call, number in calls:
+        entry = entries[number]
+        getattr(policy, call)(entry)
+        if call == "added":
+            held.add(entry)
+        elif call != "used":
+            held.discard(entry)
+        victims = list(policy.victims())
+        assert len(victims) == len(held)
+        assert set(victims) == held
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(requests=requests)
+@deterministic
+def test_a_cache_that_evicts_never_sees_what_is_gone(name, requests):
+    """Segments come back as other objects with the same key, as they do in the manager."""
+    policy, held = make_policy(name), {}
+    for number, evicted, leased, in_vain in requests:
+        if number in held:
+            policy.used(held[number])
+        else:
+            held[number] = make_entries()[number]
+            policy.added(held[number])
+        if in_vain:
+            assert set(policy.victims()) == set(held.values())
+        for entry in take(policy, evicted, leased=list(held.values())[:leased]):
+            assert held.pop(entry.key) is entry
+        assert sorted(entry.key for entry in policy.victims()) == sorted(held)
+
+
+@given(calls=calls)
+@deterministic
+def test_lru_is_a_list_in_order_of_use(calls):
+    policy, entries, model = make_policy("lru"), make_entries(), []
+    for call, number in calls:
+        entry = entries[number]
+        getattr(policy, call)(entry)
+        if call == "added" and entry not in model:
+            model.append(entry)
+        elif call == "used" and entry in model:
+            model.append(model.pop(model.index(entry)))
+        elif call in ("evicted", "removed") and entry in model:
+            model.remove(entry)
+        assert list(policy.victims()) == model
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_looking_for_victims_changes_nothing(name):
+    policy = make_policy(name)
+    for entry in (entries := make_entries(30)):
+        policy.added(entry)
+        for _ in range(entry.key % 4):
+            policy.used(entry)
+    order = list(policy.victims())
+    assert next(policy.victims()) is order[0]
+    assert list(policy.victims()) == order
+    assert set(order) == set(entries)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_many_entries_cost_little_each(name):
+    """A scan of all entries for each victim would take hours."""
+    policy, entries = make_policy(name), make_entries(100_000)
+    started = time.process_time()
+    for entry in entries:
+        policy.added(entry)
+        policy.used(entry)
+        policy.used(entry)
+    for _ in range(len(entries) // 2):
+        take(policy, 1)
+    assert time.process_time() - started < 20
+    assert len(list(policy.victims())) == len(entries) // 2
+
+
+@pytest.mark.parametrize(("name", "resists"), [("lru", False), ("gdsf", True), ("s3fifo", True)])
+def test_what_a_scan_leaves_of_the_entries_in_use(name, resists):
+    policy = make_policy(name)
+    hot = [Entry(key) for key in range(20)]
+    for entry in hot:
+        policy.added(entry)
+    for entry in hot * 3:
+        policy.used(entry)
+    gone = []
+    for key in range(100, 300):
+        policy.added(Entry(key))
+        if key >= 180:  # full
+            gone += take(policy, 1)
+    assert set(gone).isdisjoint(hot) == resists
+
+
+class TestGDSF:
+    def test_what_is_costly_and_often_used_outlives_what_is_cheap_and_came_once(self):
+        policy = make_policy("gdsf")
+        costly, cheap = Entry(1, recompute_cost=64.0), Entry(2)
+        policy.added(costly)
+        policy.used(costly)
+        policy.added(cheap)
+        assert list(policy.victims()) == [cheap, costly]
+
+    def test_cost_counts_by_the_page(self):
+        policy = make_policy("gdsf")
+        long, short = Entry(1, num_pages=8, recompute_cost=32.0), Entry(2, num_pages=1, recompute_cost=16.0)
+        for entry in (short, long):
+            policy.added(entry)
+        assert list(policy.victims()) == [long, short]
+
+    def test_old_fame_fades(self):
+        policy = make_policy("gdsf")
+        policy.added(famous := Entry(0))
+        for _ in range(5):
+            policy.used(famous)
+        gone = []
+        for key in range(1, 20):
+            policy.added(Entry(key))
+            gone += take(policy, 1)
+        assert famous in gone
+
+    def test_what_is_deleted_ages_nothing(self):
+        policy = make_policy("gdsf")
+        policy.added(deleted := Entry(0))
+        for _ in range(9):
+            policy.used(deleted)
+        policy.removed(deleted)
+        policy.added(first := Entry(1))
+        policy.used(first)
+        policy.added(second := Entry(2))
+        assert list(policy.victims()) == [second, first]
+
+
+class TestS3FIFO:
+    def test_what_comes_back_soon_after_it_was_given_up_is_kept_longer(self):
+        policy = make_policy("s3fifo")
+        policy.added(Entry(0))
+        (gone,) = take(policy, 1)
+        policy.added(back := Entry(gone.key))
+        policy.added(new := Entry(1))
+        assert list(policy.victims()) == [new, back]
+
+    def test_what_was_deleted_comes_back_as_new(self):
+        policy = make_policy("s3fifo")
+        policy.added(deleted := Entry(0))
+        policy.removed(deleted)
+        policy.added(back := Entry(0))
+        policy.added(new := Entry(1))
+        assert list(policy.victims()) == [back, new]
+
+    def test_uses_beyond_three_give_no_more_chances(self):
+        policy = make_policy("s3fifo")
+        hot, warm = Entry(0), Entry(1)
+        for entry, uses in ((hot, 50), (warm, 2)):
+            policy.added(entry)
+            for _ in range(uses):
+                policy.used(entry)
+        policy.added(Entry(2))
+        assert [entry.key for entry in take(policy, 3)] == [2, 0, 1]
+
+
+def test_prefill_cost():
+    assert prefill_cost(0, 1) == pytest.approx(1, rel=1e-3)
+    assert prefill_cost(8192, 1) == pytest.approx(2, rel=1e-3)
+    # In two parts or in one: the same.
+    assert prefill_cost(64, 300) + prefill_cost(364, 200) == pytest.approx(prefill_cost(64, 500))
