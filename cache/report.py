@@ -4,7 +4,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cache.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy
+from cache.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds
 from cache.lease import ChunkStatus
 
 
@@ -48,6 +48,8 @@ class CacheReport:
     reason: str | None = None
     timings_ms: dict[str, float] = field(default_factory=dict)
     segments: list[dict[str, Any]] | None = None
+    opening: TokenIds | None = None
+    """What the chunks were computed behind, if not behind the system segment; shown beside ``segments``."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; see ``docs/request-path.md``."""
@@ -67,6 +69,8 @@ class CacheReport:
         }
         if self.segments is not None:
             report["segments"] = self.segments
+            if self.opening is not None:
+                report["opening"] = list(self.opening)
         return report
 
 

@@ -97,6 +97,7 @@ class ChunkedRun:
         layout = self.engine.layout(self.chunked_prompt, self.ticket.options.position_strategy)
         if self.ticket.options.explain:
             self.report.segments = explain_segments(self.chunked_prompt, layout)
+            self.report.opening = self.chunked_prompt.opening
         started = time.perf_counter()
         lease = self.engine.acquire(self.chunked_prompt, layout, self.scope)
         self.report.timings_ms["plan"] = (time.perf_counter() - started) * 1e3
