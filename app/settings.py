@@ -28,7 +28,7 @@ class Settings(BaseSettings):
         ByteSize(1 << 30), gt=0, description="memory of the chunk pool on each worker's device, e.g. 8GiB"
     )
     chunk_cache_page_tokens: int = Field(
-        16, ge=1, le=1024, description="tokens in a page of the pool; a chunk takes whole pages"
+        32, ge=1, le=1024, description="tokens in a page of the pool; a chunk takes whole pages"
     )
     chunk_cache_eviction: EvictionPolicyName = Field(
         "s3fifo", description="which chunks make room for others; docs/eviction.md compares them"

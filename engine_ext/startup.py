@@ -31,7 +31,7 @@ class ChunkCacheOptions:
 
     enabled: bool = True
     pool_bytes: int = 1 << 30
-    page_tokens: int = 16
+    page_tokens: int = 32
     hash_algorithm: HashAlgorithm = "xxh3_128"
     eviction: EvictionPolicyName = "s3fifo"
     max_pinned_share: float = 0.9

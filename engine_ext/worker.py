@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector's worker half: the pool's memory, and the copies between it and the engine's KV blocks."""
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from engine_ext.layers import AttentionLayer
 from engine_ext.plan import BlockTransfer, Span
+from engine_ext.stats import TransferStats
 from kernels.layout import BlockLayout, probe_layout
-from kernels.paged import LayerKV, load_rows, save_rows
+from kernels.paged import LayerKV, load_rows, make_pool, save_rows
 
 
 class PoolTooSmallError(ValueError):
@@ -39,6 +42,8 @@ class WorkerHalf:
         self._page_tags = torch.empty(0, dtype=torch.int64)
         self._refused_blocks: set[int] = set()
         self.refused_tags: set[int] = set()
+        self._token_bytes = 0
+        self._stats = TransferStats()
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         """Remembers the engine's KV cache tensors by layer name."""
@@ -56,11 +61,12 @@ class WorkerHalf:
             raise PoolTooSmallError(
                 f"{self.pool_bytes} bytes hold no page of {self.page_tokens} tokens x {token_bytes} bytes"
             )
-        num_rows = num_pages * self.page_tokens
         self.layers = [
-            _allocate(layer, layout, num_rows) for layer, layout in zip(attention_layers, layouts, strict=True)
+            _allocate(layer, layout, num_pages, self.page_tokens)
+            for layer, layout in zip(attention_layers, layouts, strict=True)
         ]
         self._page_tags = torch.full((num_pages,), -1, dtype=torch.int64)
+        self._token_bytes = token_bytes
         return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
 
     def probe(self, layer: AttentionLayer) -> BlockLayout:
@@ -79,32 +85,49 @@ class WorkerHalf:
     def load(self, transfers: Iterable[BlockTransfer]) -> None:
         """Copies each transfer's spans from the pool to its blocks, keys rotated; refuses wrongly tagged pages."""
         for transfer in transfers:
+            started = time.perf_counter()
             if refused := self._wrongly_tagged(transfer.spans):
+                self._stats.refused()
                 self.refused_tags.update(refused)
                 # Blocks before the first token to load are other requests' too, and hold what they should.
                 self._refused_blocks.update(transfer.block_ids[transfer.first_token // self.engine_block_size :])
                 continue
             tokens, rows, deltas = self._rows(transfer)
             load_rows(self.layers, self._slots(transfer, tokens), rows, deltas)
+            self._count("load", started, len(tokens))
 
     def save(self, transfers: Iterable[BlockTransfer]) -> None:
         """Copies each transfer's spans from its blocks to the pool and tags the pages."""
         for transfer in transfers:
+            started = time.perf_counter()
             tokens, rows, _ = self._rows(transfer)
             save_rows(self.layers, self._slots(transfer, tokens), rows)
             for span in transfer.spans:
                 self._page_tags[list(span.pages)] = span.tag
+            self._count("save", started, len(tokens))
 
     def take_refused_blocks(self) -> set[int]:
         """Engine blocks whose load was refused since the last call."""
         refused, self._refused_blocks = self._refused_blocks, set()
         return refused
 
+    def take_stats(self) -> TransferStats | None:
+        """What was moved since the last call; ``None`` if nothing was."""
+        if self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, TransferStats()
+        return stats
+
     def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int) -> float:
         """Largest difference between the KV in two runs of pages, as a share of the layer's largest value."""
-        rows_a, rows_b = (self._page_rows(pages)[:num_tokens] for pages in (pages_a, pages_b))
         pools = (pool for layer in self.layers for pool in (layer.key_pool, layer.value_pool))
-        return max(_relative_difference(pool[rows_a], pool[rows_b]) for pool in pools)
+        return max(
+            _relative_difference(*(pool[list(pages)].flatten(0, 1)[:num_tokens] for pages in (pages_a, pages_b)))
+            for pool in pools
+        )
+
+    def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
+        self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self._token_bytes)
 
     def _wrongly_tagged(self, spans: Sequence[Span]) -> set[int]:
         """Tags of the spans that have a page with another tag."""
@@ -136,13 +159,10 @@ def _token_bytes(layer: AttentionLayer) -> int:
     return 2 * layer.num_kv_heads * layer.head_size * layer.kv_cache.element_size()
 
 
-def _allocate(layer: AttentionLayer, layout: BlockLayout, num_rows: int) -> LayerKV:
-    def rows() -> Tensor:
-        shape = (num_rows, layer.num_kv_heads, layer.head_size)
-        return torch.empty(shape, dtype=layer.kv_cache.dtype, device=layer.kv_cache.device)
-
-    cache = layer.kv_cache
-    return LayerKV(layout.key_view(cache), layout.value_view(cache), rows(), rows(), layer.frequencies)
+def _allocate(layer: AttentionLayer, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:
+    keys, values = layout.key_view(layer.kv_cache), layout.value_view(layer.kv_cache)
+    key_pool, value_pool = (make_pool(blocks, num_pages, page_tokens) for blocks in (keys, values))
+    return LayerKV(keys, values, key_pool, value_pool, layer.frequencies)
 
 
 def _relative_difference(a: Tensor, b: Tensor) -> float:

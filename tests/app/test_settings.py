@@ -28,7 +28,7 @@ def test_defaults():
     settings = load()
     assert settings.chunk_cache is True
     assert settings.chunk_cache_memory == 1 << 30
-    assert settings.chunk_cache_page_tokens == 16
+    assert settings.chunk_cache_page_tokens == 32
     assert settings.chunk_cache_hash == "xxh3_128"
     assert settings.chunk_position_strategy is PositionStrategy.SHARED
     assert settings.chunk_separator is None

@@ -50,7 +50,8 @@ def assert_exact(response: dict[str, Any], oracle: Oracle, strategy: str, tolera
     assert report["tokens"]["reused"] + report["tokens"]["computed"] == report["tokens"]["prompt"]
     tokens = response["choices"][0]["token_ids"]
     assert len(tokens) == STEPS
-    expected = oracle.score(strategy, segments(report), tokens)
+    assert ("opening" in report) == (report["scope"] == "isolated")
+    expected = oracle.score(strategy, segments(report), tokens, report.get("opening"))
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
     best = expected.distributions.max(dim=-1).values.tolist()
@@ -112,12 +113,67 @@ def test_a_chunk_given_twice(model: str, strategy: str, serve: Any, oracle: Any,
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
+def test_isolated_chunks_are_reused_behind_any_system_prompt(
+    model: str, strategy: str, serve: Any, oracle: Any, text: Text
+) -> None:
+    server, isolated = serve(model), {"scope": "isolated"}
+    a, b, c = (text(n) for n in (100, 37, 150))
+    first = ask(server, strategy, [a, b], text(20), system=text(30), cache=isolated)
+    assert statuses(first) == ["filled"] * 2
+    cached = ask(server, strategy, [b, a], text(31), system=text(200), cache=isolated)
+    assert statuses(cached) == ["hit"] * 2
+    some = ask(server, strategy, [c, a], text(9), system=text(5), cache=isolated)
+    assert statuses(some) == ["filled", "hit"]
+    # Without a system prompt the system segment is the opening itself, and both scopes mean the same.
+    alone = ask(server, strategy, [a, c], text(9), system="", cache=isolated)
+    same = ask(server, strategy, [c, a], text(9), system="")
+    assert statuses(alone) == statuses(same) == ["hit"] * 2
+    assert alone["cache"]["segments"][0]["token_ids"] == alone["cache"]["opening"] == first["cache"]["opening"]
+    for response in (first, cached, some, alone, same):
+        assert_exact(response, oracle(model), strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_scopes_of_one_chunk_never_mix(strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+    """Not in the chunk cache, and not in vLLM's own prefix cache, which hits repeats of either layout."""
+    server, system, chunks = serve("tiny-llama"), text(60), [text(200), text(130)]
+    question = text(200)
+    responses = {
+        (scope, turn): ask(server, strategy, chunks, question, system=system, cache={"scope": scope})
+        for turn in range(3)
+        for scope in ("system", "isolated")
+    }
+    num_question = len(segments(responses["system", 0]["cache"])[2])
+    for (_, turn), response in responses.items():
+        assert_exact(response, oracle("tiny-llama"), strategy)
+        assert statuses(response) == ["hit" if turn else "filled"] * 2
+        # All of the question was computed the first time: the other scope's composed blocks were not hit.
+        assert (response["cache"]["tokens"]["computed"] >= num_question) == (turn == 0)
+    by_scope = (responses["system", 0]["cache"], responses["isolated", 0]["cache"])
+    keys = [{chunk["key"] for chunk in report["chunks"]} for report in by_scope]
+    assert keys[0].isdisjoint(keys[1])
+
+
+@pytest.mark.parametrize("scope", ["system", "isolated"])
+def test_chunks_never_match_across_namespaces(scope: str, serve: Any, oracle: Any, text: Text) -> None:
+    server, chunk, system = serve("tiny-llama"), text(80), text(20)
+    seen = []
+    for namespace in ("one", "two", "one"):
+        cache = {"scope": scope, "namespace": namespace}
+        response = ask(server, "shared", [chunk], text(10), system=system, cache=cache)
+        assert_exact(response, oracle("tiny-llama"), "shared")
+        seen += statuses(response)
+    assert seen == ["filled", "filled", "hit"]
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_chunk_lengths(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
     """Around page size, block size, and longer than max_num_batched_tokens; a title makes the shortest chunks."""
     server = serve(model, "--max-num-batched-tokens", "1024")
     assert f'block_size="{BLOCK}"' in server.client.get("/metrics").text
     other = text(45)
-    for length in (3, 15, 16, 17, BLOCK - 1, BLOCK, BLOCK + 1, 1500):
+    for length in (3, 31, 32, 33, BLOCK - 1, BLOCK, BLOCK + 1, 1500):
         chunk = text(length - SUFFIX)
         for chunks in ([chunk], [other, chunk], [chunk, other]):
             response = ask(server, strategy, chunks, text(15))

@@ -2,6 +2,7 @@
 """Spans move between blocks and pool exactly, touching nothing else."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import paged
-from kernels.paged import LayerKV, load_rows, load_rows_reference, save_rows, save_rows_reference
+from kernels import compiled, paged
+from kernels.paged import LayerKV, load_rows, load_rows_reference, make_pool, save_rows, save_rows_reference
 from kernels.rope import RotaryFrequencies
 from tests.kernels.fakes import LAYOUTS, Shape, make_cache
 
 FAST = settings(derandomize=True, deadline=None, max_examples=20)
+PAGE = 8
 EMPTY = torch.empty(0, dtype=torch.int64)
 TOKENS = st.sampled_from([0, 1, 15, 16, 63])
 BLOCK_SIZES = st.sampled_from([1, 16, 64])
@@ -33,8 +35,8 @@ def make_layers(layout: str, shape: Shape, dtype: torch.dtype, pool_rows: int = 
     layers = []
     for freqs in (shared, shared, other):
         cache = make_cache(layout, shape, dtype)
-        pools = torch.full((2, pool_rows, shape.heads, shape.dim), math.nan, dtype=dtype)
-        layers.append(LayerKV(cache.key, cache.value, pools[0], pools[1], freqs))
+        pools = [make_pool(blocks, pool_rows // PAGE, PAGE).fill_(math.nan) for blocks in (cache.key, cache.value)]
+        layers.append(LayerKV(cache.key, cache.value, *pools, freqs))
     return layers
 
 
@@ -49,6 +51,33 @@ def clone_layers(layers: list[LayerKV]) -> list[LayerKV]:
         )
         for layer in layers
     ]
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> Iterator[None]:
+    """As on a small machine, where float32 goes through the compiled copies."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "is_compiled"),
+    [
+        ("cpu", torch.float32, True),
+        ("cpu", torch.bfloat16, False),
+        ("2BNHD", torch.float32, False),
+    ],
+)
+def test_the_cpu_layout_in_float32_is_compiled(layout: str, dtype: torch.dtype, is_compiled: bool) -> None:
+    layers = make_layers(layout, Shape(3, 16, 2, 32), dtype)
+    assert [layer.compiled is not None for layer in layers] == [is_compiled] * 3
+
+
+def test_with_many_threads_torch_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MOST_TORCH_THREADS", 0)
+    assert make_layers("cpu", Shape(3, 16, 2, 32), torch.float32)[0].compiled is None
 
 
 def shape_for(tokens: int, block_size: int, heads: int = 2, dim: int = 32) -> Shape:
@@ -87,7 +116,7 @@ def test_save_matches_reference(layout, tokens, block_size, dtype, scattered) ->
     save_rows(layers, span(shape, tokens), rows)
     save_rows_reference(expected, span(shape, tokens), rows)
     assert_same(layers, expected)
-    assert int(layers[2].value_pool[:, 0, 0].isfinite().sum()) == tokens
+    assert int(layers[2].value_pool[:, :, 0, 0].isfinite().sum()) == tokens
 
 
 @FAST
@@ -142,8 +171,8 @@ def test_delta_zero_is_a_copy_of_the_bits(deltas: list[int]) -> None:
     layers = make_layers("cpu", shape, torch.float32)
     odd = torch.tensor([-0.0, math.inf, -math.inf, math.nan, 1e-45, -1.0, 3.4e38, 0.0]).repeat(3, 1, 4)
     for layer in layers:
-        layer.key_pool[:3] = odd
-        layer.value_pool[:3] = odd
+        layer.key_pool[0, :3] = odd
+        layer.value_pool[0, :3] = odd
     load_rows(layers, torch.tensor([1, 6, 3]), torch.arange(3), torch.tensor(deltas))
     for layer in layers:
         for token, slot in ((t, s) for t, s in enumerate((1, 6, 3)) if not deltas[t]):
@@ -154,8 +183,8 @@ def test_delta_zero_is_a_copy_of_the_bits(deltas: list[int]) -> None:
 def test_nan_rows_poison_only_their_own_slots() -> None:
     shape = Shape(blocks=2, block_size=16, heads=2, dim=32)
     layers = make_layers("cpu", shape, torch.float32)
-    layers[0].key_pool[:6] = 1
-    layers[0].key_pool[2] = math.nan
+    layers[0].key_pool[0, :6] = 1
+    layers[0].key_pool[0, 2] = math.nan
     load_rows(layers[:1], torch.arange(6), torch.arange(6), torch.full((6,), 3))
     assert layers[0].key_blocks[0, :6].isnan().any(-1).any(-1).tolist() == [False, False, True] + [False] * 3
 

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moving float32 K and V on a CPU, compiled by Numba.
+
+Where a page of the pool keeps the order that the engine's blocks have, consecutive tokens are runs of consecutive
+memory on both sides: copying them is copying memory, and turning keys is arithmetic over contiguous vectors. torch
+takes an index per element for the same, which is about four times slower on one thread. This code uses one thread.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+Strides = tuple[int, ...]
+
+MOST_TORCH_THREADS = 4
+"""With more threads torch's own copies are faster than one thread here."""
+
+# Columns of a run: block, offset in it, page, offset in it, number of tokens, index of its rotation.
+_COLUMNS = 6
+
+
+@dataclass(frozen=True)
+class Operand:
+    """K or V in blocks or pages: the memory of a `[blocks, tokens, H, D]` view, and the view's strides."""
+
+    memory: Array
+    strides: Strides
+    shape: tuple[int, ...]
+
+
+def operand(view: Tensor) -> Operand:
+    """`view` `[blocks, tokens, H, D]`, float32 on the CPU, sharing memory."""
+    last = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+    return Operand(view.as_strided((last + 1,), (1,)).numpy(), tuple(view.stride()), tuple(view.shape))
+
+
+def is_supported(key_blocks: Tensor, key_pages: Tensor, value_blocks: Tensor, value_pages: Tensor) -> bool:
+    """Whether runs of tokens are runs of memory: tokens side by side in K, whole tokens in V."""
+    views = (key_blocks, key_pages, value_blocks, value_pages)
+    return (
+        all(view.device.type == "cpu" and view.dtype == torch.float32 for view in views)
+        and torch.get_num_threads() <= MOST_TORCH_THREADS
+        and all(key.stride(1) == 1 for key in (key_blocks, key_pages))
+        and all(value.stride(3) == 1 and value.stride(1) == value.shape[3] for value in (value_blocks, value_pages))
+    )
+
+
+def find_runs(slots: Tensor, rows: Tensor, which: Tensor, block_size: int, page_tokens: int) -> Array:
+    """Runs of tokens, int64 `[runs, 6]`, that lie in one block and one page and turn alike; int64 `[n]` each."""
+    runs: Array = _find_runs(slots.numpy(), rows.numpy(), which.numpy(), block_size, page_tokens)
+    return runs
+
+
+def copy_keys(to: Operand, source: Operand, runs: Array, to_blocks: bool) -> None:
+    """Copies runs of K between blocks and pages."""
+    _copy_keys(to.memory, to.strides, source.memory, source.strides, to.shape[2:], runs, *_sides(to_blocks))
+
+
+def copy_values(to: Operand, source: Operand, runs: Array, to_blocks: bool) -> None:
+    """Copies runs of V between blocks and pages."""
+    _copy_values(to.memory, to.strides, source.memory, source.strides, to.shape[2:], runs, *_sides(to_blocks))
+
+
+def load_keys(
+    blocks: Operand, pages: Operand, runs: Array, turns: Array, cos: Tensor, sin: Tensor, is_neox: bool
+) -> None:
+    """Copies runs of K from pages to blocks, rotated.
+
+    `cos` and `sin` are float32 `[rotations, pairs]`; a run whose `turns` (bool `[rotations]`) is False keeps its bits.
+    """
+    still = ~turns[runs[:, 5]]
+    if still.any():
+        copy_keys(blocks, pages, runs[still], to_blocks=True)
+        runs = runs[~still]
+    memory = (blocks.memory, blocks.strides, pages.memory, pages.strides, blocks.shape[2:])
+    _rotate_keys(*memory, runs, cos.numpy(), sin.numpy(), is_neox)
+
+
+def _sides(to_blocks: bool) -> tuple[int, int]:
+    """Columns of target and source in a run."""
+    return (0, 2) if to_blocks else (2, 0)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _find_runs(slots: Array, rows: Array, which: Array, block_size: int, page_tokens: int) -> Array:
+    runs = np.empty((len(slots), _COLUMNS), np.int64)
+    count = 0
+    for i in range(len(slots)):
+        slot, row = slots[i], rows[i]
+        follows = i > 0 and slot == slots[i - 1] + 1 and row == rows[i - 1] + 1 and which[i] == which[i - 1]
+        if follows and slot % block_size != 0 and row % page_tokens != 0:
+            runs[count - 1, 4] += 1
+            continue
+        runs[count, 0], runs[count, 1] = slot // block_size, slot % block_size
+        runs[count, 2], runs[count, 3] = row // page_tokens, row % page_tokens
+        runs[count, 4], runs[count, 5] = 1, which[i]
+        count += 1
+    return runs[:count]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _copy_keys(
+    to: Array,
+    to_strides: Strides,
+    source: Array,
+    source_strides: Strides,
+    sizes: Strides,
+    runs: Array,
+    to_column: int,
+    source_column: int,
+) -> None:
+    for run in runs:
+        length = run[4]
+        for head in range(sizes[0]):
+            for dim in range(sizes[1]):
+                a = run[to_column] * to_strides[0] + run[to_column + 1] + head * to_strides[2] + dim * to_strides[3]
+                b = (
+                    run[source_column] * source_strides[0]
+                    + run[source_column + 1]
+                    + head * source_strides[2]
+                    + dim * source_strides[3]
+                )
+                to[a : a + length] = source[b : b + length]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _copy_values(
+    to: Array,
+    to_strides: Strides,
+    source: Array,
+    source_strides: Strides,
+    sizes: Strides,
+    runs: Array,
+    to_column: int,
+    source_column: int,
+) -> None:
+    for run in runs:
+        length = run[4] * sizes[1]
+        for head in range(sizes[0]):
+            a = run[to_column] * to_strides[0] + run[to_column + 1] * to_strides[1] + head * to_strides[2]
+            b = (
+                run[source_column] * source_strides[0]
+                + run[source_column + 1] * source_strides[1]
+                + head * source_strides[2]
+            )
+            to[a : a + length] = source[b : b + length]
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})  # type: ignore[untyped-decorator]
+def _rotate_keys(
+    blocks: Array,
+    block_strides: Strides,
+    pages: Array,
+    page_strides: Strides,
+    sizes: Strides,
+    runs: Array,
+    cos: Array,
+    sin: Array,
+    is_neox: bool,
+) -> None:
+    pairs = cos.shape[1]
+    for run in runs:
+        length = run[4]
+        for head in range(sizes[0]):
+            to = run[0] * block_strides[0] + run[1] + head * block_strides[2]
+            source = run[2] * page_strides[0] + run[3] + head * page_strides[2]
+            for pair in range(pairs):
+                first, second = (pair, pair + pairs) if is_neox else (2 * pair, 2 * pair + 1)
+                c, s = cos[run[5], pair], sin[run[5], pair]
+                a, b = to + first * block_strides[3], to + second * block_strides[3]
+                x, y = source + first * page_strides[3], source + second * page_strides[3]
+                # Slices, so that the compiler sees that no index wraps around.
+                out_first, out_second = blocks[a : a + length], blocks[b : b + length]
+                in_first, in_second = pages[x : x + length], pages[y : y + length]
+                for t in range(length):
+                    out_first[t] = in_first[t] * c - in_second[t] * s
+                    out_second[t] = in_second[t] * c + in_first[t] * s
+            for dim in range(2 * pairs, sizes[1]):
+                a, x = to + dim * block_strides[3], source + dim * page_strides[3]
+                blocks[a : a + length] = pages[x : x + length]
