@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from engine_ext.plan import StepTransfers
 from engine_ext.scheduler import SchedulerHalf
+from engine_ext.stats import TransferMetrics, TransferStats
 from engine_ext.worker import WorkerHalf
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ class ChunkCacheConnector(KVConnectorBase_V1):
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_refused_blocks()
 
+    def get_kv_connector_stats(self) -> TransferStats | None:
+        return self.worker.take_stats() if self.worker is not None else None
+
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: loads end before the forward pass."""
 
@@ -98,6 +102,22 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any
     ) -> None:
         """Nothing to do per layer: all layers are saved after the forward pass."""
+
+    # In the app's process
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats:
+        return TransferStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: "VllmConfig",
+        metric_types: dict[type, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TransferMetrics:
+        return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @property
     def _step(self) -> StepTransfers:
