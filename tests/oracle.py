@@ -14,6 +14,9 @@ to attend to them:
 
 Each is decoded greedily (`Oracle.shared(segments, steps)` and so on), or made to follow given tokens
 (`Oracle.score(strategy, segments, tokens)`), which compares even where two tokens tie.
+
+Scope `isolated` is `score` with an `opening`: each chunk's K and V are computed behind the opening alone, and K is
+then rotated to where the strategy has the chunk; the system segment is computed on its own, at 0.
 """
 
 from collections.abc import Sequence
@@ -66,9 +69,12 @@ class Oracle:
     def offset(self, segments: Segments, steps: int) -> Answer:
         return self._decode(self._read_offset(segments), steps=steps)
 
-    def score(self, strategy: Strategy, segments: Segments, tokens: Sequence[int]) -> Answer:
+    def score(
+        self, strategy: Strategy, segments: Segments, tokens: Sequence[int], opening: Sequence[int] | None = None
+    ) -> Answer:
         """The same as the strategy's method, but following `tokens` whatever the model would have chosen."""
-        return self._decode(self._read(strategy, segments), forced=tokens)
+        context = self._read(strategy, segments) if opening is None else self._compose(strategy, segments, opening)
+        return self._decode(context, forced=tokens)
 
     def shared_logits(self, segments: Segments) -> torch.Tensor:
         """Logits at every prompt token, [tokens, vocabulary], of the one masked forward of `shared`."""
@@ -92,19 +98,24 @@ class Oracle:
         return self._prefill(*lay_out_shared(segments))
 
     def _read_offset(self, segments: Segments) -> Context:
+        return self._compose("offset", segments, segments[0])
+
+    def _compose(self, strategy: Strategy, segments: Segments, opening: Sequence[int]) -> Context:
+        """A context put together from parts, each chunk computed behind `opening` and rotated to its place."""
         system, chunks, question = segments
         start = len(system)
+        places, first = chunk_places(strategy, start, chunks)
         parts = [self._keys_and_values(system)] if system else []
-        for chunk, place in zip(chunks, running_offsets(start, chunks), strict=False):
-            computed = self._keys_and_values([*system, *chunk])
-            parts.append([(self.rotate(k[:, :, start:], place - start), v[:, :, start:]) for k, v in computed])
+        for chunk, place in zip(chunks, places, strict=True):
+            computed, skip = self._keys_and_values([*opening, *chunk]), len(opening)
+            parts.append([(self.rotate(k[:, :, skip:], place - skip), v[:, :, skip:]) for k, v in computed])
         composed = DynamicCache(config=self.model.config)
         for layers in parts:
             for index, (keys, values) in enumerate(layers):
                 composed.update(keys, values, index)
         before = start + sum(map(len, chunks))
         assert composed.get_seq_length() == before
-        positions = range(before, before + len(question))
+        positions = range(first, first + len(question))
         return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before)
 
     def _keys_and_values(self, token_ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -180,6 +191,14 @@ def lay_out_shared(segments: Segments) -> tuple[list[int], list[int], list[int]]
     positions += range(first, first + len(question))
     groups += [TAIL] * len(question)
     return ids, positions, groups
+
+
+def chunk_places(strategy: Strategy, start: int, chunks: Sequence[Sequence[int]]) -> tuple[list[int], int]:
+    """The position of each chunk's first token, and that of the question's."""
+    if strategy == "shared":
+        return [start] * len(chunks), start + max(map(len, chunks), default=0)
+    *places, first = running_offsets(start, chunks)
+    return places, first
 
 
 def running_offsets(start: int, chunks: Sequence[Sequence[int]]) -> list[int]:

@@ -143,6 +143,33 @@ def test_rotation_moves_a_key_to_where_the_model_would_have_computed_it(oracle):
     torch.testing.assert_close(oracle.rotate(at[105], -100), at[5], atol=2e-4, rtol=0)
 
 
+@pytest.mark.parametrize("strategy", ["shared", "offset"])
+def test_chunks_isolated_behind_the_system_segment_itself_are_those_of_scope_system(oracle, strategy):
+    isolated = oracle.score(strategy, SEGMENTS, [70, 71], opening=SYSTEM)
+    assert difference(isolated, oracle.score(strategy, SEGMENTS, [70, 71])) < TOLERANCE
+
+
+@pytest.mark.parametrize("strategy", ["shared", "offset"])
+@pytest.mark.parametrize("opening", [[], tokens(5, 6), tokens(30, 7)])
+def test_one_isolated_chunk_without_a_system_segment_only_misses_the_opening_in_between(oracle, strategy, opening):
+    """The question then sees the chunk, at the same distance as in a row, and not the opening."""
+    chunk = CHUNKS[0]
+    isolated = oracle.score(strategy, ([], [chunk], QUESTION), [70, 71], opening=opening)
+    row, hidden = [*opening, *chunk, *QUESTION, 70], len(opening)
+    groups = [-1] * hidden + [-2] * (len(row) - hidden)
+    rows = mask(groups, groups, torch.float64)
+    rows[:, :, hidden + len(chunk) :, :hidden] = float("-inf")
+    seen = oracle._forward(row, range(len(row)), rows, None, every_logit=True)[-2:].log_softmax(-1)
+    assert float((isolated.distributions - seen).abs().max()) < TOLERANCE
+
+
+def test_an_isolated_chunk_differs_from_one_that_saw_the_system_segment(oracle):
+    """Otherwise tests of scope isolated could pass whatever the scope."""
+    for strategy in ("shared", "offset"):
+        isolated = oracle.score(strategy, SEGMENTS, [50], opening=SYSTEM[:4])
+        assert difference(isolated, oracle.score(strategy, SEGMENTS, [50])) > 0.1
+
+
 def test_mask_of_a_small_prompt():
     groups = [-1, 0, 0, 1, -2]
     seen = (mask(groups, groups, torch.float32)[0, 0] == 0).int().tolist()
