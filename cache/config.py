@@ -14,8 +14,9 @@ class ChunkCacheConfig:
     """Static configuration of a :class:`~cache.manager.ChunkCacheManager`.
 
     ``num_pages`` pages of ``page_tokens`` tokens each are the whole pool; both are counts, the bytes behind
-    them belong to the engine. ``fingerprint`` names everything that changes a token's KV besides the tokens
-    before it (model, dtype, RoPE parameters, parallel sizes), so that keys of two engines never match.
+    them belong to the engine; ``page_bytes`` (on all workers together) is only shown. ``fingerprint`` names
+    everything that changes a token's KV besides the tokens before it (model, dtype, RoPE parameters, parallel
+    sizes), so that keys of two engines never match.
     At most ``max_pinned_share`` of the pool can be pinned, so that other requests keep working.
     """
 
@@ -25,6 +26,7 @@ class ChunkCacheConfig:
     hash_algorithm: HashAlgorithm = "xxh3_128"
     eviction: EvictionPolicyName = "s3fifo"
     max_pinned_share: float = 0.9
+    page_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.num_pages < 1:

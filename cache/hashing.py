@@ -3,8 +3,8 @@
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import xxhash
 
@@ -12,8 +12,8 @@ from cache.config import HashAlgorithm
 from cache.layout import PackedTokens
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkHash:
+# Named tuples, since planning a request makes, hashes and compares hundreds of them.
+class ChunkHash(NamedTuple):
     """Key of one cached segment. Equal keys still have their token ids compared before a hit is believed."""
 
     digest: bytes
@@ -22,8 +22,7 @@ class ChunkHash:
         return self.digest.hex()
 
 
-@dataclass(frozen=True, slots=True)
-class CacheScope:
+class CacheScope(NamedTuple):
     """What separates caches inside one engine: keys of two scopes never match.
 
     ``adapter`` names the LoRA adapter ("" for the base model).
@@ -47,24 +46,28 @@ class ChunkHasher:
 
     def system_key(self, scope: CacheScope, tokens: PackedTokens) -> ChunkHash:
         """Key of a system segment, or an opening, computed from position 0."""
-        return self._key(b"system", scope, b"", tokens)
+        return ChunkHash(self._hash([b"system", str(scope).encode(), b"", tokens]))
 
-    def chunk_key(self, scope: CacheScope, prefix: ChunkHash, tokens: PackedTokens) -> ChunkHash:
-        """Key of a chunk computed directly behind the segment ``prefix``."""
-        return self._key(b"chunk", scope, prefix.digest, tokens)
+    def chunk_keys(self, scope: CacheScope, prefix: ChunkHash, chunks: Iterable[PackedTokens]) -> list[ChunkHash]:
+        """Keys of chunks computed directly behind the segment ``prefix``."""
+        head = self._framed([b"chunk", str(scope).encode(), prefix.digest])
+        return [ChunkHash(self._digest(head + _framed(tokens))) for tokens in chunks]
 
     def layout_salt(self, scope: CacheScope, parts: Sequence[int | str]) -> str:
         """Salt that keeps one layout's composed blocks apart in the engine's own prefix cache, in this process."""
         fields = [b"layout", self._salt_nonce, str(scope).encode(), *(str(part).encode() for part in parts)]
         return "tessera-" + self._hash(fields).hex()
 
-    def _key(self, kind: bytes, scope: CacheScope, parent: bytes, tokens: PackedTokens) -> ChunkHash:
-        return ChunkHash(self._hash([kind, str(scope).encode(), parent, tokens]))
-
     def _hash(self, fields: Sequence[bytes]) -> bytes:
-        # Each field is preceded by its length, so no two different field lists have the same bytes.
-        framed = (len(f).to_bytes(8, "little") + f for f in (self._fingerprint, *fields))
-        return self._digest(b"".join(framed))
+        return self._digest(self._framed(fields))
+
+    def _framed(self, fields: Sequence[bytes]) -> bytes:
+        return b"".join(map(_framed, (self._fingerprint, *fields)))
+
+
+def _framed(field: bytes) -> bytes:
+    """The field behind its length, so that no two different field lists have the same bytes."""
+    return len(field).to_bytes(8, "little") + field
 
 
 def _sha256(data: bytes) -> bytes:

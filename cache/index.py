@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from cache.hashing import CacheScope, ChunkHash
 from cache.layout import PackedTokens, TokenIds, packed_length, unpack
@@ -17,8 +18,7 @@ class EntryState(Enum):
     FAILED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentIdentity:
+class SegmentIdentity(NamedTuple):
     """What a key stands for, kept so that a hash collision is a miss: the tokens, those before them, the scope.
 
     Packed (:func:`cache.layout.pack`), so that comparing is comparing memory.

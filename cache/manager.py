@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from cache.config import ChunkCacheConfig
 from cache.errors import CapacityError, IntegrityError
@@ -40,8 +41,7 @@ class Removal(StrEnum):
     COLLISION = "collision"
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """One segment of a prompt: its key, what the key stands for, and the entry if there is one."""
 
     key: ChunkHash
@@ -89,9 +89,9 @@ class ChunkCacheManager:
         system, prefix = pack(prompt.system), pack(prompt.chunk_prefix)
         system_key, prefix_key = self.hasher.system_key(scope, system), self.hasher.system_key(scope, prefix)
         segments = [self._wanted(system_key, SegmentIdentity(scope, b"", system), is_system=True)] if system else []
-        for chunk in prompt.chunks:
-            key = self.hasher.chunk_key(scope, prefix_key, chunk.packed)
-            segments.append(self._wanted(key, SegmentIdentity(scope, prefix, chunk.packed), is_system=False))
+        chunks = [chunk.packed for chunk in prompt.chunks]
+        for key, tokens in zip(self.hasher.chunk_keys(scope, prefix_key, chunks), chunks, strict=True):
+            segments.append(self._wanted(key, SegmentIdentity(scope, prefix, tokens), is_system=False))
         missing = {wanted.key: wanted.identity for wanted in segments if wanted.entry is None}
         pages = sum(self.config.pages_for(identity.num_tokens) for identity in missing.values())
         return Lookup(segments, pages)
@@ -103,8 +103,8 @@ class ChunkCacheManager:
         """
         self.expire()
         found = self.look_up(prompt, scope)
-        keys = [(wanted.key, wanted.identity) for wanted in found.segments]
-        if len(set(keys)) != len(dict(keys)):
+        identities = {wanted.key: wanted.identity for wanted in found.segments}
+        if any(identities[wanted.key] != wanted.identity for wanted in found.segments):
             raise CapacityError("two segments of the request have the same hash")
         self._make_room(found)
         for entry in {wanted.entry: None for wanted in found.segments if wanted.entry is not None}:
@@ -211,9 +211,16 @@ class ChunkCacheManager:
             "leases": len(self._leases),
         }
 
+    def num_pages_held(self) -> int:
+        """Pages that can't be freed for others now: pinned, leased, or being computed."""
+        leased = {segment.entry for lease in self._leases for segment in lease.segments}
+        held = leased | self._filling | self._detached
+        return self._pinned_pages + sum(entry.num_pages for entry in held if not entry.pinned)
+
     def oldest_lease_seconds(self) -> float:
         """Age of the oldest lease; 0 without any."""
-        return self._clock() - min((lease.since for lease in self._leases), default=self._clock())
+        now = self._clock()
+        return now - min((lease.since for lease in self._leases), default=now)
 
     def _wanted(self, key: ChunkHash, identity: SegmentIdentity, *, is_system: bool) -> Wanted:
         return Wanted(key, identity, is_system, self.index.get(key, identity))

@@ -81,12 +81,15 @@ def is_cached(manager: ChunkCacheManager, chunk: Sequence[int]) -> bool:
 class CollidingHasher(ChunkHasher):
     """Every segment gets the same key."""
 
-    def _key(self, kind, scope, parent, tokens):
+    def system_key(self, scope, tokens):
         return ChunkHash(b"same")
+
+    def chunk_keys(self, scope, prefix, chunks):
+        return [ChunkHash(b"same") for _ in chunks]
 
 
 class ChunkCollidingHasher(ChunkHasher):
     """Every chunk gets the same key, systems their own."""
 
-    def chunk_key(self, scope, prefix, tokens):
-        return ChunkHash(b"same")
+    def chunk_keys(self, scope, prefix, chunks):
+        return [ChunkHash(b"same") for _ in chunks]
