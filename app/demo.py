@@ -22,22 +22,22 @@ from evaluation.server import started_server
 from training.language import DEFAULT_SYSTEM
 
 DOCUMENTS = (
-    Document("The access code of Falcon is 7342. Falcon's owner is Mira Tolan. The budget of Falcon is 640 euros."),
-    Document("The access code of Condor is 1958. The deadline for Condor is March 14. Condor's status is paused."),
-    Document("Heron's owner is Tobin Vesta. The room number of Heron is 217. The access code of Heron is 4406."),
-    Document("The mayor of Lovik is Sena Maro. Lovik's population is 48210. The river of Lovik is Drena."),
-    Document("Gredan's mayor is Jolun Bara. The founding year of Gredan is 1907. The postal code of Gredan is 30518."),
-    Document("The population of Sholvan is 91377. Sholvan's river is Tesk. Sholvan has the market day June 3."),
-    Document("Mira Tolan's job is pilot. The phone number of Mira Tolan is 583026. The badge number of Mira is 7719."),
-    Document("Tobin Vesta's job is baker. The home town of Tobin Vesta is Lovik. Tobin Vesta's birth year is 1984."),
-    Document("The favorite color of Sena Maro is green. As for Sena Maro, the employer is Zunor."),
-    Document("The price of Milux is 349 dollars. Milux's maker is Zunor. The weight of Milux is 820 grams."),
-    Document("The material of Kortas is bamboo. Kortas's designer is Vera Stolm. The price of Kortas is 75 dollars."),
-    Document("Brenol's color is orange. The serial number of Brenol is 660142. The release date of Brenol is May 9."),
+    Document("The access code of Falcon is 7342. The owner of Falcon is Mira Tolan. Falcon's budget is 640 euros."),
+    Document("The access code of Condor is 1958. The deadline of Condor is March 14. Condor's status is paused."),
+    Document("The owner of Heron is Tobin Vesta. The room number of Heron is 217. The access code of Heron is 4406."),
+    Document("The mayor of Lovik is Sena Maro. The population of Lovik is 48210. The river of Lovik is Drena."),
+    Document("We know that the mayor of Gredan is Jolun Bara. The postal code of Gredan is 30518."),
+    Document("The population of Sholvan is 91377. The river of Sholvan is Tesk. The market day of Sholvan is June 3."),
+    Document("Since last year the job of Mira Tolan is pilot. The phone number of Mira Tolan is 583026."),
+    Document("The job of Tobin Vesta is baker. The home town of Tobin Vesta is Lovik."),
+    Document("Sena Maro's favorite color is green. The employer of Sena Maro is Zunor."),
+    Document("The price of Milux is 349 dollars. The maker of Milux is Zunor. The weight of Milux is 820 grams."),
+    Document("The material of Kortas is bamboo. On file the designer of Kortas is Vera Stolm."),
+    Document("The color of Brenol is orange. The serial number of Brenol is 660142. Brenol's release date is May 9."),
 )
 QUESTIONS = (
     "What is the access code of Falcon?",
-    "Do you know Lovik's mayor?",
+    "Do you know the mayor of Lovik?",
     "Tell me the price of Milux.",
     "What is Tobin Vesta's job?",
     "What is the access code of Milux?",
@@ -88,21 +88,24 @@ async def _tell(url: str, console: Console) -> None:
         info = await client.describe()
         if info.cache_off:
             console.print(f"The chunk cache is off: {info.cache_off}", style="red", markup=False)
-        await _ingest(client, info.model, console)
+        await _ingest(client, console)
         await _ask_all(client, info.model, console)
 
 
-async def _ingest(client: TesseraClient, model: str, console: Console) -> None:
-    """Each document's KV is computed once, behind the system prompt."""
+async def _ingest(client: TesseraClient, console: Console) -> None:
+    """Each document's KV is computed ahead of time, behind the system prompt."""
     console.print("\n[bold]Twelve documents[/], each computed once:")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("documents", total=len(DOCUMENTS))
         tokens = 0
-        for document in DOCUMENTS:
-            answer = await client.ask(_question("?", [document]), "shared", AskOptions(model, max_tokens=1))
-            tokens += sum(chunk["tokens"] for chunk in answer.cache["chunks"])
-            bar.update(task, advance=1, description=f"documents, {tokens} tokens")
+        async for line in client.ingest(DEFAULT_SYSTEM, DOCUMENTS):
+            if "error" in line:
+                raise ServerError(f"a document can't be cached: {line['error']}")
+            if "progress" in line:
+                tokens += line["tokens"]
+                done = line["progress"]["done"]
+                bar.update(task, completed=done, description=f"documents, {tokens} tokens")
 
 
 async def _ask_all(client: TesseraClient, model: str, console: Console) -> None:

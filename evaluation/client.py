@@ -10,12 +10,13 @@
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 import httpx
 
+from app.documents import Document
 from evaluation.questions import Question
 
 Mode = Literal["full", "shared", "offset"]
@@ -24,6 +25,7 @@ MODES: tuple[Mode, ...] = ("full", "shared", "offset")
 TEMPLATE_ADVICE = "start the server with --chat-template FILE"
 
 _CHAT = "/v1/rag/chat"
+_CHUNKS = "/v1/rag/chunks"
 # A long prompt may take minutes to its first token, on a CPU.
 _TIMEOUT = httpx.Timeout(600, connect=10)
 
@@ -110,6 +112,21 @@ class TesseraClient:
         except httpx.HTTPError as error:
             raise ServerError(f"lost the server at {self.url}: {_words(error)}") from error
 
+    async def ingest(self, system: str, documents: Sequence[Document]) -> AsyncIterator[dict[str, Any]]:
+        """Has the documents computed ahead of time behind ``system``; yields the server's lines as they come.
+
+        Raises :class:`ServerError` or a subclass.
+        """
+        body = {"system": system, "chunks": _chunks(documents)}
+        try:
+            async with self._http.stream("POST", _CHUNKS, json=body) as response:
+                if response.status_code != 200:
+                    raise self._failure(response.status_code, await response.aread(), _CHUNKS)
+                async for line in response.aiter_lines():
+                    yield json.loads(line)
+        except httpx.HTTPError as error:
+            raise ServerError(f"lost the server at {self.url}: {_words(error)}") from error
+
     async def _get(self, path: str) -> Any:
         response = await self._http.get(path)
         if response.status_code != 200:
@@ -149,13 +166,17 @@ def _body(question: Question, mode: Mode, options: AskOptions) -> dict[str, Any]
     return {
         "model": options.model,
         "system": question.system,
-        "chunks": [{name: value for name, value in asdict(chunk).items() if value} for chunk in question.chunks],
+        "chunks": _chunks(question.chunks),
         "question": question.question,
         "cache": {"mode": "full"} if mode == "full" else {"position_strategy": mode},
         "stream": True,
         "temperature": 0,
         "max_tokens": options.max_tokens,
     }
+
+
+def _chunks(documents: Sequence[Document]) -> list[dict[str, str]]:
+    return [{name: value for name, value in asdict(document).items() if value} for document in documents]
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 
 from app.documents import Document
 from app.sse import ReportInserter
-from cache.layout import PositionStrategy
-from cache.manager import ChunkStatus
+from cache.layout import Chunk, PositionStrategy
+from cache.lease import ChunkStatus
 from cache.report import CacheReport, ChunkReport, TokenCounts
 from engine_ext.request import CacheOptions, Ticket
 from evaluation.questions import Question
@@ -59,7 +59,7 @@ def make_report(mode: str, *statuses: str, reason: str | None = None, reused: in
         strategy,
         "system",
         TokenCounts(prompt=100, reused=reused, computed=100 - reused),
-        [ChunkReport(i, None, 9, status=status) for i, status in enumerate(statuses)],
+        [ChunkReport(Chunk((1,) * 9, document=i), status=status) for i, status in enumerate(statuses)],
         mode="full" if mode == "full" else "chunked",
         reason=reason,
     ).to_dict()
@@ -163,6 +163,12 @@ def _app(fake: FakeServer) -> ASGIApp:
     def chat(body: dict):
         fake.requests.append(body)
         return StreamingResponse(_stream(fake.reply(body)), media_type="text/event-stream")
+
+    @app.post("/v1/rag/chunks")
+    def chunks(body: dict):
+        fake.requests.append(body)
+        lines = [{"index": i, "status": "filled"} for i in range(len(body["chunks"]))]
+        return StreamingResponse(json.dumps(line) + "\n" for line in [*lines, {"summary": {}}])
 
     @app.get("/v1/cache/stats")
     def stats():

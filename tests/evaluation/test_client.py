@@ -54,10 +54,24 @@ async def test_what_is_sent(server, ask, mode, cache):
 
 
 async def test_what_is_sent_is_a_valid_request(server, ask):
-    rag = pytest.importorskip("app.routes.rag")
+    rag = pytest.importorskip("app.rag_request")
     await ask("offset", make_question(system="Answer."))
     request = rag.RagChatRequest(**server.requests[0])
     assert request.cache.position_strategy == "offset"
+
+
+async def test_documents_are_sent_ahead_of_time(server):
+    async with TesseraClient(server.url) as client:
+        lines = [line async for line in client.ingest("Answer.", [Document("One.", title="A"), Document("Two.")])]
+    assert server.requests == [{"system": "Answer.", "chunks": [{"text": "One.", "title": "A"}, {"text": "Two."}]}]
+    assert [line.get("status") for line in lines] == ["filled", "filled", None]
+
+
+async def test_a_refused_ingest_is_an_error(server):
+    server.refuse(409, {"error": {"message": "the chunk cache is off: why"}}, path="/v1/rag/chunks")
+    async with TesseraClient(server.url) as client:
+        with pytest.raises(ServerError, match="the chunk cache is off: why"):
+            [line async for line in client.ingest("", [Document("One.")])]
 
 
 async def test_the_answer_with_its_times_and_report(server, ask):
