@@ -16,9 +16,12 @@ from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from app.logs import configure_logging
 from app.marks import Marks
 from app.middleware import DocumentsMiddleware
 from app.progress import progress, say
+from app.prometheus import exported
+from app.retry_after import RetryAfterMiddleware
 from app.routes import cache, chunks, rag
 from app.segments import SegmentRenderer
 from app.settings import Settings
@@ -27,16 +30,17 @@ from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
 from engine_ext.support import check_flags
 from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 
-DOCUMENTS_MIDDLEWARE = f"{DocumentsMiddleware.__module__}.{DocumentsMiddleware.__qualname__}"
+# Each goes around those before it. vLLM imports them by name.
+MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in (DocumentsMiddleware, RetryAfterMiddleware)]
 _CPU_KV_CACHE_BYTES = 2 << 30
 
 
 async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, settings: Settings) -> FastAPI:
-    """vLLM's whole app with Tessera's routers and the documents middleware."""
+    """vLLM's whole app with Tessera's routers and middleware."""
     marks = Marks()
     engine.renderer = SegmentRenderer(engine.llm.renderer, marks, settings.chunk_max_tokens)
     supported_tasks = await engine.llm.get_supported_tasks()
-    args.middleware = [*args.middleware, DOCUMENTS_MIDDLEWARE]
+    args.middleware = [*args.middleware, *MIDDLEWARE]
     app: FastAPI = build_app(args, supported_tasks, engine.llm.model_config)
     app.title = "Tessera"
     app.include_router(rag.router)
@@ -53,6 +57,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
     started = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _abandon_start)  # until the HTTP server handles signals itself
+    configure_logging(settings)
     _set_cpu_defaults(args)
     check_flags(args)
     url, sock = setup_server(args, reuse_port=False)
@@ -60,10 +65,11 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
         say(warning)
     try:
         async with _started_engine(AsyncEngineArgs.from_cli_args(args), settings) as engine:
-            app = await build_tessera_app(engine, args, settings)
-            announce = asyncio.create_task(_when_started(app, lambda: say(_ready_line(engine, url, started))))
-            shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
-            announce.cancel()
+            with exported(engine, wanted=settings.chunk_cache):
+                app = await build_tessera_app(engine, args, settings)
+                announce = asyncio.create_task(_when_started(app, lambda: say(_ready_line(engine, url, started))))
+                shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
+                announce.cancel()
         await shutdown
     finally:
         sock.close()

@@ -4,7 +4,7 @@
 import argparse
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -12,6 +12,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from cache.config import HashAlgorithm
 from cache.eviction import EvictionPolicyName
 from cache.layout import PositionStrategy
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
+VLLM_FLAGS = frozenset({"log_level"})
+"""Settings whose flag is vLLM's own, and goes for both; the environment variable goes for Tessera alone."""
 
 
 class UnknownSettingError(ValueError):
@@ -48,6 +53,8 @@ class Settings(BaseSettings):
     chunk_position_strategy: PositionStrategy = Field(
         PositionStrategy.SHARED, description="position strategy of requests that name none"
     )
+    log_format: LogFormat = Field("text", description="form of Tessera's own log on standard error: text or json")
+    log_level: LogLevel = Field("WARNING", description="least level of Tessera's own log; INFO: a line per request")
     chunk_separator: str | None = Field(
         None,
         min_length=1,
@@ -56,11 +63,13 @@ class Settings(BaseSettings):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each setting to ``parser``; flags not given stay absent from the parsed arguments."""
+    """Adds a flag for each setting that vLLM has none for; flags not given stay absent from the parsed arguments."""
     group = parser.add_argument_group(
         "Tessera", "The chunk cache. Each flag is also TESSERA_<NAME> in the environment."
     )
     for name, field in Settings.model_fields.items():
+        if name in VLLM_FLAGS:
+            continue
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
         text = f"{field.description} (default: {default})" if default is not None else field.description
         if field.annotation is bool:

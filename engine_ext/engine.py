@@ -49,6 +49,7 @@ class ChunkEngine:
         self.manager = manager
         self.disabled_reason = disabled_reason
         self.limits = limits
+        self.is_traced = bool(llm.vllm_config.observability_config.otlp_traces_endpoint)
         self.fills = FillRunner(llm, manager, self._check_if_idle, limits.max_running) if manager else None
         self.background = BackgroundFills(self) if manager else None
         # What vLLM's serving layer renders prompts with; the app puts its own around it.

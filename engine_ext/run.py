@@ -11,12 +11,14 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from cache.layout import Layout
-from cache.lease import Lease
+from cache.lease import ChunkStatus, Lease
 from cache.manager import Removal
 from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
 from engine_ext.fills import FillError, FillResult
 from engine_ext.plan import TransferPlan
 from engine_ext.request import ChunkedRequest, FullAttentionError, Outputs, adapter_name, cache_scope
+from engine_ext.request_log import log_finished, summary
+from engine_ext.tracing import start_request
 
 if TYPE_CHECKING:
     from engine_ext.engine import ChunkEngine
@@ -48,7 +50,8 @@ class ChunkedRun:
         self.prompt = prompt
         self.params = params
         self.request_id = request_id
-        self.kwargs = kwargs
+        self.span = start_request(kwargs.get("trace_headers"), enabled=engine.is_traced)
+        self.kwargs = {**kwargs, "trace_headers": self.span.headers}
         self.scope = cache_scope(
             request.ticket.options, prompt.get("cache_salt"), adapter_name(kwargs.get("lora_request"))
         )
@@ -58,20 +61,21 @@ class ChunkedRun:
 
     async def outputs(self) -> Outputs:
         """The request's outputs; the last one carries the report."""
-        try:
-            lease, layout = await self._filled_lease()
+        with self.span:
             try:
-                async with aclosing(self._run_chunked(lease, layout)) as chunked:
-                    async for output in chunked:
-                        yield output
-                return
-            finally:
-                self.engine.release(lease)
-        except FullAttentionError as error:
-            fallback = error
-        async with aclosing(self._run_full(fallback)) as full:
-            async for output in full:
-                yield output
+                lease, layout = await self._filled_lease()
+                try:
+                    async with aclosing(self._run_chunked(lease, layout)) as chunked:
+                        async for output in chunked:
+                            yield output
+                    return
+                finally:
+                    self.engine.release(lease)
+            except FullAttentionError as error:
+                fallback = error
+            async with aclosing(self._run_full(fallback)) as full:
+                async for output in full:
+                    yield output
 
     async def _filled_lease(self) -> tuple[Lease, Layout]:
         """A lease on segments that can all be loaded, and their layout; raises :class:`FullAttentionError`.
@@ -99,7 +103,8 @@ class ChunkedRun:
             self.report.segments = explain_segments(self.chunked_prompt, layout)
             self.report.opening = self.chunked_prompt.opening
         started = time.perf_counter()
-        lease = self.engine.acquire(self.chunked_prompt, layout, self.scope)
+        with self.span.child("tessera.plan"):
+            lease = self.engine.acquire(self.chunked_prompt, layout, self.scope)
         self.report.timings_ms["plan"] = (time.perf_counter() - started) * 1e3
         return lease, layout
 
@@ -144,11 +149,16 @@ class ChunkedRun:
 
     async def _fill(self, lease: Lease) -> list[FillResult]:
         assert self.engine.fills is not None
+        if all(segment.status is ChunkStatus.HIT for segment in lease.segments):
+            return []
         started = time.perf_counter()
         kwargs = {name: self.kwargs[name] for name in _FILL_KWARGS if self.kwargs.get(name) is not None}
-        tasks = self.engine.fills.start(lease, self.request_id, self._plain_salt(), **kwargs)
         try:
-            return await self.engine.fills.wait(lease, tasks)
+            with self.span.child("tessera.fill") as span:
+                span.describe({"fills": len(lease.fills)})
+                kwargs["trace_headers"] = span.headers
+                tasks = self.engine.fills.start(lease, self.request_id, self._plain_salt(), **kwargs)
+                return await self.engine.fills.wait(lease, tasks)
         finally:
             self.report.timings_ms["fill"] = (time.perf_counter() - started) * 1e3
 
@@ -186,6 +196,9 @@ class ChunkedRun:
             timings["total"] = self._elapsed_ms()
             self._count(output)
             self.ticket.report = self.report
+            if self.engine.is_traced:
+                self.span.describe({"request_id": self.request_id, **summary(self.report)})
+            log_finished(self.request_id, self.report)
             output.kv_transfer_params = {"cache": self.report.to_dict()}
         return output
 
@@ -231,7 +244,7 @@ class ChunkedRun:
         return (time.perf_counter() - self.started) * 1e3
 
 
-_FILL_KWARGS = ("lora_request", "trace_headers", "priority", "data_parallel_rank")
+_FILL_KWARGS = ("lora_request", "priority", "data_parallel_rank")
 
 
 def _is_error(output: RequestOutput) -> bool:

@@ -86,6 +86,7 @@ async def prepare_cache(llm: AsyncLLM, options: ChunkCacheOptions) -> ChunkCache
             hash_algorithm=options.hash_algorithm,
             eviction=options.eviction,
             max_pinned_share=options.max_pinned_share,
+            page_bytes=sum(pool["page_bytes"] for pool in pools),
         )
     )
     try:

@@ -7,7 +7,7 @@ import os
 import pytest
 from pydantic import ValidationError
 
-from app.settings import Settings, UnknownSettingError, add_flags, load_settings
+from app.settings import VLLM_FLAGS, Settings, UnknownSettingError, add_flags, load_settings
 from cache.layout import PositionStrategy
 
 
@@ -54,6 +54,12 @@ def test_flags_override_the_environment(monkeypatch):
     assert load("--no-chunk-cache").chunk_cache is False
 
 
+def test_vllms_log_level_is_ours_too(monkeypatch):
+    monkeypatch.setenv("TESSERA_LOG_LEVEL", "ERROR")
+    assert load().log_level == "ERROR"
+    assert load_settings(argparse.Namespace(log_level="INFO")).log_level == "INFO"
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("4096", 4096)]
 )
@@ -74,6 +80,7 @@ def test_memory_takes_units(text, size, monkeypatch):
         ("chunk-cache-hash", "md5"),
         ("chunk-position-strategy", "random"),
         ("chunk-separator", ""),
+        ("log-format", "xml"),
     ],
 )
 def test_bad_values_are_named(flag, value, monkeypatch):
@@ -105,11 +112,11 @@ def test_unknown_keys_are_errors_and_settings_do_not_change():
         Settings().chunk_cache = False
 
 
-def test_every_setting_but_home_is_a_flag_with_help(capsys):
+def test_every_setting_is_a_flag_with_help_unless_the_flag_is_vllms():
     parser = argparse.ArgumentParser()
     add_flags(parser)
     assert vars(parser.parse_args([])) == {}  # what is not given stays out of the environment's way
     text = parser.format_help()
     for name in Settings.model_fields:
-        assert (f"--{name.replace('_', '-')}" in text) == (name != "home")
+        assert (f"--{name.replace('_', '-')} " in text) == (name not in VLLM_FLAGS)
     assert "1.0GiB" in text

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chunk cache on ``GET /metrics``, beside vLLM's own metrics."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cache.lease import ChunkStatus
+from cache.manager import ChunkCacheManager, Removal
+
+if TYPE_CHECKING:
+    from engine_ext.engine import ChunkEngine
+    from engine_ext.fills import FillRunner
+
+_TIMEOUT_S = 10.0
+
+Read = Callable[[], list[Metric]]
+
+
+class ChunkCacheCollector(Collector):
+    """Reads the engine's state when Prometheus asks, so that nothing is kept twice.
+
+    ``in_loop`` calls a function where the manager may be read. ``wanted`` tells a cache that was switched off from one
+    that could not be had.
+    """
+
+    def __init__(self, engine: "ChunkEngine", *, wanted: bool, in_loop: Callable[[Read], list[Metric]]) -> None:
+        self._engine = engine
+        self._wanted = wanted
+        self._in_loop = in_loop
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: without it, registering would collect."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Every metric; with the cache off, only that it is."""
+        return self._in_loop(self._read)
+
+    def _read(self) -> list[Metric]:
+        manager, fills = self._engine.manager, self._engine.fills
+        metrics = list(self._state())
+        if manager is not None and fills is not None:
+            metrics += [*_counters(manager), *_gauges(manager, fills), *_histograms(manager)]
+        return metrics
+
+    def _state(self) -> Iterator[Metric]:
+        is_on = self._engine.disabled_reason is None
+        now = "on" if is_on else "unavailable" if self._wanted else "switched_off"
+        states = {name: int(name == now) for name in ("on", "switched_off", "unavailable")}
+        yield _gauge_by("cache_state", "State of the chunk cache: 1 for the one it is in", "state", states)
+        passed = int(self._engine.manager is not None)
+        yield _gauge("self_check_passed", "Whether reuse reproduced the engine's own KV at the start", passed)
+
+
+@contextmanager
+def exported(engine: "ChunkEngine", *, wanted: bool) -> Iterator[None]:
+    """Shows ``engine`` on ``GET /metrics`` meanwhile; called in its event loop."""
+    collector = ChunkCacheCollector(engine, wanted=wanted, in_loop=_caller(asyncio.get_running_loop()))
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)
+
+
+def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Read], list[Metric]]:
+    """Calls functions in ``loop``, where the manager lives; vLLM answers ``GET /metrics`` in another thread."""
+    home = threading.get_ident()
+
+    async def call(read: Read) -> list[Metric]:
+        return read()
+
+    def in_loop(read: Read) -> list[Metric]:
+        if threading.get_ident() == home:
+            return read()
+        return asyncio.run_coroutine_threadsafe(call(read), loop).result(_TIMEOUT_S)
+
+    return in_loop
+
+
+def _counters(manager: ChunkCacheManager) -> Iterator[Metric]:
+    counted = manager.metrics
+    lookups = CounterMetricFamily(
+        "tessera_lookups", "Chunks looked up, by result and by where they were looked for", labels=["result", "tier"]
+    )
+    for status in ChunkStatus:
+        lookups.add_metric([status, "pool"], counted.lookups[status])
+    yield lookups
+    yield _counter_by(
+        "requests", "Finished requests over chunks, by mode", "mode", _filled_up(counted.requests, "chunked", "full")
+    )
+    yield _counter_by(
+        "full_attention", "Requests over chunks in full attention, by reason", "reason", counted.full_reasons
+    )
+    yield _counter_by(
+        "tokens",
+        "Prompt tokens of finished requests over chunks: reused, computed; fill_computed: in their fill requests",
+        "kind",
+        _filled_up(counted.tokens, "reused", "computed", "fill_computed"),
+    )
+    outcomes = _filled_up(counted.fills, "succeeded", "failed", "aborted")
+    yield _counter_by("fills", "Fill requests ended, by outcome", "outcome", outcomes)
+    yield _counter_by(
+        "removals", "Segments that can't be found any more", "reason", _filled_up(counted.removals, *Removal)
+    )
+    refused = CounterMetricFamily("tessera_refused_loads", "Requests whose load a worker refused")
+    refused.add_metric([], counted.refused_loads)
+    yield refused
+
+
+def _gauges(manager: ChunkCacheManager, fills: "FillRunner") -> Iterator[Metric]:
+    held = manager.occupancy()
+    yield _gauge("pool_bytes", "Memory of the pool, on all workers together", _pool_bytes(manager))
+    yield _gauge("pool_pages", "Pages of the pool", held["pages_total"])
+    yield _gauge("pool_pages_free", "Pages that hold nothing", held["pages_free"])
+    yield _gauge("pool_pages_leased", "Pages of segments that running requests use", held["pages_leased"])
+    yield _gauge("pool_pages_pinned", "Pages of pinned segments", held["pages_pinned"])
+    yield _gauge(
+        "pool_pages_held",
+        "Pages that eviction can't free now: leased, pinned or being filled",
+        manager.num_pages_held(),
+    )
+    yield _gauge("segments", "Segments that requests can find", held["segments"])
+    yield _gauge("segments_filling", "Segments being computed", held["segments_filling"])
+    yield _gauge("segments_detached", "Segments that can't be found but are still in use", held["segments_detached"])
+    yield _gauge("leases", "Requests that hold segments", held["leases"])
+    yield _gauge("oldest_lease_seconds", "Age of the oldest lease; 0 without any", manager.oldest_lease_seconds())
+    yield _gauge("fills_running", "Fill requests in the engine", fills.num_running)
+    yield _gauge("fills_queued", "Fill requests that wait for their turn", fills.num_queued)
+    yield _gauge("registered_ids", "Chunk ids that requests may name", len(manager.registry))
+
+
+def _histograms(manager: ChunkCacheManager) -> Iterator[Metric]:
+    for histogram in (manager.metrics.plan_seconds, manager.metrics.fill_seconds, manager.metrics.lease_seconds):
+        yield from histogram.collect()
+
+
+def _pool_bytes(manager: ChunkCacheManager) -> int:
+    return manager.config.num_pages * manager.config.page_bytes
+
+
+def _filled_up(counts: Mapping[str, int], *names: str) -> dict[str, int]:
+    """``counts`` with a 0 for each of ``names`` not counted yet: a rate needs the value before the first."""
+    return {**dict.fromkeys(map(str, names), 0), **counts}
+
+
+def _counter_by(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"tessera_{name}", text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _gauge_by(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"tessera_{name}", text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"tessera_{name}", text, value=value)

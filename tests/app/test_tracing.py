@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spans around requests: their parents, what they say, and that there are none with tracing off."""
+
+import subprocess
+import sys
+
+import pytest
+
+from app.server_process import ROOT
+from engine_ext.fills import FillError
+from engine_ext.tracing import start_request
+
+pytest.importorskip("opentelemetry.sdk")
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CALLER = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+
+
+@pytest.fixture
+def exported(monkeypatch):
+    """Finished spans by name."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    return lambda: {span.name: span for span in exporter.get_finished_spans()}
+
+
+def span_id(headers) -> str:
+    return headers["traceparent"].split("-")[2]
+
+
+def test_a_request_joins_its_clients_trace(exported):
+    with start_request(CALLER, enabled=True) as span:
+        headers = span.headers
+        with span.child("tessera.plan") as plan:
+            within = plan.headers
+    spans = exported()
+    request, plan = spans["tessera.request"], spans["tessera.plan"]
+    assert f"{request.context.trace_id:032x}" == TRACE
+    assert f"{request.parent.span_id:016x}" == PARENT
+    assert plan.parent.span_id == request.context.span_id
+    assert span_id(headers) == f"{request.context.span_id:016x}"
+    assert span_id(within) == f"{plan.context.span_id:016x}"
+    assert headers["traceparent"].startswith(f"00-{TRACE}-")
+
+
+def test_a_request_without_a_trace_begins_one(exported):
+    other = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))
+    with trace.use_span(other), start_request(None, enabled=True):
+        pass
+    assert exported()["tessera.request"].parent is None
+
+
+def test_attributes_are_named_by_their_path(exported):
+    with start_request(None, enabled=True) as span:
+        span.describe({"mode": "chunked", "reason": None, "tokens": {"reused": 7}})
+    attributes = dict(exported()["tessera.request"].attributes)
+    assert attributes == {"tessera.mode": "chunked", "tessera.tokens.reused": 7}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "events"),
+    [
+        (RuntimeError("broken"), StatusCode.ERROR, 1),
+        (FillError("aborted"), StatusCode.UNSET, 1),
+        (GeneratorExit(), StatusCode.UNSET, 0),
+    ],
+)
+def test_a_failure_is_an_error_and_falling_back_is_not(exported, error, status, events):
+    with pytest.raises(type(error)), start_request(None, enabled=True):
+        raise error
+    span = exported()["tessera.request"]
+    assert (span.status.status_code, len(span.events)) == (status, events)
+
+
+def test_without_tracing_the_clients_headers_are_handed_on(exported):
+    for headers in (CALLER, None):
+        with start_request(headers, enabled=False) as span:
+            span.describe({"mode": "chunked"})
+            with span.child("tessera.plan") as plan:
+                assert plan.headers is headers
+    assert exported() == {}
+
+
+def test_without_tracing_opentelemetry_is_not_imported():
+    code = (
+        "import sys; from engine_ext.tracing import start_request\n"
+        "with start_request(None, enabled=False) as span, span.child('x'): pass\n"
+        "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
