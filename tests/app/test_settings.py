@@ -7,6 +7,7 @@ import os
 import pytest
 from pydantic import ValidationError
 
+from app.server_process import ROOT
 from app.settings import VLLM_FLAGS, Settings, UnknownSettingError, add_flags, load_settings
 from cache.layout import PositionStrategy
 
@@ -120,3 +121,8 @@ def test_every_setting_is_a_flag_with_help_unless_the_flag_is_vllms():
     for name in Settings.model_fields:
         assert (f"--{name.replace('_', '-')} " in text) == (name not in VLLM_FLAGS)
     assert "1.0GiB" in text
+
+
+def test_every_setting_is_documented():
+    text = (ROOT / "docs" / "operations.md").read_text()
+    assert [name for name in Settings.model_fields if f"`--{name.replace('_', '-')}" not in text] == []
