@@ -11,7 +11,7 @@ import itertools
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -216,6 +216,13 @@ class ChunkCacheManager:
         leased = {segment.entry for lease in self._leases for segment in lease.segments}
         held = leased | self._filling | self._detached
         return self._pinned_pages + sum(entry.num_pages for entry in held if not entry.pinned)
+
+    def available_pages(self, sparing: Set[ChunkKVCache]) -> int:
+        """Pages that are free, or could be freed by evicting anything that is in the index but not in ``sparing``."""
+        leased = {segment.entry for lease in self._leases for segment in lease.segments}
+        held = leased | self._filling | self._detached | sparing
+        pinned = self._pinned_pages - sum(entry.num_pages for entry in held if entry.pinned)
+        return self.config.num_pages - sum(entry.num_pages for entry in held) - pinned
 
     def oldest_lease_seconds(self) -> float:
         """Age of the oldest lease; 0 without any."""

@@ -95,7 +95,10 @@ class Books(RuleBasedStateMachine):
         assert self.manager.look_up(prompt, scope).pages_needed == needed
         free = NUM_PAGES - sum(known.pages for known in self._known())
         evictable = {name: known for name, known in self.cached.items() if self._is_evictable(name, wanted)}
-        if free + sum(known.pages for known in evictable.values()) < needed:
+        available = free + sum(known.pages for known in evictable.values())
+        sparing = {self.cached[name].entry for name in wanted if name in self.cached}
+        assert self.manager.available_pages(sparing) == available
+        if available < needed:
             with pytest.raises(CapacityError):  # the invariants see that nothing has changed
                 self.manager.acquire(prompt, layout, scope)
             return
