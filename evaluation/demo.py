@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from evaluation.questions import Question
 from training.episodes import Episode, Shape, make_episode
+from training.language import PLAIN_QUESTIONS, PLAIN_STATEMENTS
 
 CHUNKS = (2, 4, 8, 16)
 _QUESTIONS_PER_EPISODE = 5
@@ -20,11 +21,16 @@ def demo_questions(count: int) -> list[Question]:
     return [question for chunks in CHUNKS for question in _questions(chunks, count)]
 
 
+def _shape(chunks: int) -> Shape:
+    """As in the last stage of training."""
+    return Shape(chunks, _QUESTIONS_PER_EPISODE, statements=PLAIN_STATEMENTS, phrasings=PLAIN_QUESTIONS)
+
+
 def _questions(chunks: int, count: int) -> Iterator[Question]:
     rng = random.Random(f"evaluation {chunks}")
     number = 0
     while True:
-        for question in _of_episode(rng, make_episode(rng, "heldout", Shape(chunks, _QUESTIONS_PER_EPISODE)), number):
+        for question in _of_episode(rng, make_episode(rng, "heldout", _shape(chunks)), number):
             if number == count:
                 return
             number += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from training.batches import STRATEGIES, Batch, Encoder, Sample, make_batch, repeat_sample
 from training.episodes import Shape, make_episode
-from training.language import QUESTIONS, STATEMENTS, Split
+from training.language import PLAIN_QUESTIONS, PLAIN_STATEMENTS, QUESTIONS, STATEMENTS, Split
 from training.tokenizer import VOCABULARY
 
 
@@ -66,7 +66,8 @@ class Stage:
 
 
 _PLAIN = Answering((1, 2), statements=2, phrasings=2, unknown=0.0, extras=False)
-_ALIKE = Answering((1, 2, 4), statements=4, phrasings=4)
+_ALIKE = Answering((1, 2, 4), statements=PLAIN_STATEMENTS, phrasings=PLAIN_QUESTIONS)
+_PLAINLY_ASKED = Answering((2, 4, 8, 16, 20), statements=PLAIN_STATEMENTS, phrasings=PLAIN_QUESTIONS)
 
 CURRICULUM = (
     Stage("copy, many letters", Copying(alphabet=200), gate=0.9, most_steps=500),
@@ -77,6 +78,7 @@ CURRICULUM = (
     Stage(
         "up to 20 chunks", Answering((1, 2, 4, 8, 16, 20)), gate=1.0, most_steps=1000, tokens=8192, rate=0.5, decay=True
     ),
+    Stage("up to 20 chunks, plainly", _PLAINLY_ASKED, gate=1.0, most_steps=200, tokens=8192, rate=0.25, decay=True),
 )
 
 
