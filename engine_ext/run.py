@@ -50,7 +50,8 @@ class ChunkedRun:
         self.prompt = prompt
         self.params = params
         self.request_id = request_id
-        self.span = start_request(kwargs.get("trace_headers"), enabled=engine.is_traced)
+        headers, arrived = kwargs.get("trace_headers"), prompt.get("arrival_time")
+        self.span = start_request(headers, arrived, enabled=engine.is_traced)
         self.kwargs = {**kwargs, "trace_headers": self.span.headers}
         self.scope = cache_scope(
             request.ticket.options, prompt.get("cache_salt"), adapter_name(kwargs.get("lora_request"))

@@ -38,9 +38,12 @@ class Span(Protocol):
     ) -> None: ...
 
 
-def start_request(headers: TraceHeaders, *, enabled: bool) -> Span:
-    """The span of a request whose client sent ``headers``."""
-    return _new_request(headers) if enabled else NoSpan(headers)
+def start_request(headers: TraceHeaders, arrived: float | None = None, *, enabled: bool) -> Span:
+    """The span of a request whose client sent ``headers``, from when it ``arrived`` (seconds since the epoch) or now.
+
+    vLLM's span of the request starts when it arrived, and should not start before ours.
+    """
+    return _new_request(headers, arrived) if enabled else NoSpan(headers)
 
 
 class NoSpan:
@@ -69,11 +72,11 @@ class OpenTelemetrySpan:
     another context than it was entered in, so parents are named instead.
     """
 
-    def __init__(self, tracer: "Tracer", name: str, parent: "Context") -> None:
+    def __init__(self, tracer: "Tracer", name: str, parent: "Context", started_ns: int | None = None) -> None:
         from opentelemetry.trace import set_span_in_context
 
         self._tracer = tracer
-        self._span = tracer.start_span(name, parent)
+        self._span = tracer.start_span(name, parent, start_time=started_ns)
         self._context = set_span_in_context(self._span, parent)
 
     @property
@@ -107,13 +110,14 @@ class OpenTelemetrySpan:
         self._span.end()
 
 
-def _new_request(headers: TraceHeaders) -> OpenTelemetrySpan:
+def _new_request(headers: TraceHeaders, arrived: float | None) -> OpenTelemetrySpan:
     from opentelemetry.context import Context
     from opentelemetry.trace import get_tracer
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     parent = TraceContextTextMapPropagator().extract(headers or {}, Context())
-    return OpenTelemetrySpan(get_tracer("tessera"), "tessera.request", parent)
+    started_ns = None if arrived is None else int(arrived * 1e9)
+    return OpenTelemetrySpan(get_tracer("tessera"), "tessera.request", parent, started_ns)
 
 
 def _flat(prefix: str, attributes: Mapping[str, Any]) -> "list[tuple[str, Any]]":

@@ -56,6 +56,12 @@ def test_a_request_without_a_trace_begins_one(exported):
     assert exported()["tessera.request"].parent is None
 
 
+def test_a_request_begins_when_it_arrived(exported):
+    with start_request(None, 1000.5, enabled=True):
+        pass
+    assert exported()["tessera.request"].start_time == 1_000_500_000_000
+
+
 def test_attributes_are_named_by_their_path(exported):
     with start_request(None, enabled=True) as span:
         span.describe({"mode": "chunked", "reason": None, "tokens": {"reused": 7}})
