@@ -39,7 +39,7 @@ QUESTIONS = (
     "What is the access code of Falcon?",
     "Do you know the mayor of Lovik?",
     "Tell me the price of Milux.",
-    "What is Tobin Vesta's job?",
+    "What is the job of Tobin Vesta?",
     "What is the access code of Milux?",
 )
 _MODES: dict[Mode, str] = {"shared": "chunks reused", "full": "full attention"}

@@ -83,7 +83,7 @@ def test_the_model_answers_and_admits_not_to_know(results: Any) -> None:
         and all(value in result["text"] for value in result["answers"][:1])
         for result in results.values()
     ]
-    assert sum(right) / len(right) >= 0.93
+    assert sum(right) / len(right) >= 0.95
 
 
 def run(*arguments: str) -> "subprocess.Popen[str]":
@@ -109,7 +109,8 @@ def test_the_demo_tells_its_story_and_serves_on() -> None:
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 130, errors
     assert "12/12" in told
-    assert told.count("The mayor of Lovik is Sena Maro.") == 2  # with chunks reused, and in full attention
+    for answer in ("The access code of Falcon is 7342.", "The mayor of Lovik is Sena Maro.", "I don't know."):
+        assert told.count(answer) == 2  # with chunks reused, and in full attention
     assert told.count("■■■■■■■■■■■■") == 5  # every chunk of every question was found in the cache
     assert told.count("full attention") == 5
     assert f"http://127.0.0.1:{port}" in told
