@@ -22,33 +22,33 @@ from evaluation.server import started_server
 from training.language import DEFAULT_SYSTEM
 
 DOCUMENTS = (
-    Document("The access code of Falcon is 7342. The owner of Falcon is Mira Tolan. Falcon's budget is 640 euros."),
-    Document("The access code of Condor is 1958. The deadline of Condor is March 14. Condor's status is paused."),
-    Document("The owner of Heron is Tobin Vesta. The room number of Heron is 217. The access code of Heron is 4406."),
+    Document("The access code of Falcon is 7342. The owner of Falcon is Mira Tolan. The budget of Falcon is 64 euros."),
+    Document("The access code of Condor is 1958. The deadline of Condor is March 14. The status of Condor is paused."),
+    Document("The owner of Tivek is Tobin Vesta. The room number of Tivek is 217. The access code of Tivek is 4406."),
     Document("The mayor of Lovik is Sena Maro. The population of Lovik is 48210. The river of Lovik is Drena."),
     Document("We know that the mayor of Gredan is Jolun Bara. The postal code of Gredan is 30518."),
     Document("The population of Sholvan is 91377. The river of Sholvan is Tesk. The market day of Sholvan is June 3."),
-    Document("Since last year the job of Mira Tolan is pilot. The phone number of Mira Tolan is 583026."),
-    Document("The job of Tobin Vesta is baker. The home town of Tobin Vesta is Lovik."),
-    Document("Sena Maro's favorite color is green. The employer of Sena Maro is Zunor."),
-    Document("The price of Milux is 349 dollars. The maker of Milux is Zunor. The weight of Milux is 820 grams."),
+    Document("Since last year the job of Dana Wirel is pilot. The phone number of Dana Wirel is 583026."),
+    Document("The job of Korin Hadas is baker. The home town of Korin Hadas is Lusten."),
+    Document("The favorite color of Otira is green. On file the employer of Otira is Zunor."),
+    Document("The price of Milux is 349 dollars. The maker of Milux is Pelar. The weight of Milux is 820 grams."),
     Document("The material of Kortas is bamboo. On file the designer of Kortas is Vera Stolm."),
-    Document("The color of Brenol is orange. The serial number of Brenol is 660142. Brenol's release date is May 9."),
+    Document("The color of Brenol is orange. The serial number of Brenol is 660142."),
 )
 QUESTIONS = (
     "What is the access code of Falcon?",
     "Do you know the mayor of Lovik?",
     "Tell me the price of Milux.",
-    "What is the job of Tobin Vesta?",
-    "What is the access code of Milux?",
+    "What is the job of Korin Hadas?",
+    "Tell me the room number of Falcon.",
 )
 _MODES: dict[Mode, str] = {"shared": "chunks reused", "full": "full attention"}
 
 _CURL = """\
 curl -s {url}/v1/rag/chat -H 'content-type: application/json' -d '{{
     "system": "Answer from the documents.", "max_tokens": 32,
-    "chunks": ["The access code of Falcon is 7342.", "The access code of Heron is 4406."],
-    "question": "What is the access code of Heron?"}}'"""
+    "chunks": ["The access code of Falcon is 7342.", "The access code of Tivek is 4406."],
+    "question": "What is the access code of Tivek?"}}'"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -110,6 +110,8 @@ async def _ingest(client: TesseraClient, console: Console) -> None:
 
 async def _ask_all(client: TesseraClient, model: str, console: Console) -> None:
     console.print("\n[bold]Five questions[/], the documents in another order each time:")
+    for mode in _MODES:  # so that no first time is among those shown
+        await client.ask(_question(QUESTIONS[0], DOCUMENTS[:2]), mode, AskOptions(model, max_tokens=2))
     rng = random.Random(0)
     for text in QUESTIONS:
         question = _question(text, rng.sample(DOCUMENTS, len(DOCUMENTS)))
