@@ -32,7 +32,10 @@ def open_ticket(request: RagRequest, state: State) -> tuple[Ticket, list[Documen
     settings: Settings = state.tessera_settings
     options = request.cache.options(settings.chunk_position_strategy)
     namespace = cache_scope(options, cache_salt_of(request)).namespace
-    registry = engine.manager.registry if engine.manager is not None else None
+    registry = None
+    if engine.manager is not None:
+        engine.manager.expire()  # or an id, or a plan, would still find what has expired
+        registry = engine.manager.registry
     documents = documents_of(request.chunks, registry, namespace)
     return Ticket(options, tuple(document.id for document in documents)), documents
 

@@ -3,7 +3,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -71,6 +72,7 @@ class BackgroundFills:
                     return
                 started = time.monotonic()
                 results = await self._round(ingestion, todo)
+                queue.put_back(todo[len(results) :])
                 ended = time.monotonic()
                 self._pause_until = ended + PAUSE * (ended - started)
             for result in results:
@@ -92,6 +94,7 @@ class BackgroundFills:
         return min(most, config.num_pages * config.page_tokens // 4)
 
     async def _round(self, ingestion: Ingestion, chunks: list[Chunk]) -> list[Ingested]:
+        """Results of the first chunks, at least one: as many as the pool can hold at once."""
         assert self._engine.fills is not None
         leases: dict[int, tuple[Lease, list[FillTask]]] = {}
         results: dict[int, Ingested] = {}
@@ -101,10 +104,12 @@ class BackgroundFills:
                 try:
                     leases[i] = self._start(ingestion, chunk, f"{name}-{i}")
                 except FullAttentionError as error:
+                    if error.kind == "capacity" and leases:
+                        break  # what this round holds can be evicted in the next
                     results[i] = Ingested(chunk, error=str(error))
             for i, (lease, tasks) in leases.items():
                 results[i] = await self._finish(ingestion, chunks[i], lease, tasks)
-            return [results[i] for i in range(len(chunks))]
+            return [results[i] for i in range(len(results))]
         finally:
             for lease, _ in leases.values():
                 self._engine.release(lease)
@@ -141,14 +146,16 @@ class _Queue:
     """Chunks yet to be computed."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        self._chunks: Iterator[Chunk] = iter(chunks)
-        self._next = next(self._chunks, None)
+        self._chunks = deque(chunks)
 
     def take(self, num_tokens: int) -> list[Chunk]:
         """The next chunk, and those after it that don't exceed ``num_tokens`` together."""
         taken: list[Chunk] = []
-        while (chunk := self._next) is not None and (not taken or len(chunk.token_ids) <= num_tokens):
-            taken.append(chunk)
-            num_tokens -= len(chunk.token_ids)
-            self._next = next(self._chunks, None)
+        while self._chunks and (not taken or len(self._chunks[0].token_ids) <= num_tokens):
+            taken.append(self._chunks.popleft())
+            num_tokens -= len(taken[-1].token_ids)
         return taken
+
+    def put_back(self, chunks: Sequence[Chunk]) -> None:
+        """The next chunks again."""
+        self._chunks.extendleft(reversed(chunks))

@@ -85,7 +85,8 @@ class FillRunner:
         self._manager.release(lease)
         jobs = {self._jobs[segment.entry] for segment in lease.segments if segment.entry in self._jobs}
         for job in jobs:
-            if not job.is_wanted:
+            # One that has ended is not aborted any more: what it saved can be found from now on.
+            if not job.is_wanted and not self._tasks[job].done():
                 for entry in job.entries:
                     self._manager.detach(entry, Removal.FILL_FAILED)
                 self._tasks[job].cancel()

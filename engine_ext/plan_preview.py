@@ -14,18 +14,23 @@ if TYPE_CHECKING:
 
 
 def preview(
-    engine: "ChunkEngine", options: CacheOptions, prompt: ChunkedPrompt | None, scope: CacheScope
+    engine: "ChunkEngine",
+    options: CacheOptions,
+    prompt: ChunkedPrompt | None,
+    scope: CacheScope,
+    *,
+    wants_prompt_logprobs: bool = False,
 ) -> dict[str, Any]:
     """The JSON of ``POST /v1/rag/plan``.
 
     ``tokens.missing`` is what fill requests would have to save; ``chunks[].status`` is ``hit``, ``filling`` (another
     request computes it now) or ``missing``.
     """
-    reason = _full_reason(engine, options, prompt)
+    reason = _full_reason(engine, options, prompt, wants_prompt_logprobs)
     if engine.manager is None or prompt is None:
         return {"mode": "full", "reason": reason}
     found = engine.manager.look_up(prompt, scope)
-    reason = reason or _too_large(engine.manager, found)
+    reason = reason or _does_not_fit(engine.manager, found)
     missing = {w.key: w.identity.num_tokens for w in found.segments if w.entry is None}
     return {
         "mode": "full" if reason else "chunked",
@@ -43,19 +48,29 @@ def preview(
     }
 
 
-def _full_reason(engine: "ChunkEngine", options: CacheOptions, prompt: ChunkedPrompt | None) -> str | None:
-    if engine.manager is None or engine.disabled_reason:
-        return engine.disabled_reason or "the chunk cache is off"
+def _full_reason(
+    engine: "ChunkEngine", options: CacheOptions, prompt: ChunkedPrompt | None, wants_prompt_logprobs: bool
+) -> str | None:
+    """What :class:`~engine_ext.run.ChunkedRun` would find first."""
     if prompt is None:
         return "the request has no chunks"
-    return "cache.mode is full" if options.mode == "full" else None
+    if options.mode == "full":
+        return "cache.mode is full"
+    if wants_prompt_logprobs:
+        return "prompt_logprobs need every prompt token computed"
+    if engine.manager is None or engine.disabled_reason:
+        return engine.disabled_reason or "the chunk cache is off"
+    return None
 
 
-def _too_large(manager: ChunkCacheManager, found: Lookup) -> str | None:
+def _does_not_fit(manager: ChunkCacheManager, found: Lookup) -> str | None:
     distinct = {wanted.key: wanted.identity.num_tokens for wanted in found.segments}
-    pages = sum(map(manager.config.pages_for, distinct.values()))
-    if pages > manager.config.num_pages:
-        return f"the segments need {pages} pages; the pool has {manager.config.num_pages}"
+    pages, total = sum(map(manager.config.pages_for, distinct.values())), manager.config.num_pages
+    if pages > total:
+        return f"the segments need {pages} pages; the pool has {total}"
+    free = manager.available_pages(sparing={wanted.entry for wanted in found.segments if wanted.entry is not None})
+    if found.pages_needed > free:
+        return f"the segments need {found.pages_needed} more pages; {free} of {total} can be freed now"
     return None
 
 

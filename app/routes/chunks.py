@@ -47,7 +47,9 @@ class IngestRequest(RagRequest):
     )
 
     pin: bool = Field(False, description="never evict these chunks; they go by DELETE, clear or ttl_s")
-    ttl_s: float | None = Field(None, gt=0, description="seconds after which the chunks are dropped; default: never")
+    ttl_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="seconds after which the chunks are dropped; default: never"
+    )
 
 
 @router.post("", summary="Compute chunks ahead of time, and register their ids", response_model=None)
@@ -160,11 +162,15 @@ class _Ingest:
         yield json.dumps({"summary": self._summary(time.monotonic() - started)}) + "\n"
 
     def _keep(self, chunk: Chunk, entry: ChunkKVCache) -> None:
+        registry, namespace = self.manager.registry, self.rendered.scope.namespace
+        document = self.documents[chunk.document]
+        content = RegisteredText(document.text, document.title)
+        if chunk.id is not None:
+            # Another call may have given the id another text meanwhile; then this one's is not to be pinned.
+            registry.check(namespace, chunk.id, content)
         self.manager.retain(entry, pinned=self.request.pin, expires_at=self.expires_at)
         if chunk.id is not None:
-            document = self.documents[chunk.document]
-            content = RegisteredText(document.text, document.title)
-            self.manager.registry.register(self.rendered.scope.namespace, chunk.id, content, entry.key)
+            registry.register(namespace, chunk.id, content, entry.key)
 
     def _line(self, result: Ingested, done: int) -> dict[str, Any]:
         chunk = result.chunk

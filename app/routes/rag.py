@@ -43,7 +43,16 @@ async def rag_plan(request: RagChatRequest, raw_request: Request) -> JSONRespons
         rendered = await render(state, ticket, chat_completion(request, chat_messages(request, marked)))
     if isinstance(rendered, ErrorResponse):
         return JSONResponse(rendered.model_dump(), status_code=rendered.error.code)
-    return JSONResponse(preview(state.engine_client, ticket.options, rendered.prompt, rendered.scope))
+    wants_prompt_logprobs = (request.model_extra or {}).get("prompt_logprobs") is not None
+    return JSONResponse(
+        preview(
+            state.engine_client,
+            ticket.options,
+            rendered.prompt,
+            rendered.scope,
+            wants_prompt_logprobs=wants_prompt_logprobs,
+        )
+    )
 
 
 def _with_report(response: dict[str, Any], ticket: Ticket) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A connector and a worker extension that make one mistake, chosen by the test, for the self-check to catch."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from engine_ext.connector import ChunkCacheConnector
 from engine_ext.layers import AttentionLayer
 from engine_ext.plan import BlockTransfer
+from engine_ext.scheduler import SchedulerHalf
 from engine_ext.worker import PoolDescription, WorkerHalf
 from engine_ext.worker_extension import ChunkCacheWorkerExtension
 from kernels.layout import BlockLayout
@@ -45,9 +47,28 @@ class FaultyWorkerHalf(WorkerHalf):
             super().load(transfers)
 
 
+LOST = (251, 252)
+"""The first n saves of a request whose prompt ends in these and n are not carried out."""
+
+
+class FaultySchedulerHalf(SchedulerHalf):
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost: Counter[tuple[int, ...]] = Counter()
+
+    def add_request(self, request: Any) -> None:
+        super().add_request(request)
+        tracked, prompt = self._tracked.get(request.request_id), tuple(request.prompt_token_ids)
+        if tracked and tracked.plan.saves and prompt[-3:-1] == LOST and self._lost[prompt] < prompt[-1]:
+            self._lost[prompt] += 1
+            tracked.num_prompt_tokens += 1 << 30  # a prefill that it never sees the end of
+
+
 class FaultyConnector(ChunkCacheConnector):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        if self.scheduler is not None:
+            self.scheduler = FaultySchedulerHalf()
         if self.worker is not None:
             half = self.worker
             self.worker = FaultyWorkerHalf(half.pool_bytes, half.page_tokens, half.engine_block_size)

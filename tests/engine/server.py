@@ -4,6 +4,7 @@
 import json
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,19 @@ class TesseraServer(ServerProcess):
 
     def chat(self, **body: Any) -> dict[str, Any]:
         return self.post("/v1/rag/chat", body)
+
+    def ingest(self, chunks: Sequence[Any], **fields: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The lines of `POST /v1/rag/chunks` and, apart from them, the summary."""
+        response = self.client.post("/v1/rag/chunks", json={"chunks": chunks, **fields})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "application/x-ndjson"
+        *lines, last = map(json.loads, response.text.splitlines())
+        return lines, last["summary"]
+
+    def get(self, path: str, status: int = 200, **params: Any) -> dict[str, Any]:
+        response = self.client.get(path, params=params)
+        assert response.status_code == status, response.text
+        return response.json()
 
     def stats(self) -> dict[str, Any]:
         stats = self.client.get("/v1/cache/stats").json()

@@ -3,6 +3,7 @@
 HTTP can't produce (of one token, or none) are exact.
 """
 
+import asyncio
 import dataclasses
 import os
 import random
@@ -23,6 +24,7 @@ from engine_ext.engine import ChunkEngine
 from engine_ext.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.startup import ChunkCacheOptions, prepare_cache, start_chunk_engine
 from engine_ext.vllm_compat import tokens_input
+from tests.engine.faults import LOST
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -124,7 +126,7 @@ async def test_faults_are_caught(engine: ChunkEngine, fault: str) -> None:
     reason = await prepare_with(engine, fault)
     assert isinstance(reason, str), f"the self-check passed with {fault}"
     assert reason.startswith("self-check failed: ")
-    report, _, _ = await ask(ChunkEngine(engine.llm, None, reason))
+    report, _, _ = await ask(ChunkEngine(engine.llm, None, reason, engine.limits))
     assert (report.mode, report.reason) == ("full", reason)
 
 
@@ -136,7 +138,7 @@ async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngi
     """A worker that lost its pages fails the load; the request runs in full attention, and the next one fills anew."""
     manager = await prepare_with(engine, "none")
     assert isinstance(manager, ChunkCacheManager)
-    fresh = ChunkEngine(engine.llm, manager, None)
+    fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
     first, _, _ = await ask(fresh)
     await engine.llm.collective_rpc("forget_page_tags")
     assert await engine.llm.reset_prefix_cache()
@@ -146,6 +148,38 @@ async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngi
     assert manager.metrics.refused_loads == 1
     again, _, _ = await ask(fresh)
     assert [chunk.status for chunk in again.chunks] == ["filled", "filled"]
+    manager.check_integrity()
+
+
+@pytest.mark.parametrize("strategy", list(PositionStrategy))
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(
+    engine: ChunkEngine, model: str, oracle: Any, lost: int, strategy: PositionStrategy
+) -> None:
+    manager = await prepare_with(engine, "none")
+    assert isinstance(manager, ChunkCacheManager)
+    fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
+    source = random.Random(str((lost, strategy)))
+    broken, sound = Chunk((*source.choices(range(10, 250), k=40), *LOST, lost)), Chunk(tuple(range(50, 80)))
+    prompt = ChunkedPrompt(PROMPT.system, (broken, sound), (7, 8, 9))
+    answers = await asyncio.gather(*(ask(fresh, prompt, strategy) for _ in range(6)))
+    if lost == 1:
+        assert {report.mode for report, _, _ in answers} == {"chunked"}
+        assert [report.chunks[0].status for report, _, _ in answers].count("filled") == 1
+        assert manager.metrics.fills == {"succeeded": 2, "failed": 1}
+    else:
+        assert {report.mode for report, _, _ in answers} == {"full"}
+        (reason,) = {report.reason for report, _, _ in answers}
+        assert (reason or "").startswith("a fill request failed")
+        assert "nothing saved" in (reason or "")
+        assert manager.metrics.fills == {"succeeded": 1, "failed": 2}
+        answers.append(await ask(fresh, prompt, strategy))
+        assert answers[-1][0].mode == "chunked"
+    segments = (list(prompt.system), [list(chunk.token_ids) for chunk in prompt.chunks], list(prompt.question))
+    for report, tokens, logprobs in answers:
+        of = strategy.value if report.mode == "chunked" else "full"
+        assert logprobs == pytest.approx(oracle(model).score(of, segments, tokens).logprobs, abs=1e-4)
+    assert manager.is_idle
     manager.check_integrity()
 
 
@@ -171,7 +205,7 @@ async def test_a_start_with_a_fault_serves_without_the_cache(
 async def test_a_reset_empties_the_chunk_cache(engine: ChunkEngine) -> None:
     manager = await prepare_with(engine, "none")
     assert isinstance(manager, ChunkCacheManager)
-    fresh = ChunkEngine(engine.llm, manager, None)
+    fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
     await ask(fresh)
     assert await fresh.reset_prefix_cache()
     assert manager.occupancy()["segments"] == 0

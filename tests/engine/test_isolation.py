@@ -114,6 +114,22 @@ def test_a_cache_salt_is_a_namespace_of_its_own(serve: Any, text: Text) -> None:
     assert statuses == ["filled", "filled", "hit"]
 
 
+def test_without_the_cache_there_are_no_chunks_to_manage(stock: TesseraServer) -> None:
+    off = "the chunk cache is off: switched off by --no-chunk-cache"
+    assert stock.post("/v1/rag/chunks", {"chunks": ["a"]}, 409)["error"]["message"] == off
+    assert stock.get("/v1/rag/chunks", 409)["error"]["message"] == off
+    for method in ("GET", "DELETE"):
+        assert stock.client.request(method, f"/v1/rag/chunks/{'f' * 32}").status_code == 409
+    assert stock.post("/v1/cache/clear", {}) == {"cleared": 0}
+    body = {"chunks": ["a"], "question": "?", "max_tokens": 1}
+    plan = stock.post("/v1/rag/plan", body)
+    assert plan == {"mode": "full", "reason": "switched off by --no-chunk-cache"}
+    assert stock.chat(**body)["cache"]["reason"] == plan["reason"]
+    by_id = {**body, "chunks": [{"id": "a"}]}
+    for path in ("/v1/rag/chat", "/v1/rag/plan"):
+        assert "the chunk cache is off" in stock.post(path, by_id, 404)["error"]["message"]
+
+
 def test_clients_cannot_send_transfer_plans(serve: Any) -> None:
     server = serve("tiny-llama")
     plan = {"tessera": {"loads": [[0, 8, 0, 1, [0]]], "saves": []}}

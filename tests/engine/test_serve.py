@@ -6,17 +6,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from app.server_process import ROOT
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, group_members
-from tests.engine.test_exactness import ask, assert_exact
+from tests.engine.server import TesseraServer, group_members, token_logprobs
+from tests.engine.test_exactness import ask, assert_exact, statuses
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
@@ -64,6 +66,50 @@ def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraSe
     time.sleep(3)
     assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
     wait_until_gone(server.process.pid)
+
+
+def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
+    start: Callable[..., TesseraServer], oracle: Any, text: Callable[[int], str]
+) -> None:
+    """SIGTERM during an ingestion and requests: they end somehow, the processes end, and nothing stays behind."""
+    server = start().wait_ready()
+    system, chunks = text(20), [text(300), text(120)]
+    before = {name: ask(server, name, chunks, "What?", system=system) for name in ("shared", "offset")}
+    many = {"chunks": [text(2000) for _ in range(200)], "pin": True}
+    asked = {"chunks": [text(2000), *chunks], "question": "What?", "max_tokens": 200, "ignore_eos": True}
+    ended: list[str] = []
+
+    def send(path: str, body: dict[str, Any]) -> None:
+        try:
+            ended.append(str(httpx.post(f"{server.url}{path}", json=body, timeout=120).status_code))
+        except httpx.HTTPError as error:
+            ended.append(type(error).__name__)
+
+    requests = [("/v1/rag/chunks", many), *[("/v1/rag/chat", {**asked, "stream": bool(i % 2)}) for i in range(6)]]
+    threads = [threading.Thread(target=send, args=request) for request in requests]
+    for thread in threads:
+        thread.start()
+    while server.stats()["occupancy"]["leases"] < 3:
+        time.sleep(0.01)
+    group, port = server.process.pid, server.port
+    assert server.stop(signal.SIGTERM) == 0
+    wait_until_gone(group)
+    for thread in threads:
+        thread.join()
+    assert len(ended) == len(requests)
+    assert "Traceback" not in server.log.read_text()
+
+    again = start(port=port).wait_ready()
+    try:
+        assert again.stats()["occupancy"]["segments"] == 0
+        for name, answer in before.items():
+            for status in ("filled", "hit"):
+                response = ask(again, name, chunks, "What?", system=system, cache={"namespace": name})
+                assert statuses(response) == [status] * 2
+                assert token_logprobs(response) == pytest.approx(token_logprobs(answer), abs=1e-5)
+        assert_exact(response, oracle("tiny-llama"), name)
+    finally:
+        again.stop()
 
 
 def wait_until_gone(group: int) -> None:

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's engine client without an engine: requests take turns of the event loop, pages remember their tags."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+
+from cache.config import ChunkCacheConfig
+from cache.layout import Chunk, ChunkedPrompt
+from cache.manager import ChunkCacheManager
+from cache.report import CacheReport
+from engine_ext.engine import ChunkEngine, FillLimits
+from engine_ext.plan import Span, TransferPlan
+from engine_ext.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
+from tests.cache.helpers import PAGE_TOKENS, Clock
+
+
+class FakeLLM:
+    """``pages`` maps a page to the tag and the tokens that were saved on it; loads are compared with them.
+
+    ``loses`` is asked whether a request's save gets lost; ``num_others`` are requests of somebody else.
+    """
+
+    renderer = None
+
+    def __init__(self) -> None:
+        self.model_config = SimpleNamespace(max_model_len=100_000)
+        self.vllm_config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(policy="fcfs"),
+            observability_config=SimpleNamespace(otlp_traces_endpoint=None),
+        )
+        self.pages: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.computed: Counter[tuple[int, ...]] = Counter()
+        self.running: set[str] = set()
+        self.num_others = 0
+        self.loses: Callable[[tuple[int, ...]], bool] = lambda prompt_ids: False
+        self.work: Callable[[int], Any] = lambda num_tokens: turns(3)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self.running) + self.num_others
+
+    async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
+        assert request_id not in self.running
+        prompt_ids = tuple(prompt["prompt_token_ids"])
+        plan = TransferPlan.from_params((params.extra_args or {}).get("kv_transfer_params")) or TransferPlan()
+        self.running.add(request_id)
+        try:
+            self._load(plan.loads, prompt_ids)
+            await self.work(len(prompt_ids) - plan.num_loaded_tokens)
+            is_saved = not self.loses(prompt_ids)
+            if is_saved:
+                self._save(plan.saves, prompt_ids)
+            yield _output(plan, is_saved)
+        finally:
+            self.running.remove(request_id)
+
+    def _load(self, spans: Sequence[Span], prompt_ids: tuple[int, ...]) -> None:
+        for span in spans:
+            wanted = (span.tag, prompt_ids[span.start : span.end])
+            assert [self.pages.get(page) for page in span.pages] == [wanted] * len(span.pages)
+
+    def _save(self, spans: Sequence[Span], prompt_ids: tuple[int, ...]) -> None:
+        for span in spans:
+            tokens = prompt_ids[span.start : span.end]
+            self.computed[tokens] += 1
+            self.pages.update(dict.fromkeys(span.pages, (span.tag, tokens)))
+
+
+def _output(plan: TransferPlan, is_saved: bool) -> Any:
+    return SimpleNamespace(
+        finished=True,
+        metrics=None,
+        num_cached_tokens=plan.num_loaded_tokens,
+        outputs=[SimpleNamespace(finish_reason="length")],
+        kv_transfer_params={"saved": is_saved} if plan.saves else None,
+    )
+
+
+async def turns(number: int) -> None:
+    """Lets everybody else run so many times."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def make_engine(num_pages: int = 64, max_running: int = 4) -> tuple[ChunkEngine, FakeLLM]:
+    llm: Any = FakeLLM()
+    manager = ChunkCacheManager(ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine"), Clock())
+    return ChunkEngine(llm, manager, None, FillLimits(max_running)), llm
+
+
+async def ask(engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions | None = None) -> CacheReport:
+    """The report of one request."""
+    ticket = Ticket(options or CacheOptions(), (None,) * len(prompt.chunks))
+    engine_input: Any = {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: ChunkedRequest(ticket, prompt)}
+    async for _ in engine.generate(engine_input, SamplingParams(max_tokens=1), f"request-{id(ticket)}"):
+        pass
+    assert ticket.report is not None
+    return ticket.report
+
+
+def chunk(first: int, length: int) -> Chunk:
+    return Chunk(tuple(range(first, first + length)))

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests over the same missing chunks, without an engine: every point in time at which one of them may leave or fail.
+
+The fake engine compares the tag and the tokens of every page that is loaded with what was saved there last.
+"""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.index import EntryState
+from cache.layout import ChunkedPrompt
+from cache.manager import Removal
+from cache.report import CacheReport
+from engine_ext.engine import ChunkEngine
+from engine_ext.request import CacheOptions
+from tests.engine_ext.fake_llm import FakeLLM, ask, chunk, make_engine, turns
+
+SYSTEM = (1, 2, 3, 4, 5)
+A, B, C, D = chunk(100, 3), chunk(200, 9), chunk(300, 6), chunk(400, 14)
+OFFERED = (A, B, C, D)
+
+
+def prompt(*chunks: Any, opening: tuple[int, ...] | None = None) -> ChunkedPrompt:
+    return ChunkedPrompt(SYSTEM, chunks, (9, 9), opening)
+
+
+def statuses(report: CacheReport) -> list[str | None]:
+    return [chunk.status for chunk in report.chunks]
+
+
+def assert_idle(engine: ChunkEngine, llm: FakeLLM) -> None:
+    assert engine.manager is not None
+    assert engine.fills is not None
+    assert engine.manager.is_idle
+    engine.manager.check_integrity()
+    assert engine.disabled_reason is None
+    assert (engine.fills.num_running, engine.fills.num_queued, llm.running) == (0, 0, set())
+
+
+async def test_many_requests_compute_each_chunk_once():
+    engine, llm = make_engine()
+    orders = [prompt(A, B, C), prompt(C, A, B), prompt(B, C)]
+    reports = await asyncio.gather(*(ask(engine, orders[i % 3]) for i in range(60)))
+    assert Counter(status for report in reports for status in statuses(report))["filled"] == 3
+    assert llm.computed == {SYSTEM: 1, A.token_ids: 1, B.token_ids: 1, C.token_ids: 1}
+    assert_idle(engine, llm)
+
+
+@pytest.mark.parametrize("max_running", [1, 4])
+@pytest.mark.parametrize("others_come_after", [0, 1, 3, 6])
+async def test_whoever_started_the_fills_may_leave_at_any_turn(max_running, others_come_after):
+    aborted = 0
+    for leaves_after in range(30):
+        engine, llm = make_engine(max_running=max_running)
+        starter = asyncio.create_task(ask(engine, prompt(A, B, C)))
+        others: list[asyncio.Task[CacheReport]] = []
+        for turn in range(max(leaves_after, others_come_after) + 1):
+            if turn == others_come_after:
+                others = [asyncio.create_task(ask(engine, prompt(*order))) for order in ((C, B), (A, C, B))]
+            if turn == leaves_after:
+                starter.cancel()
+            await turns(1)
+        reports = await asyncio.gather(*others)
+        await asyncio.gather(starter, return_exceptions=True)
+        await turns(5)
+        assert [report.mode for report in reports] == ["chunked"] * 2
+        assert llm.computed == {SYSTEM: 1, A.token_ids: 1, B.token_ids: 1, C.token_ids: 1}
+        assert engine.manager.metrics.fills["failed"] == 0
+        aborted += engine.manager.metrics.fills["aborted"]
+        assert_idle(engine, llm)
+    assert aborted or others_come_after < 3, "no fill was ever given up; the test shows less than it says"
+
+
+async def test_a_chunk_that_nobody_waits_for_is_given_up_while_the_others_go_on():
+    engine, llm = make_engine()
+    starter, other = (asyncio.create_task(ask(engine, prompt(*chunks))) for chunks in ((A, B), (B, C)))
+    await turns(3)
+    starter.cancel()
+    assert statuses(await other) == ["waited", "filled"]
+    assert A.token_ids not in llm.computed or llm.computed[SYSTEM] == 1
+    assert_idle(engine, llm)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+async def test_a_lost_fill_is_done_once_more_by_one_of_those_who_waited(lost):
+    engine, llm = make_engine()
+    attempts: Counter[tuple[int, ...]] = Counter()
+
+    def loses(prompt_ids: tuple[int, ...]) -> bool:
+        attempts[prompt_ids] += 1
+        return prompt_ids == (*SYSTEM, *B.token_ids) and attempts[prompt_ids] <= lost
+
+    llm.loses = loses
+    reports = await asyncio.gather(*(ask(engine, prompt(A, B)) for _ in range(10)))
+    assert attempts[(*SYSTEM, *A.token_ids)] == 1
+    if lost == 1:
+        assert [report.mode for report in reports] == ["chunked"] * 10
+        assert Counter(report.chunks[1].status for report in reports)["filled"] == 1
+        assert engine.manager.metrics.fills == {"succeeded": 2, "failed": 1}
+    else:
+        assert [report.mode for report in reports] == ["full"] * 10
+        assert {report.reason for report in reports} == {
+            "a fill request failed: FillError(\"it ended with 'length', nothing saved\")"
+        }
+        assert engine.manager.metrics.fills == {"succeeded": 1, "failed": 2}
+        assert engine.manager.metrics.full_reasons == {"fill failed": 10}
+    assert (await ask(engine, prompt(A, B))).mode == "chunked"
+    assert_idle(engine, llm)
+
+
+async def test_an_engine_error_in_a_fill_is_a_lost_fill():
+    engine, llm = make_engine()
+
+    async def breaks(num_tokens: int) -> None:
+        await turns(2)
+        if num_tokens > len(SYSTEM) + 2:
+            raise RuntimeError("the engine is on fire")
+
+    llm.work = breaks
+    with pytest.raises(RuntimeError):  # full attention meets the same engine
+        await ask(engine, prompt(A, B))
+    assert engine.manager.metrics.fills == {"failed": 4}
+    assert_idle(engine, llm)
+
+
+Event = dict[str, Any]
+REQUEST = st.fixed_dictionaries(
+    {
+        "chunks": st.lists(st.sampled_from(OFFERED), min_size=1, max_size=3),
+        "opening": st.sampled_from([None, (), SYSTEM[:2]]),
+        "namespace": st.sampled_from(["one", "two"]),
+        "comes": st.integers(0, 25),
+        "stays": st.integers(0, 25) | st.none(),
+    }
+)
+DISTURBANCE = st.tuples(st.integers(0, 40), st.sampled_from(["clear", "clear one", "delete", "pin", "expire"]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    requests=st.lists(REQUEST, min_size=1, max_size=8),
+    disturbances=st.lists(DISTURBANCE, max_size=8),
+    lost=st.sets(st.integers(0, 15), max_size=5),
+    num_pages=st.sampled_from([8, 14, 40]),
+    max_running=st.sampled_from([1, 3]),
+)
+def test_whatever_happens_meanwhile_requests_load_what_they_asked_for(
+    requests, disturbances, lost, num_pages, max_running
+):
+    asyncio.run(disturbed(requests, disturbances, lost, num_pages, max_running))
+
+
+async def disturbed(
+    requests: list[Event], disturbances: list[tuple[int, str]], lost: set[int], num_pages: int, max_running: int
+) -> None:
+    """Requests come and leave, saves get lost, and entries are dropped, each at its turn."""
+    engine, llm = make_engine(num_pages, max_running=max_running)
+    fills = iter(range(1000))
+    llm.loses = lambda prompt_ids: prompt_ids[-2:] != (9, 9) and next(fills) in lost
+    tasks: dict[int, asyncio.Task[CacheReport]] = {}
+    for turn in range(80):
+        for i, request in enumerate(requests):
+            if turn == request["comes"]:
+                options = CacheOptions(namespace=request["namespace"])
+                wanted = prompt(*request["chunks"], opening=request["opening"])
+                tasks[i] = asyncio.create_task(ask(engine, wanted, options))
+            if request["stays"] is not None and turn == request["comes"] + request["stays"]:
+                tasks[i].cancel()
+        for _, what in filter(lambda disturbance: disturbance[0] == turn, disturbances):
+            disturb(engine, what)
+        await turns(1)
+        engine.manager.check_integrity()
+    results = await asyncio.gather(*tasks.values(), return_exceptions=True)
+    await turns(10)
+    for result in results:
+        assert isinstance(result, CacheReport | asyncio.CancelledError), result
+        if isinstance(result, CacheReport) and result.mode == "full":
+            assert_explained(result.reason, lost, num_pages)
+    assert_idle(engine, llm)
+
+
+def assert_explained(reason: str | None, lost: set[int], num_pages: int) -> None:
+    assert reason is not None
+    if "more pages of 4 tokens" in reason:
+        assert num_pages < 40, "these always fit"
+    else:
+        assert reason.startswith("a fill request failed")
+        assert lost
+
+
+def disturb(engine: ChunkEngine, what: str) -> None:
+    manager = engine.manager
+    oldest = next((entry for entry in manager.index), None)
+    if what == "clear":
+        manager.clear()
+    elif what == "clear one":
+        manager.clear("one")
+    elif oldest is None:
+        return
+    elif what == "delete":
+        manager.detach(oldest, Removal.DELETED)
+    elif what == "pin" and oldest.state is EntryState.READY:
+        if oldest.num_pages <= manager.config.num_pages // 2 and not oldest.pinned:
+            manager.retain(oldest, pinned=True, expires_at=None)
+    elif what == "expire":
+        manager.retain(oldest, pinned=oldest.pinned, expires_at=0.0)
+        manager.expire()
