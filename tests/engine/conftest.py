@@ -28,7 +28,7 @@ COMMON = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "tests/engine" in str(item.path):
+        if "tests/engine/" in str(item.path):
             item.add_marker(pytest.mark.engine)
 
 
