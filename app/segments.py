@@ -4,6 +4,7 @@
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -162,5 +163,8 @@ def _check_length(prompt: ChunkedPrompt | None, num_tokens: int, tok_params: Any
 
 
 def _segment_lengths(prompt: ChunkedPrompt) -> str:
-    chunks = ", ".join(f"chunk {i}: {len(chunk.token_ids)}" for i, chunk in enumerate(prompt.chunks))
+    lengths: Counter[int] = Counter()
+    for chunk in prompt.chunks:  # a long document is several
+        lengths[chunk.document] += len(chunk.token_ids)
+    chunks = ", ".join(f"chunk {document}: {length}" for document, length in lengths.items())
     return f"system: {len(prompt.system)}, {chunks}, question: {len(prompt.question)}"

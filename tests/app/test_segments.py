@@ -14,7 +14,9 @@ from engine_ext.request import REQUEST_KEY, CacheOptions, Ticket
 from engine_ext.vllm_compat import ChatParams
 from tests.app.helpers import CONTROL, make_tokenizer
 
-PROMPT = ChunkedPrompt((1,) * 5, (Chunk((1,) * 7), Chunk((1,) * 11)), (1,) * 3)
+PROMPT = ChunkedPrompt(
+    (1,) * 5, (Chunk((1,) * 7), Chunk((1,) * 8, document=1), Chunk((1,) * 3, document=1, part=(2, 2))), (1,) * 3
+)
 
 
 def limits(total=100, output=None, truncate=None, special=False):
