@@ -33,6 +33,8 @@ from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_
 # Each goes around those before it. vLLM imports them by name.
 MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in (DocumentsMiddleware, RetryAfterMiddleware)]
 _CPU_KV_CACHE_BYTES = 2 << 30
+GRACE_S = 15
+"""How long requests may go on after SIGTERM before they are cut off."""
 
 
 async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, settings: Settings) -> FastAPI:
@@ -146,4 +148,6 @@ def _uvicorn_options(args: argparse.Namespace) -> dict[str, Any]:
         "ssl_ciphers": args.ssl_ciphers,
         "h11_max_incomplete_event_size": args.h11_max_incomplete_event_size,
         "h11_max_header_count": args.h11_max_header_count,
+        # A stream (of an ingest, say) may have hours to go.
+        "timeout_graceful_shutdown": GRACE_S,
     }

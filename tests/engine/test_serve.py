@@ -97,7 +97,6 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     for thread in threads:
         thread.join()
     assert len(ended) == len(requests)
-    assert "Traceback" not in server.log.read_text()
 
     again = start(port=port).wait_ready()
     try:
