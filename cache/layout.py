@@ -18,7 +18,7 @@ the constant opening in scope ``isolated``), ``L`` a chunk's length, ``o_i`` the
 ``D = N - (S + max(L))``.
 """
 
-from array import array
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,18 +31,18 @@ PackedTokens = bytes
 
 
 def pack(token_ids: TokenIds) -> PackedTokens:
-    """The ids' bytes; raises ``OverflowError`` for ids of more than 31 bits."""
-    return array("i", token_ids).tobytes()
+    """The ids' bytes; raises ``struct.error`` for ids of more than 31 bits."""
+    return struct.pack(f"{len(token_ids)}i", *token_ids)
 
 
 def unpack(packed: PackedTokens) -> TokenIds:
     """The ids that :func:`pack` was given."""
-    return tuple(array("i", packed))
+    return struct.unpack(f"{packed_length(packed)}i", packed)
 
 
 def packed_length(packed: PackedTokens) -> int:
     """Number of packed ids."""
-    return len(packed) // array("i").itemsize
+    return len(packed) // struct.calcsize("i")
 
 
 class PositionStrategy(StrEnum):

@@ -24,7 +24,8 @@ class ChunkBlockPool:
         if num_pages > len(self._free):
             raise MemoryError(f"{num_pages} pages wanted, {len(self._free)} of {self.num_pages} free")
         split = len(self._free) - num_pages
-        pages, self._free = self._free[split:], self._free[:split]
+        pages = self._free[split:]
+        del self._free[split:]
         for page in pages:
             self._is_free[page] = 0
         return sorted(pages)
