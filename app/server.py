@@ -16,6 +16,7 @@ from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from app.cut_off import CutOffMiddleware
 from app.logs import configure_logging
 from app.marks import Marks
 from app.middleware import DocumentsMiddleware
@@ -31,10 +32,11 @@ from engine_ext.support import check_flags
 from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 
 # Each goes around those before it. vLLM imports them by name.
-MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in (DocumentsMiddleware, RetryAfterMiddleware)]
+_MIDDLEWARE = (DocumentsMiddleware, CutOffMiddleware, RetryAfterMiddleware)
+MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in _MIDDLEWARE]
 _CPU_KV_CACHE_BYTES = 2 << 30
-GRACE_S = 15
-"""How long requests may go on after SIGTERM before they are cut off."""
+GRACE_S = 1
+"""How long responses may go on after the engine has stopped (when vLLM's ``--shutdown-timeout`` is over)."""
 
 
 async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, settings: Settings) -> FastAPI:
@@ -148,6 +150,5 @@ def _uvicorn_options(args: argparse.Namespace) -> dict[str, Any]:
         "ssl_ciphers": args.ssl_ciphers,
         "h11_max_incomplete_event_size": args.h11_max_incomplete_event_size,
         "h11_max_header_count": args.h11_max_header_count,
-        # A stream (of an ingest, say) may have hours to go.
         "timeout_graceful_shutdown": GRACE_S,
     }

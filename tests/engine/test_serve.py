@@ -68,7 +68,6 @@ def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraSe
     wait_until_gone(server.process.pid)
 
 
-@pytest.mark.xfail(strict=False, reason="not seen to pass since the stop cuts streams off; see docs/status.md")
 def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     start: Callable[..., TesseraServer], oracle: Any, text: Callable[[int], str]
 ) -> None:
@@ -98,6 +97,7 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     for thread in threads:
         thread.join()
     assert len(ended) == len(requests)
+    assert "Exception in ASGI application" not in server.log.read_text()
 
     again = start(port=port).wait_ready()
     try:
