@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class CutOffMiddleware:
-    """Ends requests that the HTTP server cancels, as it does when it stops: in words, or by closing if a part is sent."""
+    """Ends requests that the HTTP server cancels, as it does when it stops: in words, or by closing once begun."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

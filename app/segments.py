@@ -14,8 +14,8 @@ from vllm.exceptions import VLLMValidationError
 from app.documents import Document
 from app.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.tokenization import SegmentTokenizer
-from cache.layout import Chunk, ChunkedPrompt
-from engine_ext.request import REQUEST_KEY, ChunkedRequest
+from cache.layout import Chunk, ChunkedPrompt, split_packed
+from engine_ext.request import REQUEST_KEY, ChunkedRequest, cache_scope
 from engine_ext.vllm_compat import ChatParams, tokens_input
 
 
@@ -72,9 +72,9 @@ class SegmentRenderer:
         tok_params = tok_params or self._renderer.default_cmpl_tok_params
         return [await self._engine_input(self._split(str(t)), "", tok_params, prompt_extras) for t in texts]
 
-    def chunks(self, document: Document, index: int) -> list[Chunk]:
+    def chunks(self, document: Document, index: int, namespace: str) -> list[Chunk]:
         """A document as one chunk, or as several if it is longer than a chunk may be; safe in any thread."""
-        return self._chunks(document.render(), document.id, index)
+        return self._chunks(document.render(), document.id, index, namespace)
 
     def _split(self, text: str) -> MarkedPrompt:
         try:
@@ -105,17 +105,21 @@ class SegmentRenderer:
     async def _engine_input(
         self, marked: MarkedPrompt, opening: str, tok_params: Any, prompt_extras: dict[str, Any] | None
     ) -> Any:
-        request, token_ids = await asyncio.to_thread(self._tokenize, marked, opening, tok_params.add_special_tokens)
+        salt = (prompt_extras or {}).get("cache_salt")
+        namespace = cache_scope(marked.ticket.options, salt).namespace
+        request, token_ids = await asyncio.to_thread(
+            self._tokenize, marked, opening, tok_params.add_special_tokens, namespace
+        )
         _check_length(request.prompt, len(token_ids), tok_params)
         engine_input: dict[str, Any] = {
-            **tokens_input(token_ids, prompt=marked.text, cache_salt=(prompt_extras or {}).get("cache_salt")),
+            **tokens_input(token_ids, prompt=marked.text, cache_salt=salt),
             "arrival_time": time.time(),
             REQUEST_KEY: request,
         }
         return engine_input
 
     def _tokenize(
-        self, marked: MarkedPrompt, opening: str, add_special_tokens: bool
+        self, marked: MarkedPrompt, opening: str, add_special_tokens: bool, namespace: str
     ) -> tuple[ChunkedRequest, list[int]]:
         encode = self._tokenizer.encode_template
         if not marked.chunks:
@@ -125,17 +129,17 @@ class SegmentRenderer:
         documents = enumerate(zip(marked.chunks, marked.ticket.chunk_ids, strict=True))
         prompt = ChunkedPrompt(
             encode(marked.system, add_special_tokens=add_special_tokens),
-            tuple(chunk for i, (text, id) in documents for chunk in self._chunks(text, id, i)),
+            tuple(chunk for i, (text, id) in documents for chunk in self._chunks(text, id, i, namespace)),
             encode(marked.question),
             encode(opening, add_special_tokens=add_special_tokens) if is_isolated else None,
         )
         return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
 
-    def _chunks(self, text: str, id: str | None, document: int) -> list[Chunk]:
-        token_ids, size = self._tokenizer.encode_document(text), self._max_chunk_tokens
-        pieces = [token_ids[start : start + size] for start in range(0, len(token_ids), size)]
+    def _chunks(self, text: str, id: str | None, document: int, namespace: str) -> list[Chunk]:
+        tokens = self._tokenizer.pack_document(text, namespace)
+        pieces = split_packed(tokens, self._max_chunk_tokens)
         if len(pieces) == 1:
-            return [Chunk(token_ids, id, document)]
+            return [Chunk(tokens, id, document)]
         return [Chunk(piece, id, document, (number, len(pieces))) for number, piece in enumerate(pieces, start=1)]
 
 
@@ -165,6 +169,6 @@ def _check_length(prompt: ChunkedPrompt | None, num_tokens: int, tok_params: Any
 def _segment_lengths(prompt: ChunkedPrompt) -> str:
     lengths: Counter[int] = Counter()
     for chunk in prompt.chunks:  # a long document is several
-        lengths[chunk.document] += len(chunk.token_ids)
+        lengths[chunk.document] += chunk.num_tokens
     chunks = ", ".join(f"chunk {document}: {length}" for document, length in lengths.items())
     return f"system: {len(prompt.system)}, {chunks}, question: {len(prompt.question)}"

@@ -23,7 +23,7 @@ import torch
 
 from cache.config import ChunkCacheConfig
 from cache.hashing import CacheScope
-from cache.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy
+from cache.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy, pack
 from cache.manager import ChunkCacheManager
 from kernels.paged import LayerKV, load_rows, make_pool, save_rows
 from kernels.rope import RotaryFrequencies
@@ -62,7 +62,7 @@ def _lease_and_release(manager: ChunkCacheManager, prompt: ChunkedPrompt) -> Non
 
 
 def _prompt(system: tuple[int, ...], texts: list[tuple[int, ...]]) -> ChunkedPrompt:
-    return ChunkedPrompt(system, tuple(map(Chunk, texts)), (1,))
+    return ChunkedPrompt(system, tuple(map(Chunk, map(pack, texts))), (1,))
 
 
 def _copies(texts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -45,6 +45,12 @@ def packed_length(packed: PackedTokens) -> int:
     return len(packed) // struct.calcsize("i")
 
 
+def split_packed(packed: PackedTokens, num_tokens: int) -> list[PackedTokens]:
+    """``packed`` in pieces of ``num_tokens``, the last one of what is left."""
+    size = num_tokens * struct.calcsize("i")
+    return [packed[start : start + size] for start in range(0, len(packed), size)]
+
+
 class PositionStrategy(StrEnum):
     """How chunks are placed relative to each other."""
 
@@ -56,7 +62,7 @@ class PositionStrategy(StrEnum):
 class Chunk:
     """One document chunk of a request, or one part of a document that is longer than a chunk may be."""
 
-    token_ids: TokenIds
+    packed: PackedTokens
     id: str | None = None
     """The document's, as its sender named it."""
     document: int = 0
@@ -64,10 +70,15 @@ class Chunk:
     part: tuple[int, int] | None = None
     """``(2, 3)`` for the second of three parts."""
 
-    @cached_property
-    def packed(self) -> PackedTokens:
-        """The token ids packed."""
-        return pack(self.token_ids)
+    @property
+    def token_ids(self) -> TokenIds:
+        """The chunk's tokens."""
+        return unpack(self.packed)
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the chunk."""
+        return packed_length(self.packed)
 
     @property
     def label(self) -> dict[str, Any]:
@@ -91,17 +102,13 @@ class ChunkedPrompt:
     def __post_init__(self) -> None:
         if not self.question:
             raise ValueError("the question segment has no tokens; the engine must compute at least one")
-        if any(not chunk.token_ids for chunk in self.chunks):
+        if any(not chunk.packed for chunk in self.chunks):
             raise ValueError("a chunk has no tokens")
 
     @cached_property
     def token_ids(self) -> list[int]:
         """All tokens in the order in which the engine sees them."""
-        ids = list(self.system)
-        for chunk in self.chunks:
-            ids.extend(chunk.token_ids)
-        ids.extend(self.question)
-        return ids
+        return [*self.system, *unpack(b"".join(chunk.packed for chunk in self.chunks)), *self.question]
 
     @property
     def chunk_prefix(self) -> TokenIds:
@@ -147,7 +154,7 @@ class PositionReindexer:
 
     def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
         """The layout of ``prompt``; raises ``ValueError`` for a prompt without chunks."""
-        lengths = [len(chunk.token_ids) for chunk in prompt.chunks]
+        lengths = [chunk.num_tokens for chunk in prompt.chunks]
         if not lengths:
             raise ValueError("a prompt without chunks has no chunk layout")
         place = self._shared if strategy is PositionStrategy.SHARED else self._offset

@@ -18,7 +18,7 @@ class ChunkReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {**self.chunk.label, "key": self.key, "tokens": len(self.chunk.token_ids), "status": self.status}
+        return {**self.chunk.label, "key": self.key, "tokens": self.chunk.num_tokens, "status": self.status}
 
 
 @dataclass(slots=True)

@@ -117,7 +117,7 @@ class BackgroundFills:
     def _start(self, ingestion: Ingestion, chunk: Chunk, name: str) -> tuple[Lease, list[FillTask]]:
         engine, prompt = self._engine, replace(ingestion.frame, chunks=(chunk,))
         assert engine.fills is not None
-        num_tokens, limit = len(prompt.chunk_prefix) + len(chunk.token_ids), engine.llm.model_config.max_model_len
+        num_tokens, limit = len(prompt.chunk_prefix) + chunk.num_tokens, engine.llm.model_config.max_model_len
         if num_tokens >= limit:
             raise FullAttentionError("too long", f"{num_tokens} tokens don't fit the model's context length of {limit}")
         lease = engine.acquire(prompt, engine.layout(prompt, PositionStrategy.SHARED), ingestion.scope)
@@ -151,9 +151,9 @@ class _Queue:
     def take(self, num_tokens: int) -> list[Chunk]:
         """The next chunk, and those after it that don't exceed ``num_tokens`` together."""
         taken: list[Chunk] = []
-        while self._chunks and (not taken or len(self._chunks[0].token_ids) <= num_tokens):
+        while self._chunks and (not taken or self._chunks[0].num_tokens <= num_tokens):
             taken.append(self._chunks.popleft())
-            num_tokens -= len(taken[-1].token_ids)
+            num_tokens -= taken[-1].num_tokens
         return taken
 
     def put_back(self, chunks: Sequence[Chunk]) -> None:

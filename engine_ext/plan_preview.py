@@ -77,7 +77,7 @@ def _does_not_fit(manager: ChunkCacheManager, found: Lookup) -> str | None:
 def _chunks(prompt: ChunkedPrompt, found: Lookup) -> list[dict[str, Any]]:
     wanted = [w for w in found.segments if not w.is_system]
     return [
-        {**chunk.label, "key": str(w.key), "tokens": len(chunk.token_ids), "status": _status(w)}
+        {**chunk.label, "key": str(w.key), "tokens": chunk.num_tokens, "status": _status(w)}
         for chunk, w in zip(prompt.chunks, wanted, strict=True)
     ]
 

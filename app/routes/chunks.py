@@ -146,7 +146,7 @@ class _Ingest:
         background, renderer = self.engine.background, self.engine.renderer
         assert background is not None
         assert self.rendered.prompt is not None
-        chunks = await asyncio.to_thread(_chunks, renderer, self.documents)
+        chunks = await asyncio.to_thread(_chunks, renderer, self.documents, self.rendered.scope.namespace)
         ingestion = Ingestion(
             self.rendered.prompt,
             self.rendered.scope,
@@ -177,11 +177,11 @@ class _Ingest:
         self.statuses[result.status or "failed"] += 1
         if result.status is not None and result.key is not None:
             self.keys.add(result.key)
-            self.tokens += len(chunk.token_ids)
+            self.tokens += chunk.num_tokens
         return {
             **chunk.label,
             "key": result.key,
-            "tokens": len(chunk.token_ids),
+            "tokens": chunk.num_tokens,
             "status": result.status or "failed",
             **({"error": result.error} if result.error else {}),
             "progress": {"done": done, "total": len(self.documents)},
@@ -199,8 +199,8 @@ class _Ingest:
         }
 
 
-def _chunks(renderer: SegmentRenderer, documents: list[Document]) -> list[Chunk]:
-    return [chunk for i, document in enumerate(documents) for chunk in renderer.chunks(document, i)]
+def _chunks(renderer: SegmentRenderer, documents: list[Document], namespace: str) -> list[Chunk]:
+    return [chunk for i, document in enumerate(documents) for chunk in renderer.chunks(document, i, namespace)]
 
 
 async def _frame(request: IngestRequest, ticket: Ticket, state: Any) -> Rendered | ErrorResponse:

@@ -8,7 +8,7 @@ import pytest
 
 from app.logs import configure_logging
 from app.settings import Settings
-from cache.layout import Chunk, PositionStrategy
+from cache.layout import Chunk, PositionStrategy, pack
 from cache.lease import ChunkStatus
 from cache.report import CacheReport, ChunkReport, TokenCounts
 from engine_ext.request_log import log_finished
@@ -27,7 +27,7 @@ def _unconfigured():
 
 
 def make_report(**kwargs) -> CacheReport:
-    chunks = [ChunkReport(Chunk((1, 2)), "k", status) for status in (ChunkStatus.HIT, ChunkStatus.HIT, "filled")]
+    chunks = [ChunkReport(Chunk(pack((1, 2))), "k", status) for status in (ChunkStatus.HIT, ChunkStatus.HIT, "filled")]
     return CacheReport(
         PositionStrategy.SHARED,
         "system",

@@ -9,13 +9,19 @@ from vllm.exceptions import VLLMValidationError
 from app.documents import Document
 from app.marks import Marks
 from app.segments import SegmentRenderer, _check_length
-from cache.layout import Chunk, ChunkedPrompt
+from cache.layout import Chunk, ChunkedPrompt, pack
 from engine_ext.request import REQUEST_KEY, CacheOptions, Ticket
 from engine_ext.vllm_compat import ChatParams
 from tests.app.helpers import CONTROL, make_tokenizer
 
 PROMPT = ChunkedPrompt(
-    (1,) * 5, (Chunk((1,) * 7), Chunk((1,) * 8, document=1), Chunk((1,) * 3, document=1, part=(2, 2))), (1,) * 3
+    (1,) * 5,
+    (
+        Chunk(pack((1,) * 7)),
+        Chunk(pack((1,) * 8), document=1),
+        Chunk(pack((1,) * 3), document=1, part=(2, 2)),
+    ),
+    (1,) * 3,
 )
 
 
@@ -185,7 +191,7 @@ async def test_a_document_longer_than_a_chunk_may_be_is_several(marks):
     prompt, whole = engine_input[REQUEST_KEY].prompt, make_tokenizer().encode("two\n\n")
     pieces = [chunk for chunk in prompt.chunks if chunk.document == 1]
     assert [token for chunk in pieces for token in chunk.token_ids] == whole
-    assert [(len(chunk.token_ids), chunk.part, chunk.id) for chunk in pieces] == [(4, (1, 2), None), (1, (2, 2), None)]
+    assert [(chunk.num_tokens, chunk.part, chunk.id) for chunk in pieces] == [(4, (1, 2), None), (1, (2, 2), None)]
     assert {chunk.id for chunk in prompt.chunks if chunk.document == 0} == {"d1"}
     assert engine_input["prompt"] == "<s>one </s>\n\ntwo\n\nwhy?</s>"
 

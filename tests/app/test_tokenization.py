@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.tokenization import SegmentTokenizer
+from cache.layout import unpack
 from tests.app.helpers import ADDED, CONTROL, WHITESPACE, make_tokenizer
 
 # The whitespace token comes first here; in which order they come must not matter, see the last test.
@@ -18,6 +19,14 @@ TOKENIZERS = {
     "spelled by merges": {"added": ORDERED, "spelled": CONTROL},
     "spelled as words": {"added": ORDERED, "spelled": CONTROL, "ignore_merges": True},
 }
+
+
+def test_a_document_is_tokenized_once_per_namespace(segments, monkeypatch):
+    encoded = []
+    monkeypatch.setattr(segments, "encode_document", lambda text: encoded.append(text) or (1, 2, 70_000))
+    for namespace in ("a", "b", "a", "b"):
+        assert unpack(segments.pack_document("a document", namespace)) == (1, 2, 70_000)
+    assert encoded == ["a document"] * 2
 
 
 def control_ids(tokenizer) -> set[int]:

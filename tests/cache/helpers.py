@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from cache.config import ChunkCacheConfig
 from cache.eviction import EvictionPolicyName
 from cache.hashing import CacheScope, ChunkHash, ChunkHasher
-from cache.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy
+from cache.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy, pack
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
 
@@ -35,7 +35,7 @@ def make_prompt(
 ) -> ChunkedPrompt:
     return ChunkedPrompt(
         tuple(system),
-        tuple(Chunk(tuple(chunk)) for chunk in chunks),
+        tuple(Chunk(pack(tuple(chunk))) for chunk in chunks),
         (9, 9),
         None if opening is None else tuple(opening),
     )

@@ -5,14 +5,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.layout import Chunk, ChunkedPrompt, Placement, PositionReindexer, PositionStrategy
+from cache.layout import (
+    Chunk,
+    ChunkedPrompt,
+    Placement,
+    PositionReindexer,
+    PositionStrategy,
+    pack,
+    packed_length,
+    split_packed,
+    unpack,
+)
 from tests.cache.helpers import make_prompt
 
 SHARED, OFFSET = PositionStrategy.SHARED, PositionStrategy.OFFSET
 
 
 def layout(system: int, lengths: list[int], question: int, strategy: PositionStrategy):
-    chunks = tuple(Chunk((7,) * length) for length in lengths)
+    chunks = tuple(Chunk(pack((7,) * length)) for length in lengths)
     return PositionReindexer().layout(ChunkedPrompt((7,) * system, chunks, (7,) * question), strategy)
 
 
@@ -43,7 +53,7 @@ def test_offset_positions_and_rotations():
 @pytest.mark.parametrize("opening", [0, 2, 9])
 def test_chunks_computed_behind_an_opening_are_rotated_from_its_end(strategy, opening):
     behind_system = layout(5, [3, 6], 4, strategy)
-    prompt = ChunkedPrompt((7,) * 5, (Chunk((7,) * 3), Chunk((7,) * 6)), (7,) * 4, opening=(7,) * opening)
+    prompt = ChunkedPrompt((7,) * 5, (Chunk(pack((7,) * 3)), Chunk(pack((7,) * 6))), (7,) * 4, opening=(7,) * opening)
     made = PositionReindexer().layout(prompt, strategy)
     assert (made.system, made.question) == (behind_system.system, behind_system.question)
     for one, other in zip(made.chunks, behind_system.chunks, strict=True):
@@ -124,3 +134,10 @@ def test_salt_parts_tell_layouts_of_the_same_tokens_apart():
     assert layouts[0].salt_parts() == ["shared", 5, 3, 4]
     assert len({tuple(made.salt_parts()) for made in layouts}) == len(layouts)
     assert layout(5, [3, 4], 9, SHARED).salt_parts() == layouts[0].salt_parts()  # the question is never cached
+
+
+@pytest.mark.parametrize(("length", "sizes"), [(0, []), (3, [3]), (4, [4]), (9, [4, 4, 1])])
+def test_packed_tokens_are_split(length, sizes):
+    pieces = split_packed(pack(tuple(range(length))), 4)
+    assert [packed_length(piece) for piece in pieces] == sizes
+    assert unpack(b"".join(pieces)) == tuple(range(length))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cache.layout import Chunk, PositionReindexer, PositionStrategy
+from cache.layout import Chunk, PositionReindexer, PositionStrategy, pack
 from cache.lease import ChunkStatus
 from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
 from tests.cache.helpers import make_prompt
@@ -17,8 +17,8 @@ def test_to_dict_has_every_field_and_is_json():
         scope="system",
         tokens=TokenCounts(prompt=30, reused=18, computed=12, fill_computed=15),
         chunks=[
-            ChunkReport(Chunk((1,) * 10, "d1"), "00ff", ChunkStatus.FILLED),
-            ChunkReport(Chunk((1,) * 8, None, 1, (2, 3))),
+            ChunkReport(Chunk(pack((1,) * 10), "d1"), "00ff", ChunkStatus.FILLED),
+            ChunkReport(Chunk(pack((1,) * 8), None, 1, (2, 3))),
         ],
         mode="chunked",
         timings_ms={"plan": 0.12345, "fill": 2.0},

@@ -17,7 +17,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from cache.layout import Chunk, ChunkedPrompt, PositionStrategy
+from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.manager import ChunkCacheManager
 from cache.report import CacheReport
 from engine_ext.engine import ChunkEngine
@@ -73,7 +73,9 @@ async def prepare_with(engine: ChunkEngine, fault: str) -> ChunkCacheManager | s
     return await prepare_cache(engine.llm, OPTIONS)
 
 
-PROMPT = ChunkedPrompt(tuple(range(5, 25)), (Chunk(tuple(range(30, 90))), Chunk(tuple(range(40, 60)))), (7, 8, 9))
+PROMPT = ChunkedPrompt(
+    tuple(range(5, 25)), (Chunk(pack(tuple(range(30, 90)))), Chunk(pack(tuple(range(40, 60))))), (7, 8, 9)
+)
 STEPS = 8
 
 
@@ -111,7 +113,7 @@ async def test_segments_of_one_token_or_none(
     lengths: tuple[int, ...],
 ) -> None:
     source = random.Random(str((strategy, system, lengths)))
-    chunks = tuple(Chunk(tuple(source.choices(range(10, 250), k=n))) for n in lengths)
+    chunks = tuple(Chunk(pack(tuple(source.choices(range(10, 250), k=n)))) for n in lengths)
     for question in ((9,), tuple(range(100, 117))):
         for order in (chunks, chunks[::-1]):
             report, tokens, logprobs = await ask(engine, ChunkedPrompt(system, order, question), strategy)
@@ -160,7 +162,7 @@ async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(
     assert isinstance(manager, ChunkCacheManager)
     fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
     source = random.Random(str((lost, strategy)))
-    broken, sound = Chunk((*source.choices(range(10, 250), k=40), *LOST, lost)), Chunk(tuple(range(50, 80)))
+    broken, sound = Chunk(pack((*source.choices(range(10, 250), k=40), *LOST, lost))), Chunk(pack(tuple(range(50, 80))))
     prompt = ChunkedPrompt(PROMPT.system, (broken, sound), (7, 8, 9))
     answers = await asyncio.gather(*(ask(fresh, prompt, strategy) for _ in range(6)))
     if lost == 1:

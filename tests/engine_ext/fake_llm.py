@@ -10,7 +10,7 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 
 from cache.config import ChunkCacheConfig
-from cache.layout import Chunk, ChunkedPrompt
+from cache.layout import Chunk, ChunkedPrompt, pack
 from cache.manager import ChunkCacheManager
 from cache.report import CacheReport
 from engine_ext.engine import ChunkEngine, FillLimits
@@ -103,4 +103,4 @@ async def ask(engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions 
 
 
 def chunk(first: int, length: int) -> Chunk:
-    return Chunk(tuple(range(first, first + length)))
+    return Chunk(pack(tuple(range(first, first + length))))

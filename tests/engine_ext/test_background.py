@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cache.errors import ChunkCacheError
 from cache.hashing import CacheScope
-from cache.layout import Chunk, ChunkedPrompt
+from cache.layout import Chunk, ChunkedPrompt, pack
 from engine_ext.background import (
     BUSY_ROUND_TOKENS,
     IDLE_ROUND_TOKENS,
@@ -61,7 +61,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Coroutine[Any, An
 
 
 def ingestion(keep: Callable[..., None] = lambda chunk, entry: None, opening: Any = None) -> Ingestion:
-    frame = ChunkedPrompt(SYSTEM, (Chunk((8,)),), (9,), opening)
+    frame = ChunkedPrompt(SYSTEM, (Chunk(pack((8,))),), (9,), opening)
     return Ingestion(frame, CacheScope(), None, None, keep)
 
 
@@ -87,7 +87,7 @@ class Rounds:
         started = asyncio.get_running_loop().time()
         done = await self._round(of, chunks)
         self.spans.append((started, asyncio.get_running_loop().time()))
-        self.tokens.append(sum(len(result.chunk.token_ids) for result in done))
+        self.tokens.append(sum(result.chunk.num_tokens for result in done))
         return done
 
     @property
@@ -109,9 +109,9 @@ def test_takes_are_the_chunks_in_order_and_exceed_the_budget_only_by_one_alone(l
         now = queue.take(budget)
         if not now:
             break
-        assert len(now) == 1 or sum(len(c.token_ids) for c in now) <= budget
+        assert len(now) == 1 or sum(c.num_tokens for c in now) <= budget
         rest = chunks[len(taken) + len(now) :]
-        assert not rest or sum(len(c.token_ids) for c in [*now, rest[0]]) > budget
+        assert not rest or sum(c.num_tokens for c in [*now, rest[0]]) > budget
         kept = random.randrange(1, len(now) + 1)
         queue.put_back(now[kept:])
         taken += now[:kept]

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from app.documents import Document
 from app.sse import ReportInserter
-from cache.layout import Chunk, PositionStrategy
+from cache.layout import Chunk, PositionStrategy, pack
 from cache.lease import ChunkStatus
 from cache.report import CacheReport, ChunkReport, TokenCounts
 from engine_ext.request import CacheOptions, Ticket
@@ -59,7 +59,7 @@ def make_report(mode: str, *statuses: str, reason: str | None = None, reused: in
         strategy,
         "system",
         TokenCounts(prompt=100, reused=reused, computed=100 - reused),
-        [ChunkReport(Chunk((1,) * 9, document=i), status=status) for i, status in enumerate(statuses)],
+        [ChunkReport(Chunk(pack((1,) * 9), document=i), status=status) for i, status in enumerate(statuses)],
         mode="full" if mode == "full" else "chunked",
         reason=reason,
     ).to_dict()
