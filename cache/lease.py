@@ -30,10 +30,12 @@ class FillJob:
     """One fill request to run: compute a segment and save the entries given.
 
     ``system`` is set in the one job that also saves the system segment; ``chunk`` is ``None`` if only that is missing.
+    ``prefix`` is the system segment that the chunk is computed behind, if another job saves it, or has done so.
     """
 
     system: ChunkKVCache | None
     chunk: ChunkKVCache | None
+    prefix: ChunkKVCache | None = None
 
     @property
     def entries(self) -> list[ChunkKVCache]:
@@ -85,10 +87,12 @@ def fill_jobs(system: LeasedSegment | None, chunks: list[LeasedSegment]) -> list
     missing_system = system.entry if system and system.status is ChunkStatus.FILLED else None
     jobs = []
     for chunk in missing:
-        is_behind = missing_system is not None and chunk.identity.prefix == missing_system.identity.tokens
-        jobs.append(FillJob(missing_system if is_behind else None, chunk))
-        if is_behind:
+        is_behind = system is not None and chunk.identity.prefix == system.entry.identity.tokens
+        if is_behind and missing_system is not None:
+            jobs.append(FillJob(missing_system, chunk))
             missing_system = None
+        else:
+            jobs.append(FillJob(None, chunk, system.entry if system and is_behind else None))
     if missing_system is not None:
         jobs.insert(0, FillJob(missing_system, None))
     return jobs

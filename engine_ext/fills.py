@@ -99,18 +99,29 @@ class FillRunner:
     async def _compute(
         self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]
     ) -> FillResult:
-        plan, prompt_ids = TransferPlan.for_fill(job), job.prompt_ids
+        await self._end_of_prefix(job)
         async with self._turns:
             self.num_running += 1
             started = time.perf_counter()
+            # A prefix that nobody holds any more may be gone before the engine loads it. Should it go just then, its
+            # pages' tags tell: the load is refused, and the fill fails.
+            is_loadable = job.prefix is not None and job.prefix.state is EntryState.READY and job.prefix.leases
+            plan = TransferPlan.for_fill(job, job.prefix if is_loadable else None)
             try:
-                output = await run_prefill(self._llm, prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
+                output = await run_prefill(self._llm, job.prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
             except NotSavedError as error:
+                if plan.loads and job.prefix is not None:
+                    self._manager.detach(job.prefix, Removal.REFUSED)  # perhaps it was not there
                 raise FillError(str(error)) from error
             finally:
                 self.num_running -= 1
         self._manager.metrics.fill_seconds.observe(time.perf_counter() - started)
-        return _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
+        return _result(job, len(job.prompt_ids) - (output.num_cached_tokens or 0))
+
+    async def _end_of_prefix(self, job: FillJob) -> None:
+        """Waits for the job that computes what this one would else compute as well."""
+        if (other := self._jobs.get(job.prefix) if job.prefix else None) is not None:
+            await asyncio.wait([self._tasks[other]])
 
     def _ended(self, job: FillJob, task: FillTask) -> None:
         del self._tasks[job]

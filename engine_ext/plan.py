@@ -74,9 +74,9 @@ class TransferPlan:
         return cls(loads=tuple(spans))
 
     @classmethod
-    def for_fill(cls, job: FillJob) -> "TransferPlan":
-        """Saves the job's entries from a request whose prompt is ``job.prompt_ids``."""
-        return cls(saves=tuple(_save_span(entry) for entry in job.entries))
+    def for_fill(cls, job: FillJob, prefix: ChunkKVCache | None) -> "TransferPlan":
+        """Saves the job's entries from a request whose prompt is ``job.prompt_ids``; loads ``prefix``, if given."""
+        return cls(tuple(map(_span, [prefix] if prefix else [])), tuple(map(_span, job.entries)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ class StepTransfers(KVConnectorMetadata):
     saves: list[BlockTransfer] = field(default_factory=list)
 
 
-def _save_span(entry: ChunkKVCache) -> Span:
+def _span(entry: ChunkKVCache) -> Span:
+    """A segment where it was computed."""
     identity = entry.identity
     return Span(identity.num_prefix_tokens, identity.num_tokens, 0, entry.tag, tuple(entry.pages))
 

@@ -35,6 +35,8 @@ async def run_prefill(
     prompt = tokens_input(prompt_ids, cache_salt=cache_salt)
     async with aclosing(llm.generate(prompt, params, request_id, **generate_kwargs)) as outputs:
         (output,) = [output async for output in outputs]
-    if not (output.kv_transfer_params or {}).get("saved"):
-        raise NotSavedError(f"it ended with {output.outputs[0].finish_reason!r}, nothing saved")
+    reason = output.outputs[0].finish_reason
+    # A request whose load was refused ends with an error; what it saved was computed behind something else.
+    if reason == "error" or not (output.kv_transfer_params or {}).get("saved"):
+        raise NotSavedError(f"it ended with {reason!r}, nothing saved")
     return output

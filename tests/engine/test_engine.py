@@ -153,6 +153,30 @@ async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngi
     manager.check_integrity()
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_lost(
+    engine: ChunkEngine, model: str, oracle: Any, is_lost: bool
+) -> None:
+    manager = await prepare_with(engine, "none")
+    assert isinstance(manager, ChunkCacheManager)
+    fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
+    await ask(fresh)
+    if is_lost:
+        await engine.llm.collective_rpc("forget_page_tags")
+    source = random.Random(str((model, is_lost)))
+    chunk = Chunk(pack(tuple(source.choices(range(10, 250), k=40))))
+    prompt = ChunkedPrompt(PROMPT.system, (chunk,), (7, 8, 9))
+    report, tokens, logprobs = await ask(fresh, prompt)
+    assert (report.mode, report.chunks[0].status) == ("chunked", "filled")
+    assert report.tokens.fill_computed == 40 + (len(PROMPT.system) if is_lost else 0)
+    assert manager.metrics.fills["failed"] == is_lost
+    assert manager.metrics.removals["refused"] == is_lost
+    segments = (list(prompt.system), [list(chunk.token_ids)], list(prompt.question))
+    assert logprobs == pytest.approx(oracle(model).score("shared", segments, tokens).logprobs, abs=1e-4)
+    assert manager.is_idle
+    manager.check_integrity()
+
+
 @pytest.mark.parametrize("strategy", list(PositionStrategy))
 @pytest.mark.parametrize("lost", [1, 2])
 async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(

@@ -51,6 +51,44 @@ async def test_many_requests_compute_each_chunk_once():
     assert_idle(engine, llm)
 
 
+def noting(llm: FakeLLM) -> list[int]:
+    """How many tokens each request computes, from now on."""
+    computed: list[int] = []
+
+    async def work(num_tokens: int) -> None:
+        computed.append(num_tokens)
+        await turns(3)
+
+    llm.work = work
+    return computed
+
+
+async def test_the_system_segment_is_computed_once_and_loaded_by_the_other_fills():
+    engine, llm = make_engine()
+    computed = noting(llm)
+    await ask(engine, prompt(A, B, C))
+    assert computed == [5 + 3, 9, 6, 2]
+    await ask(engine, prompt(D))
+    assert computed[4:] == [14, 2]
+    await ask(engine, prompt(D, opening=(1, 2)))
+    assert computed[6:] == [2 + 14, 2]
+
+
+async def test_a_fill_whose_prefix_was_given_up_meanwhile_computes_it():
+    engine, llm = make_engine(max_running=1)
+    await ask(engine, prompt(A))
+    computed = noting(llm)
+    starter = asyncio.create_task(ask(engine, prompt(B, C)))
+    await turns(2)
+    engine.manager.clear()
+    other = asyncio.create_task(ask(engine, prompt(C)))
+    await turns(1)
+    starter.cancel()
+    assert (await other).mode == "chunked"
+    assert 5 + 6 in computed
+    assert_idle(engine, llm)
+
+
 @pytest.mark.parametrize("max_running", [1, 4])
 @pytest.mark.parametrize("others_come_after", [0, 1, 3, 6])
 async def test_whoever_started_the_fills_may_leave_at_any_turn(max_running, others_come_after):
