@@ -164,23 +164,30 @@ def _rotate_keys(
     sin: Array,
     is_neox: bool,
 ) -> None:
-    pairs = cos.shape[1]
-    for run in runs:
-        length = run[4]
+    pairs, first = cos.shape[1], 0
+    while first < len(runs):
+        # All runs of a block at once: memory is then written in order, and read in order from each of their pages.
+        end = first + 1
+        while end < len(runs) and runs[end, 0] == runs[first, 0]:
+            end += 1
         for head in range(sizes[0]):
-            to = run[0] * block_strides[0] + run[1] + head * block_strides[2]
-            source = run[2] * page_strides[0] + run[3] + head * page_strides[2]
             for pair in range(pairs):
-                first, second = (pair, pair + pairs) if is_neox else (2 * pair, 2 * pair + 1)
-                c, s = cos[run[5], pair], sin[run[5], pair]
-                a, b = to + first * block_strides[3], to + second * block_strides[3]
-                x, y = source + first * page_strides[3], source + second * page_strides[3]
-                # Slices, so that the compiler sees that no index wraps around.
-                out_first, out_second = blocks[a : a + length], blocks[b : b + length]
-                in_first, in_second = pages[x : x + length], pages[y : y + length]
-                for t in range(length):
-                    out_first[t] = in_first[t] * c - in_second[t] * s
-                    out_second[t] = in_second[t] * c + in_first[t] * s
+                one, other = (pair, pair + pairs) if is_neox else (2 * pair, 2 * pair + 1)
+                for run in runs[first:end]:
+                    length, c, s = run[4], cos[run[5], pair], sin[run[5], pair]
+                    to = run[0] * block_strides[0] + run[1] + head * block_strides[2]
+                    source = run[2] * page_strides[0] + run[3] + head * page_strides[2]
+                    a, b = to + one * block_strides[3], to + other * block_strides[3]
+                    x, y = source + one * page_strides[3], source + other * page_strides[3]
+                    # Slices, so that the compiler sees that no index wraps around.
+                    out_one, out_other = blocks[a : a + length], blocks[b : b + length]
+                    in_one, in_other = pages[x : x + length], pages[y : y + length]
+                    for t in range(length):
+                        out_one[t] = in_one[t] * c - in_other[t] * s
+                        out_other[t] = in_other[t] * c + in_one[t] * s
             for dim in range(2 * pairs, sizes[1]):
-                a, x = to + dim * block_strides[3], source + dim * page_strides[3]
-                blocks[a : a + length] = pages[x : x + length]
+                for run in runs[first:end]:
+                    a = run[0] * block_strides[0] + run[1] + head * block_strides[2] + dim * block_strides[3]
+                    x = run[2] * page_strides[0] + run[3] + head * page_strides[2] + dim * page_strides[3]
+                    blocks[a : a + run[4]] = pages[x : x + run[4]]
+        first = end
