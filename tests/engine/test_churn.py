@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clearing, deleting, expiring, pinning, ingesting and evicting while requests run never changes an answer."""
 
+import itertools
 import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +20,8 @@ from tests.engine.test_exactness import ask, assert_exact
 
 Text = Callable[[int], str]
 
-REQUESTS = 160
+REQUESTS, ROUNDS = 160, 3
+"""At least so many requests, and until the cache has been disturbed in every way so many times."""
 NAMESPACES = ("default", "other")
 
 
@@ -103,6 +105,19 @@ def outcome(server: TesseraServer, body: dict[str, Any], how: int) -> tuple[str,
     return answer["cache"]["mode"], [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
 
 
+def ask_until(
+    churn: Churn, server: TesseraServer, asked: list[dict[str, Any]], numbers: Iterable[int]
+) -> list[tuple[int, str, list[float]]]:
+    """Outcomes of requests, each with the index of what was asked, until there are enough and the cache was churned."""
+    outcomes = []
+    for number in numbers:
+        if number >= REQUESTS and (churn.done["clear"] >= ROUNDS or not churn.is_alive()):
+            return outcomes
+        index = random.Random(number).randrange(len(asked))
+        outcomes.append((index, *outcome(server, asked[index], number)))
+    raise AssertionError("numbers have an end")
+
+
 def test_answers_stay_exact_whatever_happens_to_the_cache(serve: Any, oracle: Any, text: Text) -> None:
     server, source = serve("tiny-llama", *SMALL), random.Random(5)
     asked, plain = bodies(text, source), chat_body(text(80))
@@ -110,10 +125,10 @@ def test_answers_stay_exact_whatever_happens_to_the_cache(serve: Any, oracle: An
     churn = Churn(server, asked)
     churn.start()
     try:
-        with ThreadPoolExecutor(8) as threads:
-            order = [source.randrange(len(asked)) for _ in range(REQUESTS)]
+        with ThreadPoolExecutor(9) as threads:
             plains = [threads.submit(run, server, "/v1/chat/completions", plain, False) for _ in range(8)]
-            outcomes = list(threads.map(lambda i: outcome(server, asked[order[i]], i), range(REQUESTS)))
+            asking = [threads.submit(ask_until, churn, server, asked, itertools.count(n, 8)) for n in range(8)]
+            outcomes = [each for future in asking for each in future.result()]
     finally:
         churn.stopping.set()
         churn.join()
@@ -125,9 +140,9 @@ def test_answers_stay_exact_whatever_happens_to_the_cache(serve: Any, oracle: An
 
     server.post("/v1/cache/clear", {})
     alone = {"chunked": expected(server, asked, "chunked"), "full": expected(server, asked, "full")}
-    modes = Counter(mode for mode, _ in outcomes)
-    assert modes["chunked"] > REQUESTS / 3, modes
-    for index, (mode, logprobs) in zip(order, outcomes, strict=True):
+    modes = Counter(mode for _, mode, _ in outcomes)
+    assert modes["chunked"] > len(outcomes) / 3, modes
+    for index, mode, logprobs in outcomes:
         if mode != "gone":
             assert logprobs == pytest.approx(alone[mode][index], abs=1e-4)
     logprobs, _ = run(server, "/v1/chat/completions", plain, False)

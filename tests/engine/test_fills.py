@@ -200,7 +200,8 @@ def test_a_client_that_leaves_ends_its_ingestion(slow: TesseraServer, text: Text
     """What was done stays done; what was being computed is aborted, and the rest never begins."""
     chunks, before = [text(3000) for _ in range(8)], fills(slow)
     with slow.client.stream("POST", "/v1/rag/chunks", json={"chunks": chunks, "system": "leaving"}) as response:
-        first = json.loads(next(response.iter_lines()))
+        lines = response.iter_lines()  # held: closed, it would close the connection
+        first = json.loads(next(lines))
         until_filling(slow)
     done = more(fills(slow), before)
     assert first["status"] == "filled"
