@@ -27,8 +27,8 @@ check: setup ## lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup ## measure time to first token; flags in ARGS
-	$(BIN)/python -m benchmarks.ttft $(ARGS)
+bench: setup ## measure speed beside stock vLLM; workloads and flags in ARGS (--long, --output DIR)
+	$(BIN)/tessera bench $(ARGS)
 
 eval-demo: setup ## measure the demo model's accuracy, with chunks reused and without; flags in ARGS
 	$(BIN)/tessera eval --demo $(ARGS)

@@ -15,6 +15,7 @@ from app.progress import say
 _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-… flag]
        tessera demo [--port PORT] [--once]
        tessera eval [MODEL | --server URL] (--questions FILE | --demo) [options]
+       tessera bench [WORKLOAD ...] [options] [any vllm serve flag]
        tessera --version
 
 commands:
@@ -22,6 +23,7 @@ commands:
           without MODEL, the small demo model
   demo    serve the demo model and show in the terminal what happens to documents and questions
   eval    measure accuracy and speed on questions, with full attention and with chunks reused
+  bench   measure speed beside stock vLLM, both on the same model and requests
 
 tessera serve --help shows the flags, tessera serve --help=all vLLM's as well."""
 
@@ -130,7 +132,13 @@ def _eval(arguments: list[str]) -> int:
     return main(arguments)
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "demo": _demo, "eval": _eval}
+def _bench(arguments: list[str]) -> int:
+    from benchmarks.command import main
+
+    return main(arguments)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "demo": _demo, "eval": _eval, "bench": _bench}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import Self
 
@@ -16,30 +17,30 @@ ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 240
 
 
-class ServerProcess:
-    """One `tessera serve` process on the loopback interface, and a client for it.
+TESSERA_SERVE = ("app.cli", "serve")
 
-    What it prints goes to the file `log`. Without `port` it gets a free one.
+
+class ServerProcess:
+    """One server process on the loopback interface, and a client for it.
+
+    What it prints goes to the file `log`. Without `port` it gets a free one. `serve` is the module to run and its
+    command, by default `tessera serve`.
     """
 
     def __init__(
-        self, log: Path, *arguments: str, port: int | None = None, environment: dict[str, str] | None = None
+        self,
+        log: Path,
+        *arguments: str,
+        port: int | None = None,
+        environment: dict[str, str] | None = None,
+        serve: tuple[str, str] = TESSERA_SERVE,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.model = arguments[0]
-        command = [
-            sys.executable,
-            "-m",
-            "app.cli",
-            "serve",
-            *arguments,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-        ]
+        address = ("--host", "127.0.0.1", "--port", str(self.port))
+        command = [sys.executable, "-m", *serve, *arguments, *address]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -55,11 +56,17 @@ class ServerProcess:
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise RuntimeError(f"server exited with {self.process.returncode}:\n{self.log.read_text()[-4000:]}")
-            if "ready at" in self.log.read_text(errors="replace"):
+            if self._is_ready():
                 return self
             time.sleep(0.2)
         self.stop()
         raise TimeoutError(f"server not ready:\n{self.log.read_text()[-4000:]}")
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.client.get("/health").status_code == HTTPStatus.OK
+        except httpx.TransportError:
+            return False
 
     def stop(self, sent: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:

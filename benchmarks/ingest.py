@@ -90,7 +90,8 @@ def ingest(url: str, chunks: int, chunk_tokens: int, progress: Progress) -> dict
     """One call with `chunks` chunks of a byte-level model; returns its summary."""
     rng = random.Random(1)
     texts = ["".join(rng.choices("abcdefghijklmnop", k=chunk_tokens - 2)) for _ in range(chunks)]
-    task, summary = progress.add_task("chunks", total=chunks), {}
+    task = progress.add_task("chunks", total=chunks)
+    summary: dict[str, Any] = {}
     body = {"system": "Answer from the documents.", "chunks": texts}
     with httpx.stream("POST", f"{url}/v1/rag/chunks", json=body, timeout=None) as response:
         if response.status_code != 200:

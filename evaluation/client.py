@@ -135,7 +135,7 @@ class TesseraClient:
 
     async def _read(self, response: httpx.Response, started: float) -> Answer:
         text, first, report = "", None, None
-        async for event in _events(response):
+        async for event in json_events(response):
             if "error" in event:
                 raise self._failure(event["error"].get("code", 500), json.dumps(event).encode(), _CHAT)
             content = "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
@@ -179,7 +179,7 @@ def _chunks(documents: Sequence[Document]) -> list[dict[str, str]]:
     return [{name: value for name, value in asdict(document).items() if value} for document in documents]
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def json_events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The JSON of the stream's events. httpx's own lines would end inside text with, say, U+2028 in it."""
     rest = b""
     async for part in response.aiter_bytes():

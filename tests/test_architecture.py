@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("app", "cache", "engine_ext", "evaluation", "kernels", "training")
+PACKAGES = ("app", "benchmarks", "cache", "engine_ext", "evaluation", "kernels", "training")
 MODULES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 FORBIDDEN = {
     "kernels": {"vllm", "fastapi", "cache", "engine_ext", "app"},
     "cache": {"vllm", "fastapi", "torch", "kernels", "engine_ext", "app"},
     "engine_ext": {"fastapi", "app"},
+    "benchmarks": {"vllm", "fastapi", "engine_ext"},
     "evaluation": {"vllm", "fastapi", "torch", "cache", "engine_ext", "kernels"},
     "training": {"vllm", "fastapi", "cache", "engine_ext", "kernels", "evaluation"},
     "app": set(),

@@ -18,6 +18,7 @@ from benchmarks.traces import (
     TraceFileError,
     make_trace,
     read_trace,
+    zipf_trace,
 )
 
 REQUESTS = 2000
@@ -51,6 +52,17 @@ def test_zipf_has_few_popular_chunks():
     top = sum(seen[chunk] for chunk in range(POPULAR_CHUNKS // 100))
     assert 0.3 < top / seen.total() < 0.5
     assert seen[0] > seen[9] > seen[99]
+
+
+def test_chunks_of_equal_length():
+    trace = zipf_trace(seed=5, chunks=200, tokens=256, requests=REQUESTS)
+    assert trace == zipf_trace(5, 200, 256, REQUESTS)
+    assert trace.requests != zipf_trace(6, 200, 256, REQUESTS).requests
+    assert trace.chunk_tokens == (256,) * 200
+    assert all(len(set(request)) == len(request) == CHUNKS_PER_REQUEST for request in trace.requests)
+    seen = counts(trace.requests)
+    assert set(seen) == set(range(200))
+    assert seen[0] > 2 * seen[9] > 4 * seen[99] > 0
 
 
 def test_a_scan_goes_through_cold_chunks_in_order():
@@ -90,6 +102,15 @@ def test_a_file_by_hand(tmp_path):
     assert read_trace(path) == Trace("own", 0, (64, 128), ((0,), (1, 0)))
 
 
+def test_times_of_arrival_are_read_as_they_were_written(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f'{HEADER}\n{{"at_s": 1.5, "chunks": [0]}}\n{{"at_s": 3, "chunks": [1, 0]}}\n')
+    trace = read_trace(path)
+    assert trace == Trace("own", 0, (64, 128), ((0,), (1, 0)), (1.5, 3.0))
+    trace.write(path)
+    assert read_trace(path) == trace
+
+
 @pytest.mark.parametrize(
     ("text", "line", "fault"),
     [
@@ -104,7 +125,17 @@ def test_a_file_by_hand(tmp_path):
         (f"{HEADER}\n[true]", 2, "distinct chunk ids"),
         (f"{HEADER}\n[]", 2, "distinct chunk ids"),
         (f"{HEADER}\n\n[0]", 2, "invalid JSON"),
-        (f'{HEADER}\n{{"chunks": [0]}}', 2, "distinct chunk ids"),
+        (HEADER, 2, "no request"),
+        (f'{HEADER}\n{{"chunks": [0]}}', 2, "an object must have at_s"),
+        (f'{HEADER}\n{{"at_s": 1}}', 2, "an object must have at_s"),
+        (f'{HEADER}\n{{"at_s": -1, "chunks": [0]}}', 2, "an object must have at_s"),
+        (f'{HEADER}\n{{"at_s": true, "chunks": [0]}}', 2, "an object must have at_s"),
+        (f'{HEADER}\n{{"at_s": NaN, "chunks": [0]}}', 2, "an object must have at_s"),
+        (f'{HEADER}\n{{"at_s": 1e999, "chunks": [0]}}', 2, "an object must have at_s"),
+        (f'{HEADER}\n{{"at_s": 1, "chunks": [0], "at_ms": 1}}', 2, "an object must have at_s"),
+        (f'{HEADER}\n{{"at_s": 1, "chunks": [2]}}', 2, "distinct chunk ids, from 0 to 1"),
+        (f'{HEADER}\n{{"at_s": 1, "chunks": [0]}}\n[1]', 3, "either all requests have at_s or none"),
+        (f'{HEADER}\n{{"at_s": 1, "chunks": [0]}}\n{{"at_s": 0.5, "chunks": [0]}}', 3, "at_s is before"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, text, line, fault):

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the benchmark's tests."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks import servers, systems
+from tests.benchmarks.helpers import Fakes, write_tokenizer
+
+
+@pytest.fixture
+def fakes(monkeypatch) -> Iterator[Fakes]:
+    """Servers without a model, in place of those that a run would start."""
+    with ExitStack() as stack:
+        fakes = Fakes(stack)
+        monkeypatch.setattr(servers, "running", fakes.start)
+        monkeypatch.setattr(systems, "SETTLE_S", 0)
+        yield fakes
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A folder with the tokenizer of a byte-level model."""
+    write_tokenizer(tmp_path / "model")
+    return tmp_path / "model"
