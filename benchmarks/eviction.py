@@ -29,7 +29,7 @@ SYSTEM_TOKENS = 64
 
 FIXED_MS = 163.0
 MS_PER_TOKEN = 1.33
-"""As `make bench` measured on two cores (README): all chunks cached; and 5814 ms, 8 x 512 tokens behind 64 missing."""
+"""As `make bench` measured on two cores: all chunks cached; and 5814 ms, 8 x 512 tokens behind 64 missing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
