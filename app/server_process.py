@@ -15,6 +15,7 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 240
+_HEALTH_S = 5
 
 
 TESSERA_SERVE = ("app.cli", "serve")
@@ -36,6 +37,7 @@ class ServerProcess:
         serve: tuple[str, str] = TESSERA_SERVE,
     ) -> None:
         self.port = port or free_port()
+        self._port_is_free = _is_free(self.port)  # else somebody else would answer, and this process will not start
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.model = arguments[0]
@@ -64,7 +66,7 @@ class ServerProcess:
 
     def _is_ready(self) -> bool:
         try:
-            return self.client.get("/health").status_code == HTTPStatus.OK
+            return self._port_is_free and self.client.get("/health", timeout=_HEALTH_S).status_code == HTTPStatus.OK
         except httpx.TransportError:
             return False
 
@@ -83,6 +85,16 @@ class ServerProcess:
 def _python_path() -> str:
     """The parent's import path with this package's folder, which need not be installed."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def free_port() -> int:
