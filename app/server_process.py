@@ -16,8 +16,6 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 240
 _HEALTH_S = 5
-
-
 TESSERA_SERVE = ("app.cli", "serve")
 
 
@@ -82,6 +80,12 @@ class ServerProcess:
             self.client.close()
 
 
+def last_words(log: Path) -> str:
+    """The last line that a server printed."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
 def _python_path() -> str:
     """The parent's import path with this package's folder, which need not be installed."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -95,6 +99,19 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def group_members(process_group: int) -> list[int]:
+    """Living processes of a process group."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[2]) == process_group and fields[0] != "Z":
+            members.append(int(stat.parent.name))
+    return members
 
 
 def free_port() -> int:

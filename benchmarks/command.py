@@ -10,13 +10,15 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
+from app.live_progress import shown
 from app.progress import say
 from app.random_model import build_preset
+from app.version import tessera_version
 from benchmarks import profiling, report
 from benchmarks.answers import DifferentAnswerError
 from benchmarks.arguments import UsageError, parse
-from benchmarks.machine import cpu_model, tessera_version
-from benchmarks.progress import Monitor, shown
+from benchmarks.machine import cpu_model
+from benchmarks.progress import Monitor
 from benchmarks.rag import BenchmarkError
 from benchmarks.run_folder import FolderError, Run, RunFolder, WorkloadRun
 from benchmarks.servers import STOCK, TESSERA, Servers

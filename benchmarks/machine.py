@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where and with what is measured."""
 
-import importlib.metadata
 import platform
 from pathlib import Path
 
@@ -14,11 +13,3 @@ def cpu_model() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
-
-
-def tessera_version() -> str:
-    """Of the package that is installed."""
-    try:
-        return importlib.metadata.version("tessera-rag")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -23,6 +23,7 @@ from rich.progress import track
 
 from app.progress import say
 from app.random_model import build_preset
+from app.server_process import group_members
 from benchmarks.loops import closed_loop
 from benchmarks.pool import pool_of
 from benchmarks.rag import BenchmarkError, Query
@@ -74,22 +75,14 @@ async def _ask(server: Server, texts: Texts, chunks: list[str], number: int) -> 
 
 def server_bytes(server: Server) -> int:
     """Memory of all processes of the server's group."""
-    group = server.process.process.pid
-    return sum(map(_pss_bytes, filter(lambda folder: _group_of(folder) == group, Path("/proc").glob("[0-9]*"))))
+    return sum(map(_pss_bytes, group_members(server.process.process.pid)))
 
 
-def _group_of(folder: Path) -> int | None:
+def _pss_bytes(pid: int) -> int:
     try:
-        return int((folder / "stat").read_text().rsplit(")", 1)[1].split()[2])
+        lines = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()
     except OSError:
-        return None  # it has ended
-
-
-def _pss_bytes(folder: Path) -> int:
-    try:
-        lines = (folder / "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
+        return 0  # it has ended
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 

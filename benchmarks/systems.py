@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from app.server_process import TESSERA_SERVE, ServerProcess
+from app.server_process import TESSERA_SERVE, ServerProcess, last_words
 from benchmarks.rag import Answer, BenchmarkError, Query, ask
 
 VLLM_SERVE = ("engine_ext.vllm_command", "serve")
@@ -122,9 +122,4 @@ def _wait_ready(process: ServerProcess, name: str) -> None:
     try:
         process.wait_ready()
     except (RuntimeError, TimeoutError) as error:
-        raise BenchmarkError(f"{name} did not start (its log is {process.log}): {_last_line(process.log)}") from error
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        raise BenchmarkError(f"{name} did not start (its log is {process.log}): {last_words(process.log)}") from error

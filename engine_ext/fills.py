@@ -106,9 +106,9 @@ class FillRunner:
             # A prefix that nobody holds any more may be gone before the engine loads it. Should it go just then, its
             # pages' tags tell: the load is refused, and the fill fails.
             is_loadable = job.prefix is not None and job.prefix.state is EntryState.READY and job.prefix.leases
-            plan = TransferPlan.for_fill(job, job.prefix if is_loadable else None)
+            plan, prompt_ids = TransferPlan.for_fill(job, job.prefix if is_loadable else None), job.prompt_ids
             try:
-                output = await run_prefill(self._llm, job.prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
+                output = await run_prefill(self._llm, prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
             except NotSavedError as error:
                 if plan.loads and job.prefix is not None:
                     self._manager.detach(job.prefix, Removal.REFUSED)  # perhaps it was not there
@@ -116,7 +116,7 @@ class FillRunner:
             finally:
                 self.num_running -= 1
         self._manager.metrics.fill_seconds.observe(time.perf_counter() - started)
-        return _result(job, len(job.prompt_ids) - (output.num_cached_tokens or 0))
+        return _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
 
     async def _end_of_prefix(self, job: FillJob) -> None:
         """Waits for the job that computes what this one would else compute as well."""

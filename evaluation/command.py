@@ -3,15 +3,16 @@
 
 import argparse
 import asyncio
-import importlib.metadata
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
+from app.live_progress import shown
 from app.progress import say
+from app.version import tessera_version
 from evaluation.arguments import DEMO_QUESTIONS, UsageError, parse
 from evaluation.client import AskOptions, ServerError, ServerInfo, SetupError, TesseraClient
 from evaluation.datasets import load_questions
-from evaluation.monitor import Monitor, shown
+from evaluation.monitor import Monitor
 from evaluation.questions import Question, digest
 from evaluation.records import QuestionFileError
 from evaluation.report import plot, table, to_json
@@ -83,16 +84,9 @@ def _settings(args: argparse.Namespace, questions: Sequence[Question], info: Ser
         served_model=info.model,
         max_tokens=args.max_tokens,
         concurrency=args.concurrency,
-        tessera=_tessera_version(),
+        tessera=tessera_version(),
         vllm=info.vllm,
     )
-
-
-def _tessera_version() -> str:
-    try:
-        return importlib.metadata.version("tessera-rag")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _run(args: argparse.Namespace, url: str, questions: Sequence[Question], folder: ResultsFolder) -> int:
@@ -124,6 +118,7 @@ async def _ask(client: TesseraClient, questions: Sequence[Question], folder: Res
     settings = folder.settings
     options = AskOptions(settings.served_model, settings.max_tokens)
     pending = jobs(questions, settings.modes, folder.answered())
+    monitor.start()
     async with client, shown(monitor):
         await ask_all(pending, client, options, keep, settings.concurrency)
 

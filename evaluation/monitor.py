@@ -1,30 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a run is and how it goes: a live line at a terminal, else a plain line every few seconds."""
+"""How far a run is and how it goes."""
 
-import asyncio
-import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from statistics import fmean
 
-from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-
-from app.progress import say
 from evaluation.client import MODES, Mode
 from evaluation.metrics import score
 from evaluation.results import Result
 
-_INTERVAL_S = 5.0
-
 
 class Monitor:
-    """Counts results; rich shows it as a bar and :meth:`line`."""
+    """Counts results; :meth:`line` says how it goes."""
 
     def __init__(self, total: int, refusal: str) -> None:
         self.total = total
@@ -61,32 +49,3 @@ class Monitor:
             return ""
         rate = done / (time.monotonic() - self._started)
         return f", {rate:.3g}/s, {timedelta(seconds=round((self.total - self.done) / rate))} left"
-
-    def __rich__(self) -> Table:
-        grid = Table.grid(padding=(0, 1))
-        grid.add_row(ProgressBar(total=self.total, completed=self.done, width=20), self.line())
-        return grid
-
-
-@asynccontextmanager
-async def shown(monitor: Monitor) -> AsyncIterator[None]:
-    """Shows the monitor on standard error while the block runs."""
-    monitor.start()
-    if sys.stderr.isatty():
-        with Live(monitor, console=Console(stderr=True), refresh_per_second=2):
-            yield
-        return
-    lines = asyncio.create_task(_say_lines(monitor))
-    try:
-        yield
-    finally:
-        lines.cancel()
-        with suppress(asyncio.CancelledError):
-            await lines
-        say(monitor.line())
-
-
-async def _say_lines(monitor: Monitor) -> None:
-    while True:
-        say(monitor.line())
-        await asyncio.sleep(_INTERVAL_S)

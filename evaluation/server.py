@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.progress import progress
-from app.server_process import ServerProcess
+from app.server_process import ServerProcess, last_words
 from evaluation.client import TEMPLATE_ADVICE, SetupError
 
 
@@ -32,12 +32,8 @@ def _wait_ready(server: ServerProcess, log: Path) -> None:
         server.wait_ready()
     except (RuntimeError, TimeoutError) as error:
         advice = f" ({TEMPLATE_ADVICE})" if "chat template" in str(error) else ""
-        raise SetupError(f"the server didn't start: {_last_line(log)}{advice}; all it said is in {log}") from error
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip().removeprefix("tessera: ") for line in reversed(lines) if line.strip()), "it said nothing")
+        words = last_words(log).removeprefix("tessera: ")
+        raise SetupError(f"the server didn't start: {words}{advice}; all it said is in {log}") from error
 
 
 @contextmanager

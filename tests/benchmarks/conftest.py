@@ -22,6 +22,13 @@ def fakes(monkeypatch) -> Iterator[Fakes]:
 
 
 @pytest.fixture
+def small_processes(monkeypatch) -> None:
+    """Servers without a model, each a process of its own."""
+    for name in ("VLLM_SERVE", "TESSERA_SERVE"):
+        monkeypatch.setattr(systems, name, ("tests.benchmarks.fake_process", "serve"))
+
+
+@pytest.fixture
 def model(tmp_path) -> Path:
     """A folder with the tokenizer of a byte-level model."""
     write_tokenizer(tmp_path / "model")

@@ -7,20 +7,19 @@ One character is one token; an answer's text follows from its prompt. What it ha
 import asyncio
 import hashlib
 import json
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from app.documents import Document
+from tests.serving import served
 
 Body = dict[str, Any]
 
@@ -252,23 +251,7 @@ def make_app(fake: FakeServer) -> Starlette:
 
 @contextmanager
 def serving(**state: Any) -> Iterator[FakeServer]:
-    """A server on a free port of loopback, in a thread."""
+    """A server on a free port of loopback."""
     fake = FakeServer(**state)
-    server = uvicorn.Server(uvicorn.Config(make_app(fake), host="127.0.0.1", port=0, log_level="critical"))
-    started = threading.Event()
-    startup = server.startup
-
-    async def announced(sockets: Any = None) -> None:
-        await startup(sockets)
-        started.set()
-
-    server.startup = announced
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    assert started.wait(60)
-    fake.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    try:
+    with served(make_app(fake)) as fake.url:
         yield fake
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join(60)

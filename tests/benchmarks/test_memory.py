@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import memory, systems
+from benchmarks import memory
 from benchmarks.memory import judged, main, server_bytes
 from benchmarks.servers import Servers
 
@@ -38,8 +38,7 @@ def test_what_is_too_much(fields, too_much):
 
 
 @pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(systems, "TESSERA_SERVE", ("tests.benchmarks.fake_process", "serve"))
+def small(monkeypatch, small_processes):
     monkeypatch.setattr(memory, "_BATCH", 4)
 
 

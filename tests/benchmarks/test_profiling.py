@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import profiling, systems
+from benchmarks import profiling
 from benchmarks.profiling import STAGES, count, profile
 from benchmarks.rag import BenchmarkError
 from benchmarks.servers import Servers
@@ -40,8 +40,7 @@ def test_stages_are_told_apart():
 
 
 @pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(systems, "TESSERA_SERVE", ("tests.benchmarks.fake_process", "serve"))
+def small(monkeypatch, small_processes):
     monkeypatch.setattr(profiling, "REQUESTS", 5)
 
 

@@ -8,19 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks import systems
 from benchmarks.rag import BenchmarkError, Query
 from benchmarks.servers import Servers
 from tests.benchmarks.helpers import Fakes
 
+pytestmark = pytest.mark.usefixtures("small_processes")
+
 QUERY = Query("system", ("one",), "question", 4)
-
-
-@pytest.fixture(autouse=True)
-def small_processes(monkeypatch):
-    """Processes without a model."""
-    for name in ("VLLM_SERVE", "TESSERA_SERVE"):
-        monkeypatch.setattr(systems, name, ("tests.benchmarks.fake_process", "serve"))
 
 
 def is_gone(log) -> bool:

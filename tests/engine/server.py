@@ -89,19 +89,6 @@ class ServerPool:
             server.stop()
 
 
-def group_members(process_group: int) -> list[int]:
-    """Living processes of a process group."""
-    members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[2]) == process_group and fields[0] != "Z":
-            members.append(int(stat.parent.name))
-    return members
-
-
 def token_logprobs(response: dict[str, Any]) -> list[float]:
     return [entry["logprob"] for entry in response["choices"][0]["logprobs"]["content"]]
 

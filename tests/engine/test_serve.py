@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.server_process import ROOT
+from app.server_process import ROOT, group_members
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, group_members, token_logprobs
+from tests.engine.server import TesseraServer, token_logprobs
 from tests.engine.test_exactness import ask, assert_exact, statuses
 
 

@@ -2,14 +2,12 @@
 """Questions, results, and a small server on loopback that speaks as `/v1/rag/chat` does."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.datastructures import Headers
@@ -23,6 +21,7 @@ from cache.report import CacheReport, ChunkReport, TokenCounts
 from engine_ext.request import CacheOptions, Ticket
 from evaluation.questions import Question
 from evaluation.results import Result, RunSettings
+from tests.serving import served
 
 TEMPLATE_ERROR = (
     "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the "
@@ -187,23 +186,7 @@ def _app(fake: FakeServer) -> ASGIApp:
 
 @contextmanager
 def serving() -> Iterator[FakeServer]:
-    """A server on a free port of loopback, in a thread."""
+    """A server on a free port of loopback."""
     fake = FakeServer()
-    server = uvicorn.Server(uvicorn.Config(_app(fake), host="127.0.0.1", port=0, log_level="critical"))
-    started = threading.Event()
-    startup = server.startup
-
-    async def announced(sockets=None) -> None:
-        await startup(sockets)
-        started.set()
-
-    server.startup = announced
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    assert started.wait(60)
-    fake.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    try:
+    with served(_app(fake)) as fake.url:
         yield fake
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join(60)

@@ -7,8 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
+from app import live_progress
+from app.live_progress import shown
 from evaluation import monitor as module
-from evaluation.monitor import Monitor, shown
+from evaluation.monitor import Monitor
 from tests.evaluation.helpers import make_report, make_result
 
 
@@ -40,9 +42,9 @@ def test_answers_in_another_mode_and_refused_ones_have_no_accuracy(monitor):
 
 
 async def test_without_a_terminal_lines_are_said_again_and_again(monitor, capsys, monkeypatch):
-    monkeypatch.setattr(module, "_INTERVAL_S", 0.001)
-    said, say = asyncio.Event(), module.say
-    monkeypatch.setattr(module, "say", lambda line: (say(line), "2/10" in line and said.set()))
+    monkeypatch.setattr(live_progress, "_INTERVAL_S", 0.001)
+    said, say = asyncio.Event(), live_progress.say
+    monkeypatch.setattr(live_progress, "say", lambda line: (say(line), "2/10" in line and said.set()))
     async with shown(monitor):
         monitor.add(make_result("full"))
         await asyncio.wait_for(said.wait(), 60)
@@ -62,8 +64,8 @@ async def test_lines_end_with_an_error(monitor, capsys):
 
 async def test_a_terminal_has_a_bar_with_the_same_line(monitor, monkeypatch):
     terminal = io.StringIO()
-    monkeypatch.setattr(module.sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(module, "Console", lambda **_: Console(file=terminal, force_terminal=True, width=120))
+    monkeypatch.setattr(live_progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(live_progress, "Console", lambda **_: Console(file=terminal, force_terminal=True, width=120))
     async with shown(monitor):
         monitor.add(make_result("full"))
     assert "━" in terminal.getvalue()

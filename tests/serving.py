@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small applications served for tests."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+
+@contextmanager
+def served(app: ASGIApp) -> Iterator[str]:
+    """The URL of ``app`` on a free port of loopback, served in a thread."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
+    started = threading.Event()
+    startup = server.startup
+
+    async def announced(sockets=None) -> None:
+        await startup(sockets)
+        started.set()
+
+    server.startup = announced
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert started.wait(60)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(60)
