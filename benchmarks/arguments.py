@@ -13,7 +13,8 @@ DEFAULT_FLAGS = ("--dtype", "float32", "--max-model-len", "20480", "--kv-cache-m
 
 _DESCRIPTION = """\
 Measure Tessera beside stock vLLM: both are started on the same model with the same flags, and get the same requests in
-turn. Nothing is reported when an answer isn't what it must be."""
+turn. Nothing is reported when an answer isn't what it must be. Without --long there are few rounds of each: whether
+claims near their bounds hold is then up to chance, as the intervals say."""
 
 _EPILOG = f"""\
 workloads (default: all):

@@ -25,7 +25,8 @@ from cache.config import ChunkCacheConfig
 from cache.hashing import CacheScope
 from cache.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy, pack
 from cache.manager import ChunkCacheManager
-from kernels.paged import LayerKV, load_rows, make_pool, save_rows
+from kernels.dispatch import copier_for
+from kernels.paged import LayerKV, make_pool
 from kernels.rope import RotaryFrequencies
 
 INDEXED, REQUESTED, CHUNK_TOKENS, SYSTEM_TOKENS = 100_000, 100, 128, 64
@@ -77,7 +78,7 @@ def load(rounds: int) -> dict[str, Any]:
     """Milliseconds of a plain copy, a load and a save of the same bytes, and the ratios."""
     torch.set_num_threads(1)
     tokens = PREFIX + CHUNKS * LOADED_CHUNK
-    layers = _layers(tokens)
+    copier = copier_for(_layers(tokens))
     starts = [PAGE_TOKENS * 2 + LOADED_CHUNK * i for i in random.Random(0).sample(range(CHUNKS), CHUNKS)]
     rows = torch.cat([torch.arange(PREFIX), *(torch.arange(s, s + LOADED_CHUNK) for s in starts)])
     slots, deltas = torch.arange(BLOCK, BLOCK + tokens), torch.full((tokens,), (CHUNKS - 1) * LOADED_CHUNK)
@@ -85,8 +86,8 @@ def load(rounds: int) -> dict[str, Any]:
     target = [torch.zeros(tokens, HEADS, DIM) for _ in source]
     kinds: dict[str, Callable[[], Any]] = {
         "plain copy": lambda: [b.copy_(a) for a, b in zip(source, target, strict=True)],
-        "load": lambda: load_rows(layers, slots, rows, deltas),
-        "save": lambda: save_rows(layers, slots, rows),
+        "load": lambda: copier.load(slots, rows, deltas),
+        "save": lambda: copier.save(slots, rows),
     }
     times: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds + 1):

@@ -45,7 +45,7 @@ class Stage:
 
 STAGES = (
     Stage("waiting for another process, spinning", ("sched_yield (vllm/", "shm_broadcast.py")),
-    Stage("load: gather, rotate, scatter", ("load_rows (kernels/", "_load_compiled (kernels/", "(kernels/compiled.py")),
+    Stage("load: gather, rotate, scatter", ("(kernels/",)),
     Stage("load: which rows and slots", ("(engine_ext/worker.py",), is_ours=True),
     Stage("tokenizing", ("(app/tokenization.py",), is_ours=True),
     Stage("marks and segments", ("(app/segments.py", "(app/marks.py"), is_ours=True),

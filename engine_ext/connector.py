@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+    from engine_ext.layers import KVCaches
+
 
 class ChunkCacheConnector(KVConnectorBase_V1):
     """Loads and saves chunk KV by the plans that travel with requests.
@@ -80,7 +82,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
 
     # Worker side
 
-    def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
+    def register_kv_caches(self, kv_caches: "dict[str, KVCaches]") -> None:
         self._worker.register_kv_caches(kv_caches)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:

@@ -2,18 +2,20 @@
 """The connector's worker half: the pool's memory, and the copies between it and the engine's KV blocks."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from engine_ext.layers import AttentionLayer
+from engine_ext.layers import AttentionLayer, KVCaches
 from engine_ext.plan import BlockTransfer, Span
 from engine_ext.stats import TransferStats
+from kernels.dispatch import copier_for
 from kernels.layout import BlockLayout, probe_layout
-from kernels.paged import LayerKV, load_rows, make_pool, save_rows
+from kernels.npu_copier import ReshapeAndCache
+from kernels.paged import KVCopier, LayerKV, make_pool
 
 
 class PoolTooSmallError(ValueError):
@@ -36,8 +38,8 @@ class WorkerHalf:
         self.pool_bytes = pool_bytes
         self.page_tokens = page_tokens
         self.engine_block_size = engine_block_size
-        self.kv_caches: dict[str, Tensor] = {}
-        self.layers: list[LayerKV] = []
+        self.kv_caches: Mapping[str, KVCaches] = {}
+        self.copier: KVCopier  # from prepare() on
         # The tag last saved to each page; -1 is no plan's tag.
         self._page_tags = torch.empty(0, dtype=torch.int64)
         self._refused_blocks: set[int] = set()
@@ -45,26 +47,29 @@ class WorkerHalf:
         self._token_bytes = 0
         self._stats = TransferStats()
 
-    def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
+    def register_kv_caches(self, kv_caches: Mapping[str, KVCaches]) -> None:
         """Remembers the engine's KV cache tensors by layer name."""
         self.kv_caches = kv_caches
 
-    def prepare(self, attention_layers: Sequence[AttentionLayer]) -> PoolDescription:
-        """Probes each layer's layout and allocates the pool.
+    def prepare(
+        self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: ReshapeAndCache | None = None
+    ) -> PoolDescription:
+        """Probes each layer's layout and allocates the pool. ``reshape_and_cache`` is the engine's writer, on Ascend.
 
-        Raises :class:`PoolTooSmallError`, or ``kernels.layout.LayoutProbeError``.
+        Raises :class:`PoolTooSmallError`, ``kernels.layout.LayoutProbeError`` or ``kernels.paged.UnsupportedKVError``.
         """
         layouts = [self.probe(layer) for layer in attention_layers]
-        token_bytes = sum(map(_token_bytes, attention_layers))
+        token_bytes = sum(layer.token_bytes for layer in attention_layers)
         num_pages = self.pool_bytes // (token_bytes * self.page_tokens)
         if num_pages < 1:
             raise PoolTooSmallError(
                 f"{self.pool_bytes} bytes hold no page of {self.page_tokens} tokens x {token_bytes} bytes"
             )
-        self.layers = [
+        layers = [
             _allocate(layer, layout, num_pages, self.page_tokens)
             for layer, layout in zip(attention_layers, layouts, strict=True)
         ]
+        self.copier = copier_for(layers, reshape_and_cache)
         self._page_tags = torch.full((num_pages,), -1, dtype=torch.int64)
         self._token_bytes = token_bytes
         return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
@@ -73,12 +78,13 @@ class WorkerHalf:
         """Finds out, by writing through the engine's own op, where the layer's cache keeps K and V."""
         num_blocks, block_size = layer.kernel_blocks(self.engine_block_size)
         return probe_layout(
-            layer.kv_cache,
+            layer.key_cache,
+            layer.value_cache,
             num_blocks,
             block_size,
             layer.num_kv_heads,
-            layer.head_size,
-            layer.head_size,
+            layer.key_size,
+            layer.value_size,
             layer.write,
         )
 
@@ -93,7 +99,7 @@ class WorkerHalf:
                 self._refused_blocks.update(transfer.block_ids[transfer.first_token // self.engine_block_size :])
                 continue
             tokens, rows, deltas = self._rows(transfer)
-            load_rows(self.layers, self._slots(transfer, tokens), rows, deltas)
+            self.copier.load(self._slots(transfer, tokens), rows, deltas)
             self._count("load", started, len(tokens))
 
     def save(self, transfers: Iterable[BlockTransfer]) -> None:
@@ -101,7 +107,7 @@ class WorkerHalf:
         for transfer in transfers:
             started = time.perf_counter()
             tokens, rows, _ = self._rows(transfer)
-            save_rows(self.layers, self._slots(transfer, tokens), rows)
+            self.copier.save(self._slots(transfer, tokens), rows)
             for span in transfer.spans:
                 self._page_tags[list(span.pages)] = span.tag
             self._count("save", started, len(tokens))
@@ -120,7 +126,7 @@ class WorkerHalf:
 
     def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int) -> float:
         """Largest difference between the KV in two runs of pages, as a share of the layer's largest value."""
-        pools = (pool for layer in self.layers for pool in (layer.key_pool, layer.value_pool))
+        pools = (pool for layer in self.copier.layers for pool in (layer.key_pool, layer.value_pool))
         return max(
             _relative_difference(*(pool[list(pages)].flatten(0, 1)[:num_tokens] for pages in (pages_a, pages_b)))
             for pool in pools
@@ -134,7 +140,7 @@ class WorkerHalf:
         return {span.tag for span in spans if bool((self._page_tags[list(span.pages)] != span.tag).any())}
 
     def _rows(self, transfer: BlockTransfer) -> tuple[Tensor, Tensor, Tensor]:
-        """Token indices, pool rows and deltas of the tokens to move, int64 ``[n]`` each."""
+        """Token indices, pool rows and deltas of the tokens to move, int64 ``[n]`` each, on the CPU."""
         tokens, rows, deltas = [], [], []
         for span in transfer.spans:
             skip = max(0, transfer.first_token - span.start)
@@ -142,8 +148,7 @@ class WorkerHalf:
                 tokens.append(torch.arange(span.start + skip, span.end))
                 rows.append(self._page_rows(span.pages)[skip : span.length])
                 deltas.append(torch.full((span.length - skip,), span.delta))
-        device = self.layers[0].key_pool.device
-        return torch.cat(tokens), torch.cat(rows).to(device), torch.cat(deltas).to(device)
+        return torch.cat(tokens), torch.cat(rows), torch.cat(deltas)
 
     def _page_rows(self, pages: Sequence[int]) -> Tensor:
         first = torch.tensor(pages, dtype=torch.int64) * self.page_tokens
@@ -152,15 +157,11 @@ class WorkerHalf:
     def _slots(self, transfer: BlockTransfer, tokens: Tensor) -> Tensor:
         block_ids = torch.tensor(transfer.block_ids, dtype=torch.int64)
         size = self.engine_block_size
-        return (block_ids[tokens // size] * size + tokens % size).to(self.layers[0].key_pool.device)
-
-
-def _token_bytes(layer: AttentionLayer) -> int:
-    return 2 * layer.num_kv_heads * layer.head_size * layer.kv_cache.element_size()
+        return block_ids[tokens // size] * size + tokens % size
 
 
 def _allocate(layer: AttentionLayer, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:
-    keys, values = layout.key_view(layer.kv_cache), layout.value_view(layer.kv_cache)
+    keys, values = layout.key_view(layer.key_cache), layout.value_view(layer.value_cache)
     key_pool, value_pool = (make_pool(blocks, num_pages, page_tokens) for blocks in (keys, values))
     return LayerKV(keys, values, key_pool, value_pool, layer.frequencies)
 

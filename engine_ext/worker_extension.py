@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from engine_ext import ascend
 from engine_ext.connector import ChunkCacheConnector
 from engine_ext.layers import UnsupportedModelError, attention_layers
-from engine_ext.worker import PoolTooSmallError, WorkerHalf
+from engine_ext.worker import PoolDescription, PoolTooSmallError, WorkerHalf
 from kernels.layout import LayoutProbeError
+from kernels.paged import UnsupportedKVError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,17 +37,24 @@ class ChunkCacheWorkerExtension:
         connector = _connector()
         if len(connector.kv_cache_groups) != 1:
             return {"reason": f"the model has {len(connector.kv_cache_groups)} KV cache groups, not one"}
-        half = _worker_half()
-        modules = self.vllm_config.compilation_config.static_forward_context
         try:
-            layers = attention_layers(self.model_runner.get_model(), modules, half.kv_caches)
-            return asdict(half.prepare(layers))
-        except (UnsupportedModelError, LayoutProbeError, PoolTooSmallError) as error:
+            return asdict(self._prepare(_worker_half()))
+        except (UnsupportedModelError, UnsupportedKVError, LayoutProbeError, PoolTooSmallError) as error:
             return {"reason": str(error)}
         except Exception as error:
             # Whatever a model or a backend does that nobody thought of: serve without the cache, and say so.
             logger.exception("the chunk cache could not be prepared")
             return {"reason": f"{type(error).__name__}: {error}"}
+
+    def _prepare(self, half: WorkerHalf) -> PoolDescription:
+        modules = self.vllm_config.compilation_config.static_forward_context
+        if not ascend.is_ascend():
+            return half.prepare(attention_layers(self.model_runner.get_model(), modules, half.kv_caches))
+        if reason := ascend.unsupported_reason(self.vllm_config):
+            raise UnsupportedModelError(reason)
+        layers = attention_layers(self.model_runner.get_model(), modules, half.kv_caches)
+        with ascend.pool_memory(self.vllm_config):
+            return half.prepare(layers, ascend.reshape_and_cache())
 
     def chunk_cache_refused_tags(self, tags: Sequence[int]) -> list[int]:
         """Those of ``tags`` that this worker has refused to load."""

@@ -61,7 +61,10 @@ class OperandLayout:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Layout of both operands in a paged cache of `num_blocks` blocks of `block_size` tokens."""
+    """Layout of both operands in a paged cache of `num_blocks` blocks of `block_size` tokens.
+
+    They lie in one cache tensor, or in one each.
+    """
 
     num_blocks: int
     block_size: int
@@ -78,7 +81,8 @@ class BlockLayout:
 
 
 def probe_layout(
-    cache: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
     num_blocks: int,
     block_size: int,
     num_heads: int,
@@ -86,16 +90,16 @@ def probe_layout(
     value_size: int,
     write: CacheWriter,
 ) -> BlockLayout:
-    """Find the layout of `cache` by writing through the engine's own writer.
+    """Find where K and V lie by writing through the engine's own writer; the caches may be one tensor.
 
     The last two blocks must be spare: they are overwritten, and zeroed before this returns
-    or raises. `write` gets tensors of the cache's dtype and device. Only the two blocks'
-    part of `cache` is read, whatever its size.
+    or raises. `write` gets tensors of the caches' dtype and device. Only the two blocks'
+    part of a cache is read, whatever its size.
 
-    Raises LayoutProbeError if there are fewer than two blocks, no dimension of `cache`
+    Raises LayoutProbeError if there are fewer than two blocks, no dimension of a cache
     counts the blocks, or the layout is not affine (tiled, packed, quantised, data dropped).
     """
-    probe = _Probe(cache, num_blocks, block_size, num_heads, (key_size, value_size), write)
+    probe = _Probe((key_cache, value_cache), num_blocks, block_size, num_heads, (key_size, value_size), write)
     try:
         layout = BlockLayout(num_blocks, block_size, probe.operand(0), probe.operand(1))
         probe.verify(layout)
@@ -109,24 +113,25 @@ class _Probe:
 
     def __init__(
         self,
-        cache: Tensor,
+        caches: tuple[Tensor, Tensor],
         num_blocks: int,
         block_size: int,
         num_heads: int,
         head_sizes: tuple[int, int],
         write: CacheWriter,
     ) -> None:
-        self.cache = cache
+        self.caches = caches
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_heads = num_heads
         self.head_sizes = head_sizes
         self.write = write
-        self.spare = _last_blocks(cache, num_blocks)
+        self.spares = [_last_blocks(cache, num_blocks) for cache in caches]
         self.first_slot = (num_blocks - _PROBED_BLOCKS) * block_size
 
     def clear(self) -> None:
-        self.spare.zero_()
+        for spare in self.spares:
+            spare.zero_()
 
     def operand(self, operand: int) -> OperandLayout:
         """Derive one operand's strides from one-hot writes one step apart in each dimension."""
@@ -146,19 +151,20 @@ class _Probe:
     def _locate(self, operand: int, token: int, head: int, dim: int) -> int:
         """Write a single one; return its distance from the cache's first element."""
         self.clear()
-        one_hot = tuple(self.cache.new_zeros(1, self.num_heads, size) for size in self.head_sizes)
+        cache, spare = self.caches[operand], self.spares[operand]
+        one_hot = tuple(cache.new_zeros(1, self.num_heads, size) for size in self.head_sizes)
         one_hot[operand][0, head, dim] = 1
         self.write(one_hot[0], one_hot[1], self._slots(token, token + 1))
-        hits = self.spare.nonzero()
+        hits = spare.nonzero()
         if len(hits) != 1:
             raise LayoutProbeError(
                 f"one element of {'KV'[operand]} written at token {token}, head {head}, dim {dim} "
                 "did not change one element of its block",
-                f"{len(hits)} elements changed in the last two blocks of a cache of shape {tuple(self.cache.shape)}",
+                f"{len(hits)} elements changed in the last two blocks of a cache of shape {tuple(cache.shape)}",
                 "check that num_blocks and the writer belong to this cache, and that it is not quantised",
             )
-        hit = self.spare[tuple(hits[0].tolist())]
-        return int(hit.storage_offset() - self.cache.storage_offset())
+        hit = spare[tuple(hits[0].tolist())]
+        return int(hit.storage_offset() - cache.storage_offset())
 
     def verify(self, layout: BlockLayout) -> None:
         """Fill both blocks with random data and read it back through the views."""
@@ -166,16 +172,17 @@ class _Probe:
         tokens = _PROBED_BLOCKS * self.block_size
         generator = torch.Generator().manual_seed(0)
         written = [
-            torch.randn(tokens, self.num_heads, size, generator=generator).to(self.cache) for size in self.head_sizes
+            torch.randn(tokens, self.num_heads, size, generator=generator).to(self.caches[0])
+            for size in self.head_sizes
         ]
         self.write(written[0], written[1], self._slots(0, tokens))
-        for name, operand, expected in zip("KV", (layout.key, layout.value), written, strict=True):
-            self._check(name, operand, expected)
+        for i, operand in enumerate((layout.key, layout.value)):
+            self._check("KV"[i], self.caches[i], operand, written[i])
 
-    def _check(self, name: str, operand: OperandLayout, expected: Tensor) -> None:
+    def _check(self, name: str, cache: Tensor, operand: OperandLayout, expected: Tensor) -> None:
         advice = "use an attention backend whose cache layout is affine in block, token, head and dim"
         try:
-            view = operand.view(self.cache, self.num_blocks, self.block_size)
+            view = operand.view(cache, self.num_blocks, self.block_size)
         except RuntimeError as error:
             raise LayoutProbeError(f"{name} strides leave the cache", str(operand), advice) from error
         wrong = int((view[-_PROBED_BLOCKS:].reshape(expected.shape) != expected).sum())
@@ -184,7 +191,7 @@ class _Probe:
             raise LayoutProbeError(f"{name} read through the probed strides is not what was written", seen, advice)
 
     def _slots(self, start: int, stop: int) -> Tensor:
-        return torch.arange(self.first_slot + start, self.first_slot + stop, device=self.cache.device)
+        return torch.arange(self.first_slot + start, self.first_slot + stop, device=self.caches[0].device)
 
 
 def _last_blocks(cache: Tensor, num_blocks: int) -> Tensor:

@@ -15,7 +15,9 @@ _TABLE_ERROR = 2.0**-22
 
 @dataclass(frozen=True)
 class RotaryFrequencies:
-    """Angle per position of each rotated pair; `inv_freq` is float64 `[rotary_dim / 2]`.
+    """Angle per position of each rotated pair; `inv_freq` is float64 `[rotary_dim / 2]`, on the CPU.
+
+    There angles are computed: not every device has float64, and none need be waited for.
 
     `is_neox`: a pair is (i, i + rotary_dim / 2); otherwise (2i, 2i + 1), as in GPT-J.
     """
@@ -96,11 +98,25 @@ def rotation_angles(freqs: RotaryFrequencies, deltas: Tensor) -> tuple[Tensor, T
     """Return cos and sin, float32 `[n, rotary_dim / 2]`, of rotations by int64 `deltas` `[n]`.
 
     The angle is formed in float64 and rounded once, after cos and sin: a large delta loses nothing.
-    Computed where `freqs` lie and returned where `deltas` lie, so that a device without float64
-    can keep its frequencies on the CPU.
+    Computed on the CPU and returned where `deltas` lie.
     """
-    angles = deltas.to(freqs.inv_freq.device, torch.float64)[:, None] * freqs.inv_freq
+    angles = deltas.to("cpu", torch.float64)[:, None] * freqs.inv_freq
     return angles.cos().float().to(deltas.device), angles.sin().float().to(deltas.device)
+
+
+class AngleTables:
+    """cos and sin of `distinct` rotations, int64 `[distinct]`, computed once per set of frequencies."""
+
+    def __init__(self, distinct: Tensor) -> None:
+        self._distinct = distinct
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, frequencies: RotaryFrequencies) -> tuple[Tensor, Tensor]:
+        """Return float32 `[distinct, pairs]` each."""
+        key = id(frequencies)
+        if key not in self._tables:
+            self._tables[key] = rotation_angles(frequencies, self._distinct)
+        return self._tables[key]
 
 
 def rotate_keys(keys: Tensor, cos: Tensor, sin: Tensor, is_neox: bool) -> Tensor:

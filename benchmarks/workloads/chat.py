@@ -21,7 +21,7 @@ class Chat:
     axis = "tokens of the prompt"
 
     def __init__(self, options: Options) -> None:
-        self._rounds = 40 if options.is_long else 6
+        self._rounds = 40 if options.is_long else 4
         self._texts = options.texts(self.name)
 
     def claims(self) -> list[Claim]:

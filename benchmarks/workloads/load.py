@@ -26,7 +26,6 @@ TRACE_FILE = "trace.jsonl"
 _QUARTER = "quarter"
 _NAMESPACE = "load"
 _SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS, _OUTPUT_TOKENS = 64, 256, 32, 16
-_CHUNKS = 200
 _CONCURRENCY = 8
 """Of the warm-up, and of the rounds from which the open loop's rate is taken."""
 _RATE_SHARE = 0.7
@@ -40,8 +39,9 @@ _Loop = Callable[[Ask, Sequence[Query]], Awaitable[Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Rounds by concurrency, rounds of the open loop, and requests of each round."""
+    """Chunks to choose from, rounds by concurrency, rounds of the open loop, and requests of each round."""
 
+    chunks: int
     rounds: dict[int, int]
     open_rounds: int
     requests: int
@@ -62,13 +62,14 @@ class Load:
     name = "load"
     title = "many users at once, popular chunks and others"
     axis = "load"
-    short = Sizes({8: 2}, open_rounds=0, requests=8)
-    long = Sizes({1: 5, 4: 5, 8: 10}, open_rounds=5, requests=24)
+    short = Sizes(80, {8: 1}, open_rounds=0, requests=8)
+    # First what is claimed: an interrupted run then has it.
+    long = Sizes(200, {8: 10, 4: 5, 1: 5}, open_rounds=5, requests=24)
 
     def __init__(self, options: Options) -> None:
         self._sizes = self.long if options.is_long else self.short
         seed = options.trace.seed if options.trace else options.seed
-        generated = zipf_trace(seed, _CHUNKS, _CHUNK_TOKENS, self._sizes.all_requests)
+        generated = zipf_trace(seed, self._sizes.chunks, _CHUNK_TOKENS, self._sizes.all_requests)
         self._trace = options.trace or generated
         self._is_generated = self._trace == generated  # also when it has been written and read
         self._output = options.output
@@ -135,7 +136,7 @@ class Load:
     def _chunk_set(self) -> list[int]:
         """All that was generated; of another trace, what its requests are about: it may come with more."""
         requested = set(itertools.chain.from_iterable(self._trace.requests[: self._sizes.all_requests]))
-        return list(range(_CHUNKS)) if self._is_generated else sorted(requested)
+        return list(range(self._sizes.chunks)) if self._is_generated else sorted(requested)
 
     def _check_fits(self, pool: Pool) -> None:
         pages = sum(pool.pages_for(self._trace.chunk_tokens[chunk]) for chunk in self._chunk_set())

@@ -66,7 +66,7 @@ def test_a_whole_run(argv, out, fakes, monkeypatch, capsys):
     )
     assert run.command == ("tessera", "bench", "context", "chat", *argv, "--max-num-seqs", "4")
     assert list(run.workloads) == ["context", "chat"]
-    assert len(samples) == 3 * 4 + 6 * 2
+    assert len(samples) == 3 * 4 + 4 * 2
     assert fakes.flags == dict.fromkeys(("stock", "tessera"), run.flags)
     assert fakes.running == set()
 
@@ -84,11 +84,11 @@ def test_a_different_answer_is_not_reported_and_kept_as_partial(argv, out, fakes
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == (
         "tessera: stopped by a request ran as full with chunks hit, not all hit; not reporting; "
-        f"12 samples are in {out}, marked as partial"
+        f"8 samples are in {out}, marked as partial"
     )
     assert captured.out == ""
     run, samples = read_run(out)
-    assert (run.complete, len(samples)) == (False, 12)
+    assert (run.complete, len(samples)) == (False, 8)
     assert "not reporting" in run.stopped_by
     assert not (out / "report.html").exists()
 

@@ -25,7 +25,7 @@ CHAT, RAG, CHUNKS = "/v1/chat/completions", "/v1/rag/chat", "/v1/rag/chunks"
 
 
 class SmallLoad(Load):
-    short = Sizes({2: 1, 8: 3}, open_rounds=2, requests=4)
+    short = Sizes(200, {2: 1, 8: 3}, open_rounds=2, requests=4)
 
 
 class PooledFakes(Fakes):
@@ -263,5 +263,5 @@ def test_bounds_are_for_the_generated_requests(tmp_path):
 
 
 def test_forms():
-    assert (Load.short.rounds, Load.short.open_rounds, Load.short.requests) == ({8: 2}, 0, 8)
-    assert (Load.long.rounds, Load.long.open_rounds, Load.long.requests) == ({1: 5, 4: 5, 8: 10}, 5, 24)
+    assert Load.short == Sizes(80, {8: 1}, open_rounds=0, requests=8)
+    assert Load.long == Sizes(200, {1: 5, 4: 5, 8: 10}, open_rounds=5, requests=24)

@@ -143,7 +143,7 @@ async def test_chat_takes_turns_and_compares_texts(fakes):
     assert [s.system for s in samples[:4]] == ["stock", "tessera", "tessera", "stock"]
     assert fakes.servers["stock"].bodies(CHAT) == fakes.servers["tessera"].bodies(CHAT)
     texts = [user_text(body) for body in fakes.servers["stock"].bodies(CHAT)]
-    assert len(set(texts)) == len(texts) == 7
+    assert len(set(texts)) == len(texts) == 5
     assert {len(text) for text in texts} == {128}
 
 
@@ -158,7 +158,7 @@ async def test_chat_that_answers_otherwise_is_not_reported(fakes):
 
 
 async def test_shuffled_documents_are_the_same_in_ever_new_orders(fakes):
-    samples, _ = await run(Shuffled(options()))
+    samples, _ = await run(Shuffled(options(is_long=True)))
     assert {(s.point, s.system) for s in samples} == {
         *((f"batch {batch}", "stock") for batch in range(5)),
         *((f"batch {batch}", "warm") for batch in range(1, 5)),
@@ -166,12 +166,19 @@ async def test_shuffled_documents_are_the_same_in_ever_new_orders(fakes):
     }
     asked = [user_text(body) for body in fakes.servers["stock"].bodies(CHAT)][1:]
     orders = [[text[i : i + 256] for i in range(0, 14 * 256, 256)] for text in asked]
-    assert len(orders) == 10
+    assert len(orders) == 5 * 10
     assert len({frozenset(order) for order in orders}) == 1
-    assert len({tuple(order[:2]) for order in orders}) == 10  # so that a prefix cache finds one document at most
+    assert len({tuple(order[:2]) for order in orders}) == 5 * 10  # so that a prefix cache finds one document at most
     for batch in range(5):
-        assert [order[0] for order in orders[2 * batch : 2 * batch + 2]] == [order[0] for order in orders[:2]]
-    assert len({text[-32:] for text in asked}) == 10
+        assert [order[0] for order in orders[10 * batch : 10 * batch + 10]] == [order[0] for order in orders[:10]]
+    assert len({text[-32:] for text in asked}) == 5 * 10
+
+
+async def test_what_counts_as_empty_is_new_to_the_prefix_cache_too(fakes):
+    await run(Shuffled(options(is_long=True)))
+    namespaces = [body["cache"]["namespace"] for body in fakes.servers["tessera"].bodies(RAG)]
+    empty = [namespace for namespace in namespaces if "empty" in namespace]
+    assert len(set(empty)) == len(empty) == 1 + 10 + 4  # the warm-up, batch 0, and one to compare with in each other
 
 
 def test_workloads_share_no_text():

@@ -3,6 +3,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -13,24 +14,26 @@ from engine_ext.plan import BlockTransfer
 from engine_ext.scheduler import SchedulerHalf
 from engine_ext.worker import PoolDescription, WorkerHalf
 from engine_ext.worker_extension import ChunkCacheWorkerExtension
+from kernels.dispatch import copier_for
 from kernels.layout import BlockLayout
-from kernels.paged import LayerKV
 from kernels.rope import RotaryFrequencies
 
 
 class FaultyWorkerHalf(WorkerHalf):
     fault = "none"
 
-    def prepare(self, attention_layers: Sequence[AttentionLayer]) -> PoolDescription:
-        description = super().prepare(attention_layers)
-        last = self.layers[-1]
+    def prepare(self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: Any = None) -> PoolDescription:
+        description = super().prepare(attention_layers, reshape_and_cache)
+        right = self.copier.layers[-1].frequencies
         if self.fault == "wrong frequency":
-            wrong = RotaryFrequencies(last.frequencies.inv_freq * 1.001, last.frequencies.is_neox)
-            self.layers[-1] = _with(last, frequencies=wrong)
+            self._rotate_last_layer_by(RotaryFrequencies(right.inv_freq * 1.001, right.is_neox))
         elif self.fault == "wrong pairing":
-            wrong = RotaryFrequencies(last.frequencies.inv_freq, not last.frequencies.is_neox)
-            self.layers[-1] = _with(last, frequencies=wrong)
+            self._rotate_last_layer_by(RotaryFrequencies(right.inv_freq, not right.is_neox))
         return description
+
+    def _rotate_last_layer_by(self, frequencies: RotaryFrequencies) -> None:
+        *others, last = self.copier.layers
+        self.copier = copier_for([*others, replace(last, frequencies=frequencies)])
 
     def probe(self, layer: AttentionLayer) -> BlockLayout:
         layout = super().probe(layer)
@@ -95,10 +98,6 @@ class FaultyWorkerExtension(ChunkCacheWorkerExtension):
         assert isinstance(connector, FaultyConnector)
         assert connector.worker is not None
         connector.worker._page_tags.fill_(-1)
-
-
-def _with(layer: LayerKV, frequencies: RotaryFrequencies) -> LayerKV:
-    return LayerKV(layer.key_blocks, layer.value_blocks, layer.key_pool, layer.value_pool, frequencies)
 
 
 def _transposed(operand: Any) -> Any:

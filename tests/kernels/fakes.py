@@ -18,6 +18,8 @@ class Shape:
     block_size: int
     heads: int
     dim: int
+    value_dim: int = 0
+    """Only of latent attention; else that of K."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class FakeCache:
     key: Tensor
     value: Tensor
     shape: Shape
+    storage: Tensor
+    """More than the tensor, on both sides."""
 
     def write(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store tokens one at a time, as the engine's writer would."""
@@ -60,13 +64,49 @@ LAYOUTS: dict[str, tuple[Callable[[Shape], tuple[int, ...]], Views]] = {
         lambda s: (s.blocks, s.block_size, s.heads, 2 * s.dim),
         lambda c: (c[..., : c.shape[-1] // 2], c[..., c.shape[-1] // 2 :]),
     ),
+    # FlashInfer's, heads first.
+    "B2HND": (
+        lambda s: (s.blocks, 2, s.heads, s.block_size, s.dim),
+        lambda c: (c[:, 0].transpose(1, 2), c[:, 1].transpose(1, 2)),
+    ),
+    # All layers of a block together; this is one of three.
+    "BLNHC": (
+        lambda s: (s.blocks, 3, s.block_size, s.heads, 2 * s.dim),
+        lambda c: (c[:, 1, ..., : c.shape[-1] // 2], c[:, 1, ..., c.shape[-1] // 2 :]),
+    ),
 }
+
+MLA = "MLA"
+"""Multi-head latent attention: the latent, which is V here, and behind it what RoPE turns."""
+
+PAIR = "pair"
+"""Ascend's: a tensor each for K and V, of latent attention with different widths."""
 
 
 def make_cache(layout: str, shape: Shape, dtype: torch.dtype = torch.float32, fill: float = float("nan")) -> FakeCache:
     """Return a filled cache that starts three elements into its storage."""
-    size, views = LAYOUTS[layout][0](shape), LAYOUTS[layout][1]
-    storage = torch.full((3 + torch.Size(size).numel(),), fill, dtype=dtype)
-    cache = storage[3:].view(size)
+    size, views = _SIZED[layout](shape) if layout in _SIZED else (LAYOUTS[layout][0](shape), LAYOUTS[layout][1])
+    numbers = torch.Size(size).numel()
+    storage = torch.full((3 + numbers + 3,), fill, dtype=dtype)
+    cache = storage[3 : 3 + numbers].view(size)
     key, value = views(cache)
-    return FakeCache(cache, key, value, shape)
+    return FakeCache(cache, key, value, shape, storage)
+
+
+def _mla(shape: Shape) -> tuple[tuple[int, ...], Views]:
+    size = (shape.blocks, shape.block_size, shape.value_dim + shape.dim)
+    return size, lambda c: (c[:, :, None, shape.value_dim :], c[:, :, None, : shape.value_dim])
+
+
+def _pair(shape: Shape) -> tuple[tuple[int, ...], Views]:
+    sizes = [(shape.blocks, shape.block_size, shape.heads, dim) for dim in (shape.dim, shape.value_dim or shape.dim)]
+    numbers = [torch.Size(size).numel() for size in sizes]
+
+    def views(cache: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = (part.view(size) for part, size in zip(cache.split(numbers), sizes, strict=True))
+        return key, value
+
+    return (sum(numbers),), views
+
+
+_SIZED = {MLA: _mla, PAIR: _pair}

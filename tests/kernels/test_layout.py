@@ -22,7 +22,7 @@ SHAPES = st.builds(
 
 def probe(cache: FakeCache, write: CacheWriter | None = None) -> BlockLayout:
     s = cache.shape
-    return probe_layout(cache.tensor, s.blocks, s.block_size, s.heads, s.dim, s.dim, write or cache.write)
+    return probe_layout(cache.tensor, cache.tensor, s.blocks, s.block_size, s.heads, s.dim, s.dim, write or cache.write)
 
 
 def assert_spare_blocks_zero(cache: FakeCache) -> None:
@@ -53,13 +53,29 @@ def test_views_write_through() -> None:
     assert int(cache.tensor[:-2].isfinite().sum()) == SHAPE.heads * SHAPE.dim
 
 
+def test_key_and_value_may_lie_in_tensors_of_their_own() -> None:
+    """As on Ascend; of latent attention they differ in width, too."""
+    key_cache, value_cache = (torch.full((5, 16, 1, size), float("nan")) for size in (64, 512))
+
+    def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
+        key_cache[slots // 16, slots % 16] = key
+        value_cache[slots // 16, slots % 16] = value
+
+    found = probe_layout(key_cache, value_cache, 5, 16, 1, 64, 512, write)
+    for view, cache in ((found.key_view(key_cache), key_cache), (found.value_view(value_cache), value_cache)):
+        assert (view.data_ptr(), view.shape) == (cache.data_ptr(), cache.shape)
+        assert view.is_contiguous()
+    assert not key_cache[-2:].any()
+    assert not value_cache[-2:].any()
+
+
 def test_key_and_value_sizes_may_differ() -> None:
     cache = torch.full((4, 16, 3, 48 + 32), float("nan"))
 
     def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
         cache[slots // 16, slots % 16] = torch.cat((key, value), dim=-1)
 
-    found = probe_layout(cache, 4, 16, 3, 48, 32, write)
+    found = probe_layout(cache, cache, 4, 16, 3, 48, 32, write)
     assert found.key_view(cache).shape == (4, 16, 3, 48)
     assert found.value_view(cache).shape == (4, 16, 3, 32)
     assert found.value.offset == 48
@@ -157,7 +173,7 @@ def test_too_few_blocks() -> None:
 def test_wrong_number_of_blocks() -> None:
     cache = make_cache("cpu", SHAPE)
     with pytest.raises(LayoutProbeError, match=r"num_blocks=7"):
-        probe_layout(cache.tensor, 7, 16, 2, 32, 32, cache.write)
+        probe_layout(cache.tensor, cache.tensor, 7, 16, 2, 32, 32, cache.write)
 
 
 @pytest.mark.parametrize(("block_size", "isa"), [(128, "vec"), (32, "vec"), (16, "vec16")])

@@ -6,14 +6,18 @@ memory on both sides: copying them is copying memory, and turning keys is arithm
 takes an index per element for the same, which is about four times slower on one thread. This code uses one thread.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from numba import njit
+from numba import njit, types
 from numpy.typing import NDArray
 from torch import Tensor
+
+from kernels.paged import KVCopier, LayerKV
+from kernels.rope import AngleTables
 
 Array = NDArray[Any]
 Strides = tuple[int, ...]
@@ -21,70 +25,96 @@ Strides = tuple[int, ...]
 MOST_TORCH_THREADS = 4
 """With more threads torch's own copies are faster than one thread here."""
 
+# libc's copies whole runs faster than a compiled loop does.
+_memcpy = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
+
 # Columns of a run: block, offset in it, page, offset in it, number of tokens, index of its rotation.
 _COLUMNS = 6
+# Columns of target and source.
+_TO_BLOCKS, _TO_PAGES = (0, 2), (2, 0)
+
+
+class NumbaCopier(KVCopier):
+    """Copies runs of tokens that lie in one block and one page and turn alike."""
+
+    name = "numba"
+
+    def __init__(self, layers: Sequence[LayerKV]) -> None:
+        super().__init__(layers)
+        self._operands = [_Layer.of(layer) for layer in layers]
+
+    @staticmethod
+    def supports(layers: Sequence[LayerKV]) -> bool:
+        """Whether runs of tokens are runs of memory in all layers, and torch has no threads to be faster with."""
+        return torch.get_num_threads() <= MOST_TORCH_THREADS and all(map(_has_runs, layers))
+
+    def _save(self, slots: Tensor, rows: Tensor) -> None:
+        runs = self._runs(slots, rows, torch.zeros_like(rows))
+        for layer in self._operands:
+            _copy_keys(*_ends(layer.key_pool, layer.key_blocks), runs, *_TO_PAGES)
+            _copy_values(*_ends(layer.value_pool, layer.value_blocks), runs, *_TO_PAGES)
+
+    def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
+        distinct, which = torch.unique(deltas, return_inverse=True)
+        runs, angles = self._runs(slots, rows, which), AngleTables(distinct)
+        does_turn = (distinct != 0).numpy()[runs[:, 5]]
+        turning, still = runs[does_turn], runs[~does_turn]
+        for layer, operands in zip(self.layers, self._operands, strict=True):
+            cos, sin = (table.numpy() for table in angles.of(layer.frequencies))
+            keys = _ends(operands.key_blocks, operands.key_pool)
+            _rotate_keys(*keys, turning, cos, sin, layer.frequencies.is_neox)
+            _copy_keys(*keys, still, *_TO_BLOCKS)
+            _copy_values(*_ends(operands.value_blocks, operands.value_pool), runs, *_TO_BLOCKS)
+
+    def _runs(self, slots: Tensor, rows: Tensor, which: Tensor) -> Array:
+        """Int64 `[runs, 6]`; `which` is each token's rotation."""
+        block_size, page_tokens = self.layers[0].key_blocks.shape[1], self.layers[0].key_pool.shape[1]
+        runs: Array = _find_runs(slots.numpy(), rows.numpy(), which.numpy(), block_size, page_tokens)
+        return runs
 
 
 @dataclass(frozen=True)
-class Operand:
+class _Operand:
     """K or V in blocks or pages: the memory of a `[blocks, tokens, H, D]` view, and the view's strides."""
 
     memory: Array
     strides: Strides
     shape: tuple[int, ...]
 
+    @classmethod
+    def of(cls, view: Tensor) -> Self:
+        """`view` is float32 on the CPU; the memory is shared with it."""
+        last = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+        return cls(view.as_strided((last + 1,), (1,)).numpy(), tuple(view.stride()), tuple(view.shape))
 
-def operand(view: Tensor) -> Operand:
-    """`view` `[blocks, tokens, H, D]`, float32 on the CPU, sharing memory."""
-    last = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
-    return Operand(view.as_strided((last + 1,), (1,)).numpy(), tuple(view.stride()), tuple(view.shape))
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's operands."""
+
+    key_blocks: _Operand
+    key_pool: _Operand
+    value_blocks: _Operand
+    value_pool: _Operand
+
+    @classmethod
+    def of(cls, layer: LayerKV) -> Self:
+        return cls(*map(_Operand.of, (layer.key_blocks, layer.key_pool, layer.value_blocks, layer.value_pool)))
 
 
-def is_supported(key_blocks: Tensor, key_pages: Tensor, value_blocks: Tensor, value_pages: Tensor) -> bool:
+def _has_runs(layer: LayerKV) -> bool:
     """Whether runs of tokens are runs of memory: tokens side by side in K, whole tokens in V."""
-    views = (key_blocks, key_pages, value_blocks, value_pages)
+    keys, values = (layer.key_blocks, layer.key_pool), (layer.value_blocks, layer.value_pool)
     return (
-        all(view.device.type == "cpu" and view.dtype == torch.float32 for view in views)
-        and torch.get_num_threads() <= MOST_TORCH_THREADS
-        and all(key.stride(1) == 1 for key in (key_blocks, key_pages))
-        and all(value.stride(3) == 1 and value.stride(1) == value.shape[3] for value in (value_blocks, value_pages))
+        all(view.device.type == "cpu" and view.dtype == torch.float32 for view in (*keys, *values))
+        and all(key.stride(1) == 1 for key in keys)
+        and all(value.stride(3) == 1 and value.stride(1) == value.shape[3] for value in values)
     )
 
 
-def find_runs(slots: Tensor, rows: Tensor, which: Tensor, block_size: int, page_tokens: int) -> Array:
-    """Runs of tokens, int64 `[runs, 6]`, that lie in one block and one page and turn alike; int64 `[n]` each."""
-    runs: Array = _find_runs(slots.numpy(), rows.numpy(), which.numpy(), block_size, page_tokens)
-    return runs
-
-
-def copy_keys(to: Operand, source: Operand, runs: Array, to_blocks: bool) -> None:
-    """Copies runs of K between blocks and pages."""
-    _copy_keys(to.memory, to.strides, source.memory, source.strides, to.shape[2:], runs, *_sides(to_blocks))
-
-
-def copy_values(to: Operand, source: Operand, runs: Array, to_blocks: bool) -> None:
-    """Copies runs of V between blocks and pages."""
-    _copy_values(to.memory, to.strides, source.memory, source.strides, to.shape[2:], runs, *_sides(to_blocks))
-
-
-def load_keys(
-    blocks: Operand, pages: Operand, runs: Array, turns: Array, cos: Tensor, sin: Tensor, is_neox: bool
-) -> None:
-    """Copies runs of K from pages to blocks, rotated.
-
-    `cos` and `sin` are float32 `[rotations, pairs]`; a run whose `turns` (bool `[rotations]`) is False keeps its bits.
-    """
-    still = ~turns[runs[:, 5]]
-    if still.any():
-        copy_keys(blocks, pages, runs[still], to_blocks=True)
-        runs = runs[~still]
-    memory = (blocks.memory, blocks.strides, pages.memory, pages.strides, blocks.shape[2:])
-    _rotate_keys(*memory, runs, cos.numpy(), sin.numpy(), is_neox)
-
-
-def _sides(to_blocks: bool) -> tuple[int, int]:
-    """Columns of target and source in a run."""
-    return (0, 2) if to_blocks else (2, 0)
+def _ends(to: _Operand, source: _Operand) -> tuple[Array, Strides, Array, Strides, Strides]:
+    """Both ends of a copy, as the compiled functions take them."""
+    return to.memory, to.strides, source.memory, source.strides, to.shape[2:]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -140,6 +170,7 @@ def _copy_values(
     to_column: int,
     source_column: int,
 ) -> None:
+    to_start, source_start, width = to.ctypes.data, source.ctypes.data, to.itemsize
     for run in runs:
         length = run[4] * sizes[1]
         for head in range(sizes[0]):
@@ -149,7 +180,7 @@ def _copy_values(
                 + run[source_column + 1] * source_strides[1]
                 + head * source_strides[2]
             )
-            to[a : a + length] = source[b : b + length]
+            _memcpy(to_start + a * width, source_start + b * width, length * width)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})  # type: ignore[untyped-decorator]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which implementation moves K and V: the one place that decides by device."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from kernels.npu_copier import NpuCopier, ReshapeAndCache
+from kernels.numba_copier import MOST_TORCH_THREADS, NumbaCopier
+from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
+from kernels.torch_copier import TorchCopier
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+logger = logging.getLogger(__name__)
+
+
+def copier_for(layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> KVCopier:
+    """The fastest copier for `layers`, at least one. `reshape_and_cache` is the engine's cache writer, on NPUs.
+
+    Raises :class:`UnsupportedKVError` if there is none for their device, dtypes or shapes.
+    """
+    device = _device(layers)
+    for layer in layers:
+        _check(layer)
+    match device.type:
+        case "cpu":
+            copier = _cpu_copier(layers)
+        case "cuda":
+            copier = _triton_copier(layers)
+        case "npu":
+            copier = _npu_copier(layers, reshape_and_cache)
+        case other:
+            raise UnsupportedKVError(f"the KV cache is on {other}; supported: cpu, cuda, npu")
+    logger.info("K and V are moved by %s on %s", copier.name, device)
+    return copier
+
+
+def _device(layers: Sequence[LayerKV]) -> torch.device:
+    devices = {view.device for layer in layers for view in _views(layer)}
+    if len(devices) != 1:
+        raise UnsupportedKVError(f"K and V of all layers must be on one device, not on {sorted(map(str, devices))}")
+    return devices.pop()
+
+
+def _check(layer: LayerKV) -> None:
+    dtypes = {view.dtype for view in _views(layer)}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        raise UnsupportedKVError(f"K and V are {_names(dtypes)}; supported: one of {_names(DTYPES)}")
+    pairs = ((layer.key_blocks, layer.key_pool), (layer.value_blocks, layer.value_pool))
+    if any(blocks.shape[2:] != pool.shape[2:] for blocks, pool in pairs):
+        shapes = [tuple(view.shape) for view in _views(layer)]
+        raise UnsupportedKVError(f"blocks and pool differ in heads or head size: {shapes}")
+    head_size, rotary_dim = layer.key_blocks.shape[3], layer.frequencies.rotary_dim
+    if not 0 < rotary_dim <= head_size:
+        raise UnsupportedKVError(f"RoPE turns {rotary_dim} dims of K's head size {head_size}")
+
+
+def _views(layer: LayerKV) -> tuple[Tensor, ...]:
+    return layer.key_blocks, layer.key_pool, layer.value_blocks, layer.value_pool
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+
+
+def _cpu_copier(layers: Sequence[LayerKV]) -> KVCopier:
+    if NumbaCopier.supports(layers):
+        return NumbaCopier(layers)
+    logger.warning(
+        "K and V are moved by torch's indexing: compiled copies, which are several times faster, are for float32 in "
+        "vLLM's CPU layout with up to %d threads; here it is %s with %d threads",
+        MOST_TORCH_THREADS,
+        _names({layers[0].key_blocks.dtype}),
+        torch.get_num_threads(),
+    )
+    return TorchCopier(layers)
+
+
+def _triton_copier(layers: Sequence[LayerKV]) -> KVCopier:
+    try:
+        # Only where there is a device for it: importing Triton takes a second.
+        from kernels.triton_copier import TritonCopier
+    except ImportError as error:
+        raise UnsupportedKVError(f"on {layers[0].key_blocks.device} Triton is needed: {error}") from error
+    return TritonCopier(layers)
+
+
+def _npu_copier(layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None) -> KVCopier:
+    if _has_triton_ascend():
+        return _triton_copier(layers)
+    if reshape_and_cache is None:
+        raise UnsupportedKVError(f"on {layers[0].key_blocks.device}, Triton-Ascend or vLLM-Ascend's writer is needed")
+    logger.warning("K and V are moved by torch_npu's operators, layer by layer: Triton-Ascend is not installed")
+    return NpuCopier(layers, reshape_and_cache)
+
+
+def _has_triton_ascend() -> bool:
+    """Any vLLM may bring Triton along, but only Huawei's has this backend."""
+    return find_spec("triton") is not None and find_spec("triton.backends.ascend") is not None

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moving K and V on Ascend NPUs with torch_npu's operators, for where Triton-Ascend is not installed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
+from kernels.rope import AngleTables, RotaryFrequencies
+
+ReshapeAndCache = Callable[..., Any]
+"""vLLM-Ascend's cache writer, taking `key`, `value`, `key_cache`, `value_cache`, `slot_mapping` by name.
+
+It knows which of torch_npu's operators writes ND blocks on the device at hand.
+"""
+
+_MAX_SLOT = 2**31 - 1
+_MAX_ROTARY_DIM = 896
+"""Limits of the operators: slots are int32; a rotated width is below this."""
+
+
+class NpuCopier(KVCopier):
+    """Reads by `index_select`, rotates by `npu_rotary_mul`, writes as the engine does; on the current stream."""
+
+    name = "torch_npu"
+
+    def __init__(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache) -> None:
+        super().__init__(layers)
+        for layer in layers:
+            _check(layer)
+        self._write = reshape_and_cache
+        self._device = layers[0].key_blocks.device
+
+    def _save(self, slots: Tensor, rows: Tensor) -> None:
+        read, write = self._send(slots), self._send(rows.int())
+        for layer in self.layers:
+            keys, values = _tokens(layer.key_blocks, read), _tokens(layer.value_blocks, read)
+            self._store(keys, values, layer.key_pool, layer.value_pool, write)
+
+    def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
+        read, write = self._send(rows), self._send(slots.int())
+        distinct, which = torch.unique(deltas, return_inverse=True)
+        angles, is_still = AngleTables(distinct), self._send(deltas == 0)[:, None, None]
+        rotations: dict[int, tuple[Tensor, Tensor]] = {}
+        for layer in self.layers:
+            frequencies = layer.frequencies
+            if id(frequencies) not in rotations:
+                cos, sin = (_full_width(table[which], frequencies) for table in angles.of(frequencies))
+                rotations[id(frequencies)] = self._send(cos), self._send(sin)
+            keys, values = _tokens(layer.key_pool, read), _tokens(layer.value_pool, read)
+            rotated = _rotated(keys, *rotations[id(frequencies)], frequencies)
+            # A rotation by zero is not the identity on -0.0, infinities and NaN.
+            keys = torch.where(is_still, keys, rotated)
+            self._store(keys, values, layer.key_blocks, layer.value_blocks, write)
+
+    def _store(self, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+        self._write(key=keys, value=values, key_cache=key_cache, value_cache=value_cache, slot_mapping=slots)
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        if self._device.type == "cpu":  # beside fakes of the operators
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _tokens(view: Tensor, indices: Tensor) -> Tensor:
+    """K or V of slots or rows, `[n, H, D]`, contiguous."""
+    return view.view(-1, *view.shape[2:]).index_select(0, indices)
+
+
+def _rotated(keys: Tensor, cos: Tensor, sin: Tensor, frequencies: RotaryFrequencies) -> Tensor:
+    """`keys` `[n, H, D]` rotated in float32, and rounded once."""
+    import torch_npu
+
+    width = frequencies.rotary_dim
+    mode = "half" if frequencies.is_neox else "interleave"
+    turned = torch_npu.npu_rotary_mul(keys[None, ..., :width].float().contiguous(), cos, sin, rotary_mode=mode)[0]
+    turned = turned.to(keys.dtype)
+    return turned if width == keys.shape[-1] else torch.cat((turned, keys[..., width:]), dim=-1)
+
+
+def _full_width(table: Tensor, frequencies: RotaryFrequencies) -> Tensor:
+    """One number per pair, `[n, pairs]`, as one per element: `[1, n, 1, 2 * pairs]`."""
+    spread = torch.cat((table, table), dim=-1) if frequencies.is_neox else table.repeat_interleave(2, dim=-1)
+    return spread[None, :, None]
+
+
+def _check(layer: LayerKV) -> None:
+    for view in (layer.key_blocks, layer.value_blocks, layer.key_pool, layer.value_pool):
+        if not view.is_contiguous():
+            raise UnsupportedKVError(
+                f"K or V has strides {view.stride()} for shape {tuple(view.shape)}; torch_npu's operators write "
+                "contiguous [blocks, block size, heads, head size] (ND)"
+            )
+        if view.shape[0] * view.shape[1] > _MAX_SLOT:
+            raise UnsupportedKVError(f"{view.shape[0]} blocks of {view.shape[1]} tokens: slots are int32")
+    if layer.frequencies.rotary_dim >= _MAX_ROTARY_DIM:
+        raise UnsupportedKVError(
+            f"RoPE turns {layer.frequencies.rotary_dim} dims; npu_rotary_mul takes fewer than {_MAX_ROTARY_DIM}"
+        )

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moving K and V with Triton: a launch for K and one for V, each of all layers that are laid out alike."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
+from kernels.rope import rotation_angles
+from kernels.triton_kernel import move_tokens
+
+MAX_HEAD_SIZE = 1024
+"""A tile has whole heads of its tokens."""
+
+_TILE_ELEMENTS = 4096
+_ALIGNMENT = 16
+"""Elements: so many that a vector of the widest loads holds no more."""
+_MAX_PROGRAMS = 65535
+"""What Ascend takes; more than run at once anywhere."""
+
+
+class TritonCopier(KVCopier):
+    """Everything happens on the current stream, and nothing waits for it.
+
+    Indices and angles travel from pinned memory, which torch uses again only after the copy to the device has run.
+    """
+
+    name = "Triton"
+
+    def __init__(self, layers: Sequence[LayerKV]) -> None:
+        super().__init__(layers)
+        for layer in layers:
+            _check_head_sizes(layer)
+        self._device = layers[0].key_blocks.device
+        self._keys = [_Keys(group) for group in _alike(layers, _key_form)]
+        self._values = [_values(group) for group in _alike(layers, _value_form)]
+
+    def _save(self, slots: Tensor, rows: Tensor) -> None:
+        on_device = self._send_indices(slots, rows)
+        groups: tuple[_Group, ...] = (*self._keys, *self._values)
+        for group in groups:
+            _launch(group.blocks, group.pool, on_device[0], on_device[1], len(slots))
+
+    def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
+        distinct, which = torch.unique(deltas, return_inverse=True)
+        on_device = self._send_indices(slots, rows, which.masked_fill(deltas == 0, -1))
+        for keys in self._keys:
+            rotation = _rotation(on_device[2], self._send(keys.angles(distinct)), keys)
+            _launch(keys.pool, keys.blocks, on_device[1], on_device[0], len(slots), rotation)
+        for values in self._values:
+            _launch(values.pool, values.blocks, on_device[1], on_device[0], len(slots))
+
+    def _send_indices(self, *parts: Tensor) -> Tensor:
+        """Int64 `[parts, n or n + 1]`: rows begin at multiples of 16 bytes, or Triton would compile for each case."""
+        num_tokens = len(parts[0])
+        indices = torch.zeros(len(parts), num_tokens + num_tokens % 2, dtype=torch.int64)
+        for row, part in zip(indices, parts, strict=True):
+            row[:num_tokens] = part
+        return self._send(indices)
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        if self._device.type == "cpu":  # under Triton's interpreter
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+class _Operands:
+    """K or V of several layers, in blocks or in the pool: views `[blocks, size, H, D]` of the same strides."""
+
+    def __init__(self, views: Sequence[Tensor]) -> None:
+        self.first = views[0]
+        distances = [(view.data_ptr() - self.first.data_ptr()) // view.element_size() for view in views]
+        self.layers = torch.tensor(distances, device=self.first.device)
+        self.is_aligned = all(distance % _ALIGNMENT == 0 for distance in distances)
+
+
+class _Group:
+    """K or V of layers that are laid out alike."""
+
+    def __init__(self, blocks: Sequence[Tensor], pools: Sequence[Tensor]) -> None:
+        self.blocks = _Operands(blocks)
+        self.pool = _Operands(pools)
+
+
+def _values(layers: Sequence[LayerKV]) -> _Group:
+    return _Group([layer.value_blocks for layer in layers], [layer.value_pool for layer in layers])
+
+
+class _Keys(_Group):
+    """K of layers that are laid out and rotated alike, each by its own frequencies."""
+
+    def __init__(self, layers: Sequence[LayerKV]) -> None:
+        super().__init__([layer.key_blocks for layer in layers], [layer.key_pool for layer in layers])
+        self.is_neox = layers[0].frequencies.is_neox
+        distinct = {id(layer.frequencies): layer.frequencies for layer in layers}
+        self._frequencies = list(distinct.values())
+        tables = [list(distinct).index(id(layer.frequencies)) for layer in layers]
+        self.tables = torch.tensor(tables, device=self.blocks.first.device)
+
+    def angles(self, deltas: Tensor) -> Tensor:
+        """cos and sin, float32 `[2, tables, deltas, pairs]`."""
+        return torch.stack([torch.stack(rotation_angles(each, deltas)) for each in self._frequencies], dim=1)
+
+
+def _rotation(turns: Tensor, angles: Tensor, keys: _Keys) -> dict[str, Any]:
+    """The kernel's arguments for a rotation."""
+    pairs = angles.shape[-1]
+    return {
+        "turns": turns,
+        "cos": angles[0],
+        "sin": angles[1],
+        "tables": keys.tables,
+        "num_turns": angles.shape[2],
+        "PAIRS": pairs,
+        "PAIRS_WIDTH": triton.next_power_of_2(pairs),
+        "IS_NEOX": keys.is_neox,
+    }
+
+
+_NO_ROTATION: dict[str, Any] = {
+    "turns": None,
+    "cos": None,
+    "sin": None,
+    "tables": None,
+    "num_turns": 0,
+    "PAIRS": 0,
+    "PAIRS_WIDTH": 1,
+    "IS_NEOX": True,
+}
+
+
+def _launch(
+    source: _Operands,
+    target: _Operands,
+    source_tokens: Tensor,
+    target_tokens: Tensor,
+    num_tokens: int,
+    rotation: dict[str, Any] = _NO_ROTATION,
+) -> None:
+    num_heads, head_size = source.first.shape[2:]
+    width = triton.next_power_of_2(head_size)
+    tile = max(1, _TILE_ELEMENTS // width)
+    num_tiles = -(-num_tokens // tile)
+    num_items = num_tiles * num_heads * len(source.layers)
+    move_tokens[(min(num_items, _MAX_PROGRAMS),)](
+        source.first,
+        target.first,
+        source.layers,
+        target.layers,
+        source_tokens,
+        target_tokens,
+        num_tokens,
+        num_tiles,
+        num_heads,
+        num_items,
+        *source.first.stride(),
+        *target.first.stride(),
+        SOURCE_SIZE=source.first.shape[1],
+        TARGET_SIZE=target.first.shape[1],
+        ALIGNED=_ALIGNMENT if source.is_aligned and target.is_aligned else 1,
+        HEAD_SIZE=head_size,
+        WIDTH=width,
+        TILE=tile,
+        **rotation,
+    )
+
+
+def _alike(layers: Sequence[LayerKV], form: Callable[[LayerKV], Any]) -> Iterable[list[LayerKV]]:
+    """Layers in groups of one form."""
+    groups: dict[Any, list[LayerKV]] = {}
+    for layer in layers:
+        groups.setdefault(form(layer), []).append(layer)
+    return groups.values()
+
+
+def _key_form(layer: LayerKV) -> tuple[Any, ...]:
+    views = (layer.key_blocks, layer.key_pool)
+    return (*map(_view_form, views), layer.frequencies.is_neox, layer.frequencies.rotary_dim)
+
+
+def _value_form(layer: LayerKV) -> tuple[Any, ...]:
+    return tuple(map(_view_form, (layer.value_blocks, layer.value_pool)))
+
+
+def _view_form(view: Tensor) -> tuple[Any, ...]:
+    return view.dtype, tuple(view.shape[1:]), view.stride()
+
+
+def _check_head_sizes(layer: LayerKV) -> None:
+    sizes = (layer.key_blocks.shape[3], layer.value_blocks.shape[3])
+    if max(sizes) > MAX_HEAD_SIZE:
+        raise UnsupportedKVError(f"head sizes of K and V are {sizes}; the Triton kernel takes up to {MAX_HEAD_SIZE}")

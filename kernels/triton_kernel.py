@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton: tokens copied between paged tensors, of many layers in one launch, rotated on the way if wanted.
+
+The kernel keeps to what Triton 3.2 and Triton-Ascend have: a one-dimensional grid whose programs stride over the work,
+no atomics, and no call of Triton's own jitted functions, so that Triton's interpreter runs it on a CPU as it is.
+"""
+
+# Pointers and scalars have no static type in a kernel.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _head_starts(
+    layers,
+    layer,
+    tokens,
+    at,
+    is_token,
+    block_stride,
+    token_stride,
+    head_start,
+    SIZE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Distances in elements, int64 `[TILE]`, of the tokens' heads from the first layer's first element."""
+    token = tl.load(tokens + at, mask=is_token, other=0)
+    start = tl.multiple_of(tl.load(layers + layer), ALIGNED) + head_start
+    return start + (token // SIZE) * block_stride + (token % SIZE) * token_stride
+
+
+# What differs from call to call must not be compiled in: a request would wait for the compiler.
+@triton.jit(do_not_specialize=["num_tokens", "num_tiles", "num_items", "num_turns"])
+def move_tokens(
+    source,
+    target,
+    source_layers,
+    target_layers,
+    source_tokens,
+    target_tokens,
+    num_tokens,
+    num_tiles,
+    num_heads,
+    num_items,
+    source_block,
+    source_token,
+    source_head,
+    source_dim,
+    target_block,
+    target_token,
+    target_head,
+    target_dim,
+    turns,
+    cos,
+    sin,
+    tables,
+    num_turns,
+    SOURCE_SIZE: tl.constexpr,
+    TARGET_SIZE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PAIRS_WIDTH: tl.constexpr,
+    IS_NEOX: tl.constexpr,
+):
+    """Copies `HEAD_SIZE` elements of each token, head and layer; the first `2 * PAIRS` of them rotated.
+
+    `source` and `target` are the first layer's; `*_layers`, int64 `[layers]`, have each layer's distance from it in
+    elements, a multiple of `ALIGNED`. `*_tokens`, int64 `[n]`, have each token's slot or row, of which `*_SIZE` lie in
+    a block or page. What follows them are strides. An item of work is a tile of tokens of one head of one layer.
+
+    `turns`, int64 `[n]`, has each token's rotation, or -1 for none. `cos` and `sin` are float32 `[tables, num_turns,
+    PAIRS]`, and `tables`, int64 `[layers]`, has each layer's. A pair is `(i, i + PAIRS)` if `IS_NEOX`, else `(2 i,
+    2 i + 1)`. It is rotated in float32 and rounded once; what isn't rotated keeps its bits. Widths are the
+    powers of two not below what they are of.
+    """
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        at = (item % num_tiles) * TILE + tl.arange(0, TILE)
+        layer = item // (num_tiles * num_heads)
+        head = ((item // num_tiles) % num_heads).to(tl.int64)
+        is_token = at < num_tokens
+        read = source + _head_starts(
+            source_layers,
+            layer,
+            source_tokens,
+            at,
+            is_token,
+            source_block,
+            source_token,
+            head * source_head,
+            SOURCE_SIZE,
+            ALIGNED,
+        )
+        write = target + _head_starts(
+            target_layers,
+            layer,
+            target_tokens,
+            at,
+            is_token,
+            target_block,
+            target_token,
+            head * target_head,
+            TARGET_SIZE,
+            ALIGNED,
+        )
+        if PAIRS > 0:
+            pairs = tl.arange(0, PAIRS_WIDTH)
+            if IS_NEOX:
+                one, other = pairs, pairs + PAIRS
+            else:
+                one, other = 2 * pairs, 2 * pairs + 1
+            mask = is_token[:, None] & (pairs < PAIRS)[None, :]
+            turn = tl.load(turns + at, mask=is_token, other=-1)
+            row = tl.load(tables + layer) * num_turns + tl.where(turn < 0, 0, turn)
+            c = tl.load(cos + row[:, None] * PAIRS + pairs[None, :], mask=mask)
+            s = tl.load(sin + row[:, None] * PAIRS + pairs[None, :], mask=mask)
+            x = tl.load(read[:, None] + one[None, :] * source_dim, mask=mask)
+            y = tl.load(read[:, None] + other[None, :] * source_dim, mask=mask)
+            x32, y32 = x.to(tl.float32), y.to(tl.float32)
+            is_still = (turn < 0)[:, None]
+            x = tl.where(is_still, x, (x32 * c - y32 * s).to(x.dtype))
+            y = tl.where(is_still, y, (y32 * c + x32 * s).to(y.dtype))
+            tl.store(write[:, None] + one[None, :] * target_dim, x, mask=mask)
+            tl.store(write[:, None] + other[None, :] * target_dim, y, mask=mask)
+        if 2 * PAIRS < HEAD_SIZE:
+            dims = tl.arange(0, WIDTH)
+            mask = is_token[:, None] & ((dims >= 2 * PAIRS) & (dims < HEAD_SIZE))[None, :]
+            values = tl.load(read[:, None] + dims[None, :] * source_dim, mask=mask)
+            tl.store(write[:, None] + dims[None, :] * target_dim, values, mask=mask)

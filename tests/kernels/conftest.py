@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="package")
+def triton_interpreted() -> Iterator[None]:
+    """Triton reads it where a kernel is defined, and again where one runs: not beyond these tests."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TRITON_INTERPRET", "1")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread() -> Iterator[None]:
+    """As on a small machine, where float32 goes through the compiled copies."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The copiers that run on a CPU: Triton's under its interpreter (`conftest.py`)."""
+
+from collections.abc import Callable, Sequence
+
+from kernels.numba_copier import NumbaCopier
+from kernels.paged import KVCopier, LayerKV
+from kernels.torch_copier import TorchCopier
+from tests.kernels.fakes import LAYOUTS, MLA
+
+
+def triton_copier(layers: Sequence[LayerKV]) -> KVCopier:
+    from kernels.triton_copier import TritonCopier
+
+    return TritonCopier(layers)
+
+
+COPIERS: dict[str, Callable[[Sequence[LayerKV]], KVCopier]] = {
+    "torch": TorchCopier,
+    "numba": NumbaCopier,
+    "triton": triton_copier,
+}
+LAYOUTS_OF = {"torch": (*LAYOUTS, MLA), "numba": ("cpu",), "triton": (*LAYOUTS, MLA)}
+EXAMPLES = {"torch": 40, "numba": 100, "triton": 320}

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch_npu's operators as far as Tessera calls them, on the CPU, refusing whatever they refuse on an NPU.
+
+They compute what the operators document, and raise :class:`ContractError` where those read or write wrong memory, or
+something else than one would think: an NPU often doesn't say so.
+"""
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class ContractError(AssertionError):
+    """An operator was called in a way that it does not take."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ContractError(message)
+
+
+class FakeTorchNpu:
+    """The module `torch_npu`."""
+
+    def _npu_reshape_and_cache(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor
+    ) -> None:
+        """Writes ND caches in place; a slot of -1 is skipped."""
+        require(slot_indices.dtype == torch.int32, f"slots must be int32, not {slot_indices.dtype}")
+        _write(key, value, key_cache, value_cache, slot_indices)
+
+    def npu_scatter_pa_kv_cache(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        cache_mode: str = "PA_NZ",
+    ) -> None:
+        """Writes caches in place, by default in the NZ format."""
+        require(cache_mode == "Norm", f"cache_mode {cache_mode} writes another format than ND")
+        require(slot_mapping.dtype in (torch.int32, torch.int64), f"slots must be integers, not {slot_mapping.dtype}")
+        _write(key, value, key_cache, value_cache, slot_mapping)
+
+    def npu_rotary_mul(self, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half") -> Tensor:
+        """`input` `[B, S, N, D]` times `r1` plus its rotated self times `r2`, both `[1, S, 1, D]`."""
+        require(all(each.dim() == 4 for each in (input, r1, r2)), "all of 4 dimensions")
+        require(input.dtype in _FLOATS and input.dtype == r1.dtype == r2.dtype, "all of one floating dtype")
+        batch, length, heads, width = input.shape
+        require(r1.shape == r2.shape == (1, length, 1, width), f"r1 and r2 of the full width, not {tuple(r1.shape)}")
+        require(batch < 1000 and heads < 1000 and width < 896 and width % 2 == 0, f"sizes {tuple(input.shape)}")
+        require(bool(r1.abs().max() <= 1 and r2.abs().max() <= 1), "r1 and r2 within [-1, 1]")
+        require(rotary_mode in ("half", "interleave"), f"rotary_mode {rotary_mode}")
+        if rotary_mode == "half":
+            first, second = input.chunk(2, dim=-1)
+            turned = torch.cat((-second, first), dim=-1)
+        else:
+            turned = torch.stack((-input[..., 1::2], input[..., ::2]), dim=-1).flatten(-2)
+        return r1 * input + r2 * turned
+
+    def _npu_rotary_embedding(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ContractError("keeps the first table of cos and sin that it ever saw")
+
+    def npu_paged_cache_load(self, *args: Any, seq_starts: Tensor, block_size: int, **kwargs: Any) -> None:
+        require(not bool((seq_starts % block_size).any()), "starts are rounded down to a block's first token")
+
+    npu_gather_pa_kv_cache = npu_paged_cache_load
+
+
+def _write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    named = {"key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache, "slots": slots}
+    for name, tensor in named.items():
+        require(tensor.is_contiguous(), f"{name} must be contiguous")
+    require(slots.dim() == 1 and len(slots) == len(key) == len(value), "a slot for each token")
+    kept = slots[slots != -1].long()
+    require(len(kept.unique()) == len(kept), "slots must not repeat: which token wins is undefined")
+    for tokens, cache in ((key, key_cache), (value, value_cache)):
+        require(tokens.dim() == 3 and cache.dim() == 4, "tokens [n, heads, size], caches [blocks, tokens, heads, size]")
+        require(tokens.dtype == cache.dtype and tokens.shape[1:] == cache.shape[2:], "tokens as in the cache")
+        flat = cache.view(-1, *cache.shape[2:])
+        require(not len(kept) or bool(kept.min() >= 0 and kept.max() < len(flat)), "slots within the cache")
+        flat[kept] = tokens[slots != -1]
+
+
+class DeviceOperatorA2:
+    """vLLM-Ascend's `DeviceOperator` as of 0.23: passes everything on as it is."""
+
+    def __init__(self, torch_npu: FakeTorchNpu) -> None:
+        self._torch_npu = torch_npu
+
+    def reshape_and_cache(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        self._torch_npu._npu_reshape_and_cache(
+            key=key, value=value, key_cache=key_cache, value_cache=value_cache, slot_indices=slot_mapping
+        )
+
+
+class DeviceOperatorA5(DeviceOperatorA2):
+    """The same for newer devices, and in newer versions."""
+
+    def reshape_and_cache(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        self._torch_npu.npu_scatter_pa_kv_cache(
+            key=key,
+            value=value,
+            key_cache=key_cache,
+            value_cache=value_cache,
+            slot_mapping=slot_mapping,
+            cache_mode="Norm",
+        )
+
+
+DEVICE_OPERATORS = {"A2": DeviceOperatorA2, "A5": DeviceOperatorA5}
+
+
+class FakeStreams:
+    """`torch.npu`: nothing that Tessera does may leave the current stream, or wait for it."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ContractError(f"torch.npu.{name}: everything belongs on the current stream")
+
+
+class FakeCudaEvent:
+    """`torch.cuda.Event`, which on an NPU is a placeholder that orders nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise ContractError("torch.cuda.Event does nothing on an NPU")
+
+
+class FakeCaMemAllocator:
+    """vLLM-Ascend's allocator: remembers under which tag memory was allocated."""
+
+    def __init__(self) -> None:
+        self.tags: list[str] = []
+        self.open_tag: str | None = None
+
+    def get_instance(self) -> "FakeCaMemAllocator":
+        return self
+
+    def use_memory_pool(self, tag: str) -> "FakeCaMemAllocator":
+        self.open_tag = tag
+        return self
+
+    def __enter__(self) -> None:
+        assert self.open_tag is not None
+        self.tags.append(self.open_tag)
+
+    def __exit__(self, *_: object) -> None:
+        self.open_tag = None

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each device gets its copier; what none can move is refused in words."""
+
+import logging
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels import dispatch, numba_copier
+from kernels.dispatch import copier_for
+from kernels.paged import LayerKV, UnsupportedKVError
+from tests.kernels.fakes import Shape
+from tests.kernels.spans import Memory, frequencies
+
+
+def layers(layout: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[LayerKV, ...]:
+    return Memory.poisoned(layout, Shape(3, 16, 2, 32), dtype, [frequencies(32)] * 2).layers
+
+
+def elsewhere(dtype: torch.dtype = torch.float32) -> list[LayerKV]:
+    """A layer on a device that nobody serves from."""
+    view = torch.empty(2, 16, 2, 32, device="meta", dtype=dtype)
+    return [LayerKV(view, view, view, view, frequencies(32))]
+
+
+def test_float32_in_the_cpus_layout_is_copied_by_compiled_code(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "kernels"):
+        assert copier_for(layers()).name == "numba"
+    assert "moved by numba on cpu" in caplog.text
+
+
+@pytest.mark.parametrize(("layout", "dtype"), [("cpu", torch.bfloat16), ("2BNHD", torch.float32)])
+def test_other_memory_of_a_cpu_is_copied_by_torch_with_a_warning(layout, dtype, caplog) -> None:
+    assert copier_for(layers(layout, dtype)).name == "torch"
+    assert "times faster" in caplog.text
+    assert str(dtype).removeprefix("torch.") in caplog.text
+
+
+def test_with_many_threads_torch_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba_copier, "MOST_TORCH_THREADS", 0)
+    assert copier_for(layers()).name == "torch"
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(UnsupportedKVError, match=r"on meta; supported: cpu, cuda, npu"):
+        copier_for(elsewhere())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float64])
+def test_an_unknown_dtype_is_refused(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(UnsupportedKVError, match=rf"are {name}; supported: one of bfloat16, float16, float32"):
+        copier_for(elsewhere(dtype))
+
+
+def test_mixed_dtypes_are_refused() -> None:
+    layer = layers()[0]
+    with pytest.raises(UnsupportedKVError, match="bfloat16, float32"):
+        copier_for([replace(layer, key_pool=layer.key_pool.bfloat16())])
+
+
+def test_mixed_devices_are_refused() -> None:
+    with pytest.raises(UnsupportedKVError, match=r"one device, not on \['cpu', 'meta'\]"):
+        copier_for([*layers(), *elsewhere()])
+
+
+def test_a_rotation_wider_than_the_head_is_refused() -> None:
+    with pytest.raises(UnsupportedKVError, match="64 dims of K's head size 32"):
+        copier_for([replace(layers()[0], frequencies=frequencies(64))])
+
+
+def test_pools_of_another_shape_are_refused() -> None:
+    layer = layers()[0]
+    with pytest.raises(UnsupportedKVError, match="differ in heads or head size"):
+        copier_for([replace(layer, value_pool=layer.value_pool[:, :, :1])])
+
+
+def test_without_triton_a_gpu_is_refused_not_served_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kernels.triton_copier", None)
+    monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
+    with pytest.raises(UnsupportedKVError, match="Triton is needed"):
+        copier_for(layers())
+
+
+def test_heads_too_large_for_triton_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
+    wide = Memory.poisoned("BNH2D", Shape(2, 1, 1, 2048), torch.float32, [frequencies(32)])
+    with pytest.raises(UnsupportedKVError, match=r"\(2048, 2048\).*up to 1024"):
+        copier_for(wide.layers)
