@@ -19,7 +19,17 @@ _TILE_ELEMENTS = 4096
 _ALIGNMENT = 16
 """Elements: so many that a vector of the widest loads holds no more."""
 _MAX_PROGRAMS = 65535
-"""What Ascend takes; more than run at once anywhere."""
+
+_NO_ROTATION: dict[str, Any] = {
+    "turns": None,
+    "cos": None,
+    "sin": None,
+    "tables": None,
+    "num_turns": 0,
+    "PAIRS": 0,
+    "PAIRS_WIDTH": 1,
+    "IS_NEOX": True,
+}
 
 
 class TritonCopier(KVCopier):
@@ -35,6 +45,7 @@ class TritonCopier(KVCopier):
         for layer in layers:
             _check_head_sizes(layer)
         self._device = layers[0].key_blocks.device
+        self._most_programs = _most_programs(self._device)
         self._keys = [_Keys(group) for group in _alike(layers, _key_form)]
         self._values = [_values(group) for group in _alike(layers, _value_form)]
 
@@ -42,16 +53,53 @@ class TritonCopier(KVCopier):
         on_device = self._send_indices(slots, rows)
         groups: tuple[_Group, ...] = (*self._keys, *self._values)
         for group in groups:
-            _launch(group.blocks, group.pool, on_device[0], on_device[1], len(slots))
+            self._move(group.blocks, group.pool, on_device[0], on_device[1], len(slots))
 
     def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
         distinct, which = torch.unique(deltas, return_inverse=True)
         on_device = self._send_indices(slots, rows, which.masked_fill(deltas == 0, -1))
         for keys in self._keys:
             rotation = _rotation(on_device[2], self._send(keys.angles(distinct)), keys)
-            _launch(keys.pool, keys.blocks, on_device[1], on_device[0], len(slots), rotation)
+            self._move(keys.pool, keys.blocks, on_device[1], on_device[0], len(slots), rotation)
         for values in self._values:
-            _launch(values.pool, values.blocks, on_device[1], on_device[0], len(slots))
+            self._move(values.pool, values.blocks, on_device[1], on_device[0], len(slots))
+
+    def _move(
+        self,
+        source: "_Operands",
+        target: "_Operands",
+        source_tokens: Tensor,
+        target_tokens: Tensor,
+        num_tokens: int,
+        rotation: dict[str, Any] = _NO_ROTATION,
+    ) -> None:
+        """Launches the kernel, for all layers of ``source`` and ``target``."""
+        num_heads, head_size = source.first.shape[2:]
+        width = triton.next_power_of_2(head_size)
+        tile = max(1, _TILE_ELEMENTS // width)
+        num_tiles = -(-num_tokens // tile)
+        num_items = num_tiles * num_heads * len(source.layers)
+        move_tokens[(min(num_items, self._most_programs),)](
+            source.first,
+            target.first,
+            source.layers,
+            target.layers,
+            source_tokens,
+            target_tokens,
+            num_tokens,
+            num_tiles,
+            num_heads,
+            num_items,
+            *source.first.stride(),
+            *target.first.stride(),
+            SOURCE_SIZE=source.first.shape[1],
+            TARGET_SIZE=target.first.shape[1],
+            ALIGNED=_ALIGNMENT if source.is_aligned and target.is_aligned else 1,
+            HEAD_SIZE=head_size,
+            WIDTH=width,
+            TILE=tile,
+            **rotation,
+        )
 
     def _send_indices(self, *parts: Tensor) -> Tensor:
         """Int64 `[parts, n or n + 1]`: rows begin at multiples of 16 bytes, or Triton would compile for each case."""
@@ -120,52 +168,12 @@ def _rotation(turns: Tensor, angles: Tensor, keys: _Keys) -> dict[str, Any]:
     }
 
 
-_NO_ROTATION: dict[str, Any] = {
-    "turns": None,
-    "cos": None,
-    "sin": None,
-    "tables": None,
-    "num_turns": 0,
-    "PAIRS": 0,
-    "PAIRS_WIDTH": 1,
-    "IS_NEOX": True,
-}
-
-
-def _launch(
-    source: _Operands,
-    target: _Operands,
-    source_tokens: Tensor,
-    target_tokens: Tensor,
-    num_tokens: int,
-    rotation: dict[str, Any] = _NO_ROTATION,
-) -> None:
-    num_heads, head_size = source.first.shape[2:]
-    width = triton.next_power_of_2(head_size)
-    tile = max(1, _TILE_ELEMENTS // width)
-    num_tiles = -(-num_tokens // tile)
-    num_items = num_tiles * num_heads * len(source.layers)
-    move_tokens[(min(num_items, _MAX_PROGRAMS),)](
-        source.first,
-        target.first,
-        source.layers,
-        target.layers,
-        source_tokens,
-        target_tokens,
-        num_tokens,
-        num_tiles,
-        num_heads,
-        num_items,
-        *source.first.stride(),
-        *target.first.stride(),
-        SOURCE_SIZE=source.first.shape[1],
-        TARGET_SIZE=target.first.shape[1],
-        ALIGNED=_ALIGNMENT if source.is_aligned and target.is_aligned else 1,
-        HEAD_SIZE=head_size,
-        WIDTH=width,
-        TILE=tile,
-        **rotation,
-    )
+def _most_programs(device: torch.device) -> int:
+    """As many as there is work for; on Ascend, which starts them slowly, one for each vector core."""
+    if device.type != "npu":
+        return _MAX_PROGRAMS
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return int(properties["num_vectorcore"])
 
 
 def _alike(layers: Sequence[LayerKV], form: Callable[[LayerKV], Any]) -> Iterable[list[LayerKV]]:

@@ -144,6 +144,7 @@ def test_an_empty_span_moves_nothing(name: str) -> None:
 def test_a_span_longer_than_a_tile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.torch_copier._TILE_TOKENS", 10)
     monkeypatch.setattr("kernels.triton_copier._TILE_ELEMENTS", 4 * 64)
+    monkeypatch.setattr("kernels.triton_copier._MAX_PROGRAMS", 3)
     shape = Shape(7, 16, 2, 64)
     memory = Memory.poisoned(LAYOUTS_OF[name][0], shape, torch.float32, [frequencies(64)])
     memory.randomize("key_pool", "value_pool")
