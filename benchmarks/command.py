@@ -4,7 +4,6 @@
 import argparse
 import asyncio
 import os
-import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -22,6 +21,7 @@ from benchmarks.progress import Monitor
 from benchmarks.rag import BenchmarkError
 from benchmarks.run_folder import FolderError, Run, RunFolder, WorkloadRun
 from benchmarks.servers import STOCK, TESSERA, Servers
+from benchmarks.signals import end_by_signals
 from benchmarks.texts import characters_per_token
 from benchmarks.traces import TraceFileError, read_trace
 from benchmarks.workloads import WORKLOADS
@@ -92,7 +92,7 @@ def _run(workloads: Sequence[Workload], folder: RunFolder, profiled: Options | N
 
 
 async def _measure(workloads: Sequence[Workload], folder: RunFolder, profiled: Options | None) -> None:
-    _end_by_signals()
+    end_by_signals()
     monitor = Monitor(sum(workload.num_steps() for workload in workloads))
     async with Servers(folder.run.model, folder.run.flags, folder.path) as servers, shown(monitor):
         folder.mark(vllm=await (await servers.get(STOCK)).vllm_version())
@@ -103,15 +103,6 @@ async def _measure(workloads: Sequence[Workload], folder: RunFolder, profiled: O
             monitor.workload = "profile"
             result = await profiling.profile(await servers.get(TESSERA), profiled.texts("profile"), folder.path)
             profiling.table(Console(), result)
-
-
-def _end_by_signals() -> None:
-    """SIGTERM and SIGHUP end this task as Ctrl-C does: the servers have sessions of their own, and would live on."""
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 def _last_words(folder: RunFolder) -> str:

@@ -5,7 +5,6 @@ import argparse
 import asyncio
 import json
 import logging
-import signal
 import sys
 import time
 import traceback
@@ -27,6 +26,7 @@ from benchmarks.device_checks.context import Context, LoadWriter, Options, Speed
 from benchmarks.device_checks.devices import Device, MissingDeviceError, find_device
 from benchmarks.device_checks.engine import Engine, EngineOptions
 from benchmarks.device_checks.findings import CheckError, SkippedError, one_line
+from benchmarks.signals import end_by_signals
 
 Status = Literal["PASS", "FAIL", "SKIPPED"]
 
@@ -75,7 +75,7 @@ def _engine_options(args: argparse.Namespace) -> EngineOptions:
 
 
 async def _make_all(checks: Sequence[Check], context: Context, add: Callable[[Result], None]) -> None:
-    _end_by_signals()
+    end_by_signals()
     async with context.engine:
         for check in checks:
             add(await _make(check, context))
@@ -107,15 +107,6 @@ def _release(device: Device) -> None:
         device.release()
     except RuntimeError as error:  # of a device that an earlier error has left unusable
         say(f"{device.name} gives no memory back: {one_line(error)}")
-
-
-def _end_by_signals() -> None:
-    """SIGTERM and SIGHUP end this task as Ctrl-C does: the server has a session of its own, and would live on."""
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 @contextmanager

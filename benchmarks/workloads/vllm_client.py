@@ -39,7 +39,7 @@ class VllmClient:
     axis = "load"
 
     def __init__(self, options: Options) -> None:
-        self._rounds, self._requests = (5, 16) if options.is_long else (2, 4)
+        self._rounds, self._requests = (5, 16) if options.is_long else (1, 4)
         self._output = options.output
         self._texts = options.texts(self.name)
         self._chunks = self._texts.chunks(_CHUNKS, _CHUNK_TOKENS)

@@ -14,7 +14,7 @@ from benchmarks.answers import DifferentAnswerError
 from benchmarks.loops import closed_loop
 from benchmarks.rag import BenchmarkError
 from benchmarks.servers import Servers
-from benchmarks.traces import Trace, read_trace
+from benchmarks.traces import Trace, read_trace, zipf_trace
 from benchmarks.workloads import load
 from benchmarks.workloads.base import Options
 from benchmarks.workloads.load import Load, Sizes
@@ -263,5 +263,12 @@ def test_bounds_are_for_the_generated_requests(tmp_path):
 
 
 def test_forms():
-    assert Load.short == Sizes(80, {8: 1}, open_rounds=0, requests=8)
+    assert Load.short == Sizes(170, {8: 1}, open_rounds=0, requests=8)
     assert Load.long == Sizes(200, {1: 5, 4: 5, 8: 10}, open_rounds=5, requests=24)
+
+
+@pytest.mark.parametrize("sizes", [Load.short, Load.long])
+def test_a_quarter_of_the_chunks_is_more_than_what_all_clients_hold_at_once(sizes):
+    """Or a request in mode chunked fails, since nothing can be evicted for it."""
+    requests = zipf_trace(0, sizes.chunks, 256, sizes.all_requests).requests
+    assert sizes.chunks // 4 > max(sizes.rounds) * max(map(len, requests))
