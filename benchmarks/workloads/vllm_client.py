@@ -37,9 +37,11 @@ class VllmClient:
     name = "vllm_client"
     title = "popular chunks and others, measured by vLLM's own client"
     axis = "load"
+    # Rounds, and requests of each.
+    short, long = (1, 4), (5, 16)
 
     def __init__(self, options: Options) -> None:
-        self._rounds, self._requests = (5, 16) if options.is_long else (1, 4)
+        self._rounds, self._requests = self.long if options.is_long else self.short
         self._output = options.output
         self._texts = options.texts(self.name)
         self._chunks = self._texts.chunks(_CHUNKS, _CHUNK_TOKENS)

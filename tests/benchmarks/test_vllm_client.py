@@ -28,11 +28,14 @@ def quick(monkeypatch):
     monkeypatch.setattr(vllm_client, "CLIENT", (sys.executable, "-S", str(STAND_IN)))
 
 
+class TwoRounds(VllmClient):
+    short = (2, 4)
+
+
 async def run(folder, samples):
     """How often a step was made, and how often that had been announced."""
     steps = []
-    workload = VllmClient(Options(Path("model"), (), folder))
-    workload._rounds = 2
+    workload = TwoRounds(Options(Path("model"), (), folder))
     async with Servers("model", (), folder) as servers:
         await workload.run(servers, samples.append, lambda: steps.append(1))
     return len(steps), workload.num_steps()
