@@ -29,7 +29,7 @@ class Context:
     title = "new questions over more and more chunks"
     axis = "tokens of context"
     values: tuple[Value, ...] = ("ttft_s",)
-    short = Sizes((2, 8), rounds=2, max_tokens=4)
+    short = Sizes((8,), rounds=2, max_tokens=4)
     long = Sizes((2, 4, 8, 16, 32), rounds=10, max_tokens=4)
 
     def __init__(self, options: Options) -> None:

@@ -78,7 +78,9 @@ class Shuffled:
         answers: dict[System, Answer] = {"stock": await stock.ask(query)}
         await stock.settle()
         if batch:
-            answers["warm"] = await self._ask_warm(tessera, query, is_checked=number == 0)
+            answers["warm"] = await self._ask_warm(
+                tessera, query, is_checked=number == 0 and batch in (1, _BATCHES - 1)
+            )
         else:
             answers["empty"] = await self._ask_empty(tessera, query)
         await tessera.settle()

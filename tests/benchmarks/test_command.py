@@ -147,7 +147,9 @@ def test_a_model_without_a_tokenizer_is_an_error_of_usage(argv, model, fakes, ca
 
 
 def test_without_names_all_workloads_are_chosen(model):
-    assert parse([]).workloads == list(WORKLOADS)
+    assert parse(["--long"]).workloads == list(WORKLOADS)
+    assert parse([]).workloads == ["context", "shuffled", "chat", "load"]
+    assert parse(["vllm_client"]).workloads == ["vllm_client"]
     assert parse(["chat", "context", "chat", "--long"]).workloads == ["chat", "context"]
     assert parse([]).flags == DEFAULT_FLAGS
 
