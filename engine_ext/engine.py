@@ -35,7 +35,8 @@ class FillLimits:
 class ChunkEngine:
     """Runs requests with chunks from the chunk cache; passes everything else through to ``AsyncLLM``.
 
-    ``manager`` is ``None`` when the cache is off; ``disabled_reason`` then says why.
+    ``manager`` is ``None`` when the cache is off; ``disabled_reason`` then says why. ``is_stopping`` tells that
+    :meth:`shutdown` was called.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ChunkEngine:
         self.manager = manager
         self.disabled_reason = disabled_reason
         self.limits = limits
+        self.is_stopping = False
         self.is_traced = bool(llm.vllm_config.observability_config.otlp_traces_endpoint)
         self.fills = FillRunner(llm, manager, self._check_if_idle, limits.max_running) if manager else None
         self.background = BackgroundFills(self) if manager else None
@@ -76,6 +78,11 @@ class ChunkEngine:
         """vLLM's hook for prefill/decode splits, fed from client input: with our connector there is no split."""
         if self.manager is None and PARAMS_KEY not in kv_transfer_params:
             await self.llm.notify_kv_transfer_request_rejected(request_id, kv_transfer_params, **kwargs)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """vLLM's; it blocks, in a thread of its own, while requests that are under way may end."""
+        self.is_stopping = True
+        self.llm.shutdown(timeout)
 
     async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """vLLM's reset, after which no KV of before is used (new weights, say): it empties the chunk cache too."""

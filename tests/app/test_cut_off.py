@@ -2,24 +2,35 @@
 """Requests that a stopping server cancels."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from app.cut_off import CutOffMiddleware
 
 
-async def cancelled(app, kind="http"):
-    """The messages that a request to ``app`` has sent, cancelled while it waits."""
+def request(kind="http", method="POST", *, is_stopping=False):
+    engine = SimpleNamespace(is_stopping=is_stopping)
+    return {"type": kind, "method": method, "app": SimpleNamespace(state=SimpleNamespace(engine_client=engine))}
+
+
+async def answered(app, scope):
+    """The messages that the answer of ``app`` consists of."""
     sent = []
 
     async def send(message):
         sent.append(message)
 
-    task = asyncio.create_task(CutOffMiddleware(app)({"type": kind}, None, send))
+    await CutOffMiddleware(app)(scope, None, send)
+    return sent
+
+
+async def cancelled(app, kind="http"):
+    """The messages that a request to ``app`` has sent, cancelled while it waits."""
+    task = asyncio.create_task(answered(app, request(kind)))
     await asyncio.sleep(0)
     task.cancel()
-    await task
-    return sent
+    return await task
 
 
 async def waits(scope, receive, send):
@@ -45,3 +56,38 @@ def test_a_stream_is_not_ended_as_if_it_were_whole():
 def test_what_is_not_a_request_is_cancelled():
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(cancelled(waits, "lifespan"))
+
+
+async def answers(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def fails(scope, receive, send):
+    raise RuntimeError("cannot schedule new futures after shutdown")
+
+
+def test_one_that_comes_when_the_engine_has_stopped_gets_a_503():
+    start, body = asyncio.run(answered(answers, request(is_stopping=True)))
+    assert start["status"] == 503
+    assert b"The server is stopping." in body["body"]
+
+
+def test_health_and_metrics_are_served_to_the_end():
+    (start,) = asyncio.run(answered(answers, request(method="GET", is_stopping=True)))
+    assert start["status"] == 200
+
+
+def test_one_that_fails_because_the_engine_has_stopped_gets_a_503():
+    scope = request()
+
+    async def stops(scope, receive, send):
+        scope["app"].state.engine_client.is_stopping = True
+        await fails(scope, receive, send)
+
+    start, _ = asyncio.run(answered(stops, scope))
+    assert start["status"] == 503
+
+
+def test_other_failures_are_passed_on():
+    with pytest.raises(RuntimeError):
+        asyncio.run(answered(fails, request()))
