@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
+from kernels.paged import KVCopier, LayerKV, UnsupportedKVError, send
 from kernels.rope import AngleTables, RotaryFrequencies
 
 ReshapeAndCache = Callable[..., Any]
@@ -34,21 +34,21 @@ class NpuCopier(KVCopier):
         self._device = layers[0].key_blocks.device
 
     def _save(self, slots: Tensor, rows: Tensor) -> None:
-        read, write = self._send(slots), self._send(rows.int())
+        read, write = send(slots, self._device), send(rows.int(), self._device)
         for layer in self.layers:
             keys, values = _tokens(layer.key_blocks, read), _tokens(layer.value_blocks, read)
             self._store(keys, values, layer.key_pool, layer.value_pool, write)
 
     def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
-        read, write = self._send(rows), self._send(slots.int())
+        read, write = send(rows, self._device), send(slots.int(), self._device)
         distinct, which = torch.unique(deltas, return_inverse=True)
-        angles, is_still = AngleTables(distinct), self._send(deltas == 0)[:, None, None]
+        angles, is_still = AngleTables(distinct), send(deltas == 0, self._device)[:, None, None]
         rotations: dict[int, tuple[Tensor, Tensor]] = {}
         for layer in self.layers:
             frequencies = layer.frequencies
             if id(frequencies) not in rotations:
                 cos, sin = (_full_width(table[which], frequencies) for table in angles.of(frequencies))
-                rotations[id(frequencies)] = self._send(cos), self._send(sin)
+                rotations[id(frequencies)] = send(cos, self._device), send(sin, self._device)
             keys, values = _tokens(layer.key_pool, read), _tokens(layer.value_pool, read)
             rotated = _rotated(keys, *rotations[id(frequencies)], frequencies)
             # A rotation by zero is not the identity on -0.0, infinities and NaN.
@@ -57,11 +57,6 @@ class NpuCopier(KVCopier):
 
     def _store(self, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
         self._write(key=keys, value=values, key_cache=key_cache, value_cache=value_cache, slot_mapping=slots)
-
-    def _send(self, tensor: Tensor) -> Tensor:
-        if self._device.type == "cpu":  # beside fakes of the operators
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 def _tokens(view: Tensor, indices: Tensor) -> Tensor:

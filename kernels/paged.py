@@ -48,6 +48,14 @@ def make_pool(blocks: Tensor, num_pages: int, page_tokens: int) -> Tensor:
     return pool.permute(0, *(1 + outer_first.index(dim) for dim in range(3)))
 
 
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to `device` without waiting for it; on a CPU, the tensor itself.
+
+    The copy is from pinned memory, which PyTorch does not reuse before it is done.
+    """
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 class KVCopier(ABC):
     """Copies of K and V between blocks and pool, of all layers at once, ordered with the device's current stream.
 

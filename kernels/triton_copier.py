@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
+from kernels.paged import KVCopier, LayerKV, UnsupportedKVError, send
 from kernels.rope import rotation_angles
 from kernels.triton_kernel import move_tokens
 
@@ -59,7 +59,7 @@ class TritonCopier(KVCopier):
         distinct, which = torch.unique(deltas, return_inverse=True)
         on_device = self._send_indices(slots, rows, which.masked_fill(deltas == 0, -1))
         for keys in self._keys:
-            rotation = _rotation(on_device[2], self._send(keys.angles(distinct)), keys)
+            rotation = _rotation(on_device[2], send(keys.angles(distinct), self._device), keys)
             self._move(keys.pool, keys.blocks, on_device[1], on_device[0], len(slots), rotation)
         for values in self._values:
             self._move(values.pool, values.blocks, on_device[1], on_device[0], len(slots))
@@ -107,12 +107,7 @@ class TritonCopier(KVCopier):
         indices = torch.zeros(len(parts), num_tokens + num_tokens % 2, dtype=torch.int64)
         for row, part in zip(indices, parts, strict=True):
             row[:num_tokens] = part
-        return self._send(indices)
-
-    def _send(self, tensor: Tensor) -> Tensor:
-        if self._device.type == "cpu":  # under Triton's interpreter
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return send(indices, self._device)
 
 
 class _Operands:

@@ -108,7 +108,7 @@ def make_blocks(
     return whole, LAYOUTS[layout](whole[padding : padding + numel], shape)
 
 
-def frequencies(width: int, theta: float, is_neox: bool) -> RotaryFrequencies:
+def frequencies(width: int, theta: float = 10000.0, is_neox: bool = True) -> RotaryFrequencies:
     """Those of an ordinary model; on the CPU, since not every device has float64."""
     return RotaryFrequencies(theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width), is_neox)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.device_checks.comparison import rotation_error
+from benchmarks.device_checks.memory import frequencies
 from kernels.paged import KVCopier, LayerKV, make_pool
 from kernels.reference import ReferenceCopier
 from kernels.rope import RotaryFrequencies
@@ -17,11 +18,6 @@ from tests.kernels.fakes import MLA, PAIR, FakeCache, Shape, make_cache
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 POOL_ROWS = 128
-
-
-def frequencies(rotary_dim: int, theta: float = 10000.0, is_neox: bool = True) -> RotaryFrequencies:
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
-    return RotaryFrequencies(theta**-exponents, is_neox)
 
 
 @dataclass(frozen=True)

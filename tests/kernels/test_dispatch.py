@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.device_checks.memory import frequencies
 from kernels import dispatch, numba_copier
 from kernels.dispatch import copier_for
 from kernels.paged import LayerKV, UnsupportedKVError
 from tests.kernels.fakes import Shape
-from tests.kernels.spans import Memory, frequencies
+from tests.kernels.spans import Memory
 
 
 def layers(layout: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[LayerKV, ...]:

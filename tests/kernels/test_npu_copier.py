@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
+from benchmarks.device_checks.memory import frequencies
 from kernels import dispatch
 from kernels.npu_copier import NpuCopier
 from kernels.paged import UnsupportedKVError
@@ -22,7 +23,7 @@ from tests.kernels.fake_npu import (
     FakeTorchNpu,
 )
 from tests.kernels.fakes import PAIR, Shape
-from tests.kernels.spans import Memory, assert_loaded, assert_saved, cases, frequencies
+from tests.kernels.spans import Memory, assert_loaded, assert_saved, cases
 
 FAST = settings(
     derandomize=True,

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.device_checks.memory import frequencies
 from kernels.paged import LayerKV
 from kernels.rope import RotaryFrequencies
 from tests.kernels.copiers import triton_copier
 from tests.kernels.fakes import Shape
-from tests.kernels.spans import Memory, frequencies
+from tests.kernels.spans import Memory
 
 SHAPE = Shape(4, 16, 2, 32)
 
