@@ -17,9 +17,11 @@ serve: setup ## serve MODEL (default: the demo model); more flags in ARGS
 	$(BIN)/tessera serve $(MODEL) $(ARGS)
 
 test: setup ## run all tests
+	@scripts/test_servers.sh
 	$(BIN)/python -m pytest $(ARGS)
 
 test-fast: setup ## run the tests that start no engine
+	@scripts/test_servers.sh
 	$(BIN)/python -m pytest -m "not engine" $(ARGS)
 
 check: setup ## lint, formatting and types

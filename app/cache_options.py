@@ -38,7 +38,7 @@ class CacheField(BaseModel):
     )
     explain: bool = Field(False, description="report each segment's token ids and first position")
 
-    def options(self, default_strategy: PositionStrategy) -> CacheOptions:
+    def options(self, default_strategy: PositionStrategy = PositionStrategy.SHARED) -> CacheOptions:
         """The options as the engine takes them."""
         strategy = self.position_strategy or default_strategy
         return CacheOptions(self.mode, strategy, self.scope, self.namespace, self.explain)

@@ -16,6 +16,7 @@ _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-â€
        tessera demo [--port PORT] [--once]
        tessera eval [MODEL | --server URL] (--questions FILE | --demo) [options]
        tessera bench [WORKLOAD ...] [options] [any vllm serve flag]
+       tessera route [--registry URL] [--host HOST] [--port PORT]
        tessera --version
 
 commands:
@@ -24,6 +25,7 @@ commands:
   demo    serve the demo model and show in the terminal what happens to documents and questions
   eval    measure accuracy and speed on questions, with full attention and with chunks reused
   bench   measure speed beside stock vLLM, both on the same model and requests
+  route   one address for many replicas that serve with --registry
 
 tessera serve --help shows the flags, tessera serve --help=all vLLM's as well."""
 
@@ -138,7 +140,19 @@ def _bench(arguments: list[str]) -> int:
     return main(arguments)
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "demo": _demo, "eval": _eval, "bench": _bench}
+def _route(arguments: list[str]) -> int:
+    from app.router.command import main
+
+    return main(arguments)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "serve": _serve,
+    "demo": _demo,
+    "eval": _eval,
+    "bench": _bench,
+    "route": _route,
+}
 
 
 if __name__ == "__main__":

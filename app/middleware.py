@@ -13,17 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.cache_options import parse_cache_field
 from app.documents import BadRequestError
 from app.marks import Marks
-from app.openai_documents import Extraction, from_anthropic, from_chat, from_completion, from_responses
+from app.openai_documents import EXTRACTORS, Extraction
+from app.request_documents import keys_of
 from app.settings import Settings
 from app.sse import ReportInserter
 from engine_ext.request import Ticket
-
-_EXTRACTORS: dict[str, Callable[[dict[str, Any], str | None], Extraction | None]] = {
-    "/v1/chat/completions": from_chat,
-    "/v1/completions": from_completion,
-    "/v1/responses": from_responses,
-    "/v1/messages": from_anthropic,
-}
 
 
 class DocumentsMiddleware:
@@ -36,7 +30,7 @@ class DocumentsMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        extractor = _EXTRACTORS.get(_path(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
+        extractor = EXTRACTORS.get(_path(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
         if extractor is None:
             return await self._app(scope, receive, send)
         body = await _read_body(receive)
@@ -94,8 +88,10 @@ def _ticket(extraction: Extraction, settings: Settings) -> Ticket:
     for field in ("echo", "store", "use_beam_search"):
         if extraction.body.get(field):
             raise BadRequestError(f"{field} can't be combined with documents", field)
-    options = parse_cache_field(extraction.cache).options(settings.chunk_position_strategy)
-    return Ticket(options, tuple(document.id for document in extraction.documents))
+    cache = parse_cache_field(extraction.cache)
+    keys = keys_of(extraction.body, cache, extraction.systems, extraction.documents)
+    options = cache.options(settings.chunk_position_strategy)
+    return Ticket(options, tuple(document.id for document in extraction.documents), tuple(keys))
 
 
 async def _read_body(receive: Receive) -> bytes | None:

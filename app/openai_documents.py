@@ -16,12 +16,16 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """Documents of one request. ``insert(marked)`` puts their marked text in its place in ``body``."""
+    """Documents of one request. ``insert(marked)`` puts their marked text in its place in ``body``.
+
+    ``systems`` are the texts that stand before the documents, by which the registry tells contexts apart.
+    """
 
     body: Body
     documents: list[Document]
     cache: Any
     insert: Callable[[str], None]
+    systems: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ def from_completion(body: Body, separator: str | None) -> Extraction | None:
     def insert(marked: str) -> None:
         body["prompt"] = system + marked + question
 
-    return Extraction(body, documents, cache, insert)
+    return Extraction(body, documents, cache, insert, [system])
 
 
 def from_anthropic(body: Body, separator: str | None) -> Extraction | None:
@@ -91,6 +95,27 @@ def from_anthropic(body: Body, separator: str | None) -> Extraction | None:
     return _from_messages(body, body.get("messages"), "messages", separator)
 
 
+EXTRACTORS: Mapping[str, Callable[[Body, str | None], Extraction | None]] = {
+    "/v1/chat/completions": from_chat,
+    "/v1/completions": from_completion,
+    "/v1/responses": from_responses,
+    "/v1/messages": from_anthropic,
+}
+
+
+def system_texts(body: Mapping[str, Any]) -> list[str]:
+    """System prompts of a request in any of these schemes, or ours; what is no text is passed over."""
+    messages = [*_messages(body.get("messages")), *_messages(body.get("input"))]
+    prompts = [message.get("content") for message in messages if message.get("role") in ("system", "developer")]
+    return [text for prompt in (body.get("system"), body.get("instructions"), *prompts) for text in _texts(prompt)]
+
+
+def _texts(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content if _is_text(part)] if isinstance(content, list) else []
+
+
 def _from_blocks(body: Body, content: list[Any], first: int, end: int, path: str) -> Extraction:
     """Takes the document blocks ``[first, end)`` out; their marked text goes before the text that follows them."""
     cache, _ = _pop_cache(body, None)
@@ -98,7 +123,7 @@ def _from_blocks(body: Body, content: list[Any], first: int, end: int, path: str
     followed_by_text = end < len(content) and _is_text(content[end])
     question = dict(content[end]) if followed_by_text else {"type": "text", "text": ""}
     content[first : end + followed_by_text] = [question]
-    return Extraction(body, documents, cache, _TextField(question, "text", path).prepend)
+    return Extraction(body, documents, cache, _TextField(question, "text", path).prepend, system_texts(body))
 
 
 def _from_messages(body: Body, messages: Any, path: str, separator: str | None) -> Extraction | None:
@@ -113,14 +138,14 @@ def _from_fields(body: Body, fields: list[_TextField], separator: str | None) ->
         documents = parse_documents(body.pop("documents"))
         if not fields:
             raise BadRequestError("documents need a user message with text", "messages")
-        return Extraction(body, documents, cache, fields[0].prepend)
+        return Extraction(body, documents, cache, fields[0].prepend, system_texts(body))
     field = next((field for field in fields if separator and separator in field.text), None)
     if field is not None and separator:
         documents, question = split_by_separator(field.text, separator, field.path)
         field.holder[field.key] = question
-        return Extraction(body, documents, cache, field.prepend)
+        return Extraction(body, documents, cache, field.prepend, system_texts(body))
     if cache is not None and fields:
-        return Extraction(body, [], cache, fields[0].prepend)
+        return Extraction(body, [], cache, fields[0].prepend, system_texts(body))
     return _refuse_cache_without_documents(cache)
 
 

@@ -134,7 +134,7 @@ def _gauges(manager: ChunkCacheManager, fills: "FillRunner") -> Iterator[Metric]
     yield _gauge("oldest_lease_seconds", "Age of the oldest lease; 0 without any", manager.oldest_lease_seconds())
     yield _gauge("fills_running", "Fill requests in the engine", fills.num_running)
     yield _gauge("fills_queued", "Fill requests that wait for their turn", fills.num_queued)
-    yield _gauge("registered_ids", "Chunk ids that requests may name", len(manager.registry))
+    yield _gauge("registered_ids", "Chunk ids that requests may name", len(manager.ids))
 
 
 def _histograms(manager: ChunkCacheManager) -> Iterator[Metric]:

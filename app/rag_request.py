@@ -11,7 +11,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
 from app.cache_options import CacheField
 from app.documents import Document
-from cache.registry import ChunkRegistry, GoneIdError, UnknownIdError
+from cache.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
 from engine_ext.vllm_compat import ChatCompletionRequest
 
 # Fields of vLLM's chat completions that have no meaning with chunks.
@@ -86,32 +86,32 @@ class RagChatRequest(RagRequest):
         return self
 
 
-def documents_of(chunks: Sequence[str | RagChunk], registry: ChunkRegistry | None, namespace: str) -> list[Document]:
+def documents_of(chunks: Sequence[str | RagChunk], ids: ChunkIds | None, namespace: str) -> list[Document]:
     """The chunks' documents, registered ones looked up.
 
     Raises ``VLLMValidationError`` (400), or ``GracefulHTTPError`` with 404 for an unknown id and 410 for one whose
     chunk is no longer cached.
     """
-    return [_document(chunk, i, registry, namespace) for i, chunk in enumerate(chunks)]
+    return [_document(chunk, i, ids, namespace) for i, chunk in enumerate(chunks)]
 
 
-def _document(chunk: str | RagChunk, index: int, registry: ChunkRegistry | None, namespace: str) -> Document:
+def _document(chunk: str | RagChunk, index: int, ids: ChunkIds | None, namespace: str) -> Document:
     if isinstance(chunk, str):
         chunk = RagChunk(text=chunk)
     if chunk.text is None:
-        return _registered(chunk, index, registry, namespace)
+        return _registered(chunk, index, ids, namespace)
     if not chunk.text.strip():
         raise VLLMValidationError(f"the text of chunk {index} is empty", parameter=f"chunks.{index}.text")
     return Document(chunk.text, chunk.id, chunk.title)
 
 
-def _registered(chunk: RagChunk, index: int, registry: ChunkRegistry | None, namespace: str) -> Document:
+def _registered(chunk: RagChunk, index: int, ids: ChunkIds | None, namespace: str) -> Document:
     if chunk.id is None:
         raise VLLMValidationError("a chunk needs a text", parameter=f"chunks.{index}.text")
     try:
-        if registry is None:
+        if ids is None:
             raise UnknownIdError(f"unknown chunk id {chunk.id!r} (the chunk cache is off): send its text")
-        content = registry.content(namespace, chunk.id)
+        content = ids.content(namespace, chunk.id)
     except UnknownIdError as error:
         raise GracefulHTTPError(f"chunks.{index}.id: {error}", HTTPStatus.NOT_FOUND) from error
     except GoneIdError as error:

@@ -7,7 +7,9 @@ from typing import Any
 from starlette.datastructures import State
 
 from app.documents import Document
+from app.openai_documents import system_texts
 from app.rag_request import RagRequest, documents_of
+from app.request_documents import keys_of
 from app.settings import Settings
 from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt
@@ -32,12 +34,14 @@ def open_ticket(request: RagRequest, state: State) -> tuple[Ticket, list[Documen
     settings: Settings = state.tessera_settings
     options = request.cache.options(settings.chunk_position_strategy)
     namespace = cache_scope(options, cache_salt_of(request)).namespace
-    registry = None
+    ids = None
     if engine.manager is not None:
         engine.manager.expire()  # or an id, or a plan, would still find what has expired
-        registry = engine.manager.registry
-    documents = documents_of(request.chunks, registry, namespace)
-    return Ticket(options, tuple(document.id for document in documents)), documents
+        ids = engine.manager.ids
+    documents = documents_of(request.chunks, ids, namespace)
+    body = {**request.model_dump(include={"model", "system", "messages"}), **(request.model_extra or {})}
+    keys = keys_of(body, request.cache, system_texts(body), documents)
+    return Ticket(options, tuple(document.id for document in documents), tuple(keys)), documents
 
 
 def cache_salt_of(request: RagRequest) -> str | None:

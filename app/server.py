@@ -22,6 +22,7 @@ from app.marks import Marks
 from app.middleware import DocumentsMiddleware
 from app.progress import progress, say
 from app.prometheus import exported
+from app.registration import registered
 from app.retry_after import RetryAfterMiddleware
 from app.routes import cache, chunks, rag
 from app.segments import SegmentRenderer
@@ -61,23 +62,35 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
     started = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _abandon_start)  # until the HTTP server handles signals itself
-    configure_logging(settings)
-    _set_cpu_defaults(args)
-    check_flags(args)
+    prepare(args, settings)
     url, sock = setup_server(args, reuse_port=False)
     if warning := version_warning():
         say(warning)
     try:
-        async with _started_engine(AsyncEngineArgs.from_cli_args(args), settings) as engine:
-            with exported(engine, wanted=settings.chunk_cache):
-                app = await build_tessera_app(engine, args, settings)
-                announce = asyncio.create_task(_when_started(app, lambda: say(_ready_line(engine, url, started))))
-                shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
-                announce.cancel()
+        async with (
+            started_app(args, settings) as app,
+            _announced(app, lambda: say(_ready_line(app, url, started)), args, settings),
+        ):
+            shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
         await shutdown
     finally:
         sock.close()
     say("stopped")
+
+
+def prepare(args: argparse.Namespace, settings: Settings) -> None:
+    """What comes before the engine. Raises :class:`UnsupportedFlagError`."""
+    configure_logging(settings)
+    _set_cpu_defaults(args)
+    check_flags(args)
+
+
+@asynccontextmanager
+async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIterator[FastAPI]:
+    """The application around a running engine, which ends with the context."""
+    async with _started_engine(AsyncEngineArgs.from_cli_args(args), settings) as engine:
+        with exported(engine, wanted=settings.chunk_cache):
+            yield await build_tessera_app(engine, args, settings)
 
 
 @asynccontextmanager
@@ -100,14 +113,29 @@ async def _started_engine(engine_args: AsyncEngineArgs, settings: Settings) -> A
         await starting.__aexit__(None, None, None)
 
 
-async def _when_started(app: FastAPI, announce: Callable[[], None]) -> None:
-    """Calls ``announce`` once the HTTP server accepts connections."""
-    while not getattr(getattr(app.state, "server", None), "started", False):
-        await asyncio.sleep(0.05)
-    announce()
+@asynccontextmanager
+async def _announced(
+    app: FastAPI, announce: Callable[[], None], args: argparse.Namespace, settings: Settings
+) -> AsyncIterator[None]:
+    """Calls ``announce`` once the HTTP server accepts connections; from then on the replica is in the registry."""
+
+    async def present() -> None:
+        while not getattr(getattr(app.state, "server", None), "started", False):
+            await asyncio.sleep(0.05)
+        announce()
+        async with registered(app, args, settings):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(present(), name="announced")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
-def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:
+def _ready_line(app: FastAPI, url: str, started: float) -> str:
+    engine: ChunkEngine = app.state.engine_client
     if engine.manager is None:
         state = f"chunk cache off: {engine.disabled_reason}"
     else:

@@ -53,6 +53,22 @@ class Settings(BaseSettings):
     chunk_position_strategy: PositionStrategy = Field(
         PositionStrategy.SHARED, description="position strategy of requests that name none"
     )
+    registry: str | None = Field(
+        None, description="Redis or Valkey in which replicas find one another, e.g. redis://host:6379/0; default: none"
+    )
+    registry_prefix: str = Field("tessera:", description="what all of the registry's keys begin with")
+    registry_timeout: float = Field(
+        0.1, gt=0, le=10, description="seconds to wait for the registry before going on without it"
+    )
+    registry_lease: float = Field(
+        5.0, ge=2, le=600, description="seconds after which a replica that is not heard of counts as gone"
+    )
+    advertise_url: str | None = Field(
+        None, description="URL at which routers reach this replica; default: made of --host and --port"
+    )
+    replica_name: str | None = Field(
+        None, min_length=1, description="this replica's name, the same after a restart; default: host name and port"
+    )
     log_format: LogFormat = Field("text", description="form of Tessera's own log on standard error: text or json")
     log_level: LogLevel = Field("WARNING", description="least level of Tessera's own log; INFO: a line per request")
     chunk_separator: str | None = Field(

@@ -51,7 +51,7 @@ class ChunkHasher:
     def chunk_keys(self, scope: CacheScope, prefix: ChunkHash, chunks: Iterable[PackedTokens]) -> list[ChunkHash]:
         """Keys of chunks computed directly behind the segment ``prefix``."""
         head = self._framed([b"chunk", str(scope).encode(), prefix.digest])
-        return [ChunkHash(self._digest(head + _framed(tokens))) for tokens in chunks]
+        return [ChunkHash(self._digest(head + framed(tokens))) for tokens in chunks]
 
     def layout_salt(self, scope: CacheScope, parts: Sequence[int | str]) -> str:
         """Salt that keeps one layout's composed blocks apart in the engine's own prefix cache, in this process."""
@@ -62,10 +62,10 @@ class ChunkHasher:
         return self._digest(self._framed(fields))
 
     def _framed(self, fields: Sequence[bytes]) -> bytes:
-        return b"".join(map(_framed, (self._fingerprint, *fields)))
+        return b"".join(map(framed, (self._fingerprint, *fields)))
 
 
-def _framed(field: bytes) -> bytes:
+def framed(field: bytes) -> bytes:
     """The field behind its length, so that no two different field lists have the same bytes."""
     return len(field).to_bytes(8, "little") + field
 

@@ -16,17 +16,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from cache.chunk_ids import ChunkIds
 from cache.config import ChunkCacheConfig
 from cache.errors import CapacityError, IntegrityError
 from cache.eviction import EvictionPolicy, make_policy, prefill_cost
 from cache.expiry import ExpiryQueue
 from cache.hashing import CacheScope, ChunkHash, ChunkHasher
+from cache.holdings import Holdings
 from cache.index import ChunkHashIndex, ChunkKVCache, EntryState, SegmentIdentity
 from cache.layout import ChunkedPrompt, Layout, pack
 from cache.lease import FillJob, Lease, LeasedSegment, fill_jobs, status_of
 from cache.metrics import ChunkCacheMetrics
 from cache.pool import ChunkBlockPool
-from cache.registry import ChunkRegistry
+from cache.registry import DocumentKey
 
 
 class Removal(StrEnum):
@@ -67,7 +69,8 @@ class ChunkCacheManager:
         self.hasher = ChunkHasher(config.fingerprint, config.hash_algorithm)
         self.pool = ChunkBlockPool(config.num_pages)
         self.index = ChunkHashIndex()
-        self.registry = ChunkRegistry()
+        self.ids = ChunkIds()
+        self.holdings = Holdings(config.page_bytes)
         self.metrics = ChunkCacheMetrics()
         self._clock = clock
         self._policy: EvictionPolicy[ChunkKVCache] = make_policy(config.eviction)
@@ -157,6 +160,11 @@ class ChunkCacheManager:
         entry.expires_at = expires_at
         if expires_at is not None:
             self._expiry.put(entry)
+
+    def name(self, document: DocumentKey, entry: ChunkKVCache) -> None:
+        """Says that ``entry``, which can be loaded, is (part of) ``document``, for as long as it can be found."""
+        if not entry.detached:
+            self.holdings.add(document, entry)
 
     def expire(self) -> None:
         """Detaches what has expired."""
@@ -303,7 +311,8 @@ class ChunkCacheManager:
         else:
             self._policy.removed(entry)
         self.metrics.removals[why] += 1
-        self.registry.removed(entry.key, why)
+        self.ids.removed(entry.key, why)
+        self.holdings.removed(entry.key)
 
     def _reclaim(self, entry: ChunkKVCache) -> None:
         if entry in self._detached and not entry.leases and entry.state is not EntryState.FILLING:

@@ -1,91 +1,137 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks that clients have given an id, so that later requests can name them instead of sending the text."""
+"""What replicas tell one another: who is there, and which documents each of them holds.
 
-from collections import OrderedDict, defaultdict
-from dataclasses import dataclass, field
+A registry has hints, never truth: whoever believes a wrong one loses time, and never gives a wrong answer. Documents go
+by :class:`DocumentKey`, which anybody can compute from a request alone; the chunks that they become, and the keys of
+those, are known only to a replica with the model's tokenizer and chat template.
+"""
 
-from cache.errors import ChunkCacheError
-from cache.hashing import ChunkHash
-
-MAX_GONE = 100_000
-"""So many ids are remembered after their chunks have gone, to say why; the oldest are forgotten first."""
-
-
-class UnknownIdError(ChunkCacheError):
-    """No chunk was registered under the id."""
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
 
 
-class GoneIdError(ChunkCacheError):
-    """The id's chunk has been evicted, has expired or was deleted; the message says which."""
+class Tier(IntEnum):
+    """Where a replica holds a document's KV, the fastest first."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
 
 
-class IdConflictError(ChunkCacheError):
-    """The id is registered with another text."""
+class DocumentKey(NamedTuple):
+    """Names one document behind one system prompt in one namespace (:mod:`cache.document_keys`); 16 bytes."""
+
+    digest: bytes
+
+
+class Holding(NamedTuple):
+    """What one replica has of one document: tokens, and bytes on all of its devices together."""
+
+    tier: Tier
+    tokens: int
+    num_bytes: int
+
+
+class Claim(NamedTuple):
+    """A replica's word that it holds a document. ``replica`` is its :attr:`Replica.id`."""
+
+    replica: str
+    holding: Holding
 
 
 @dataclass(frozen=True, slots=True)
-class RegisteredText:
-    """What an id stands for: what the chunk is rendered from."""
+class Replica:
+    """One running replica, as its heartbeat describes it.
 
-    text: str
-    title: str | None = None
+    ``id`` is new whenever claims made under the one before may be wrong; ``name`` stays. Only replicas of equal
+    ``fingerprint`` may exchange KV. ``load`` counts unfinished requests.
+    """
+
+    id: str
+    name: str
+    url: str
+    models: tuple[str, ...]
+    fingerprint: str
+    load: int = 0
+    held_tokens: int = 0
+    capacity_tokens: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**asdict(self), "models": list(self.models)}
+
+    @classmethod
+    def from_dict(cls, fields: Any) -> "Replica":
+        """From JSON, whoever wrote it; raises ``ValueError`` unless every field is there and right."""
+        if not isinstance(fields, dict) or set(fields) != set(cls.__slots__):
+            raise ValueError(f"not a replica: {fields!r}"[:200])
+        texts = [fields[name] for name in ("id", "name", "url", "fingerprint")]
+        numbers = [fields[name] for name in ("load", "held_tokens", "capacity_tokens")]
+        models = fields["models"]
+        if not isinstance(models, list) or not all(isinstance(text, str) for text in [*texts, *models]):
+            raise ValueError(f"not a replica: {fields!r}"[:200])
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError(f"not a replica: {fields!r}"[:200])
+        if not fields["url"].startswith(("http://", "https://")):
+            raise ValueError(f"not a URL: {fields['url']!r}"[:200])
+        return cls(**{**fields, "models": tuple(models)})
 
 
-@dataclass(slots=True)
-class _Registration:
-    content: RegisteredText
-    keys: set[ChunkHash] = field(default_factory=set)
-    """Cached segments of the chunk, behind whatever system prompts; the registration ends with the last."""
+class RegistryError(Exception):
+    """The registry can't be asked, or told, now; the message says why."""
 
 
-_Name = tuple[str, str]  # namespace, id
+class Registry(Protocol):
+    """Where replicas publish. Every method raises :class:`RegistryError` after a bounded time."""
+
+    async def beat(self, replica: Replica) -> bool:
+        """Says that ``replica`` is there, for as long as its lease goes.
+
+        False if the registry knew nothing of it: then it has none of its claims either.
+        """
+
+    async def leave(self, replica_id: str) -> None:
+        """Says that a replica is gone, before its lease ends; its claims count no more."""
+
+    async def replicas(self) -> list[Replica]:
+        """The replicas whose lease goes on, by name."""
+
+    async def publish(self, replica_id: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
+        """What a replica holds now of some documents; ``None``: nothing any more."""
+
+    async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
+        """For each key who holds it, as far as known; replicas that are gone may still be named. One round trip."""
 
 
-class ChunkRegistry:
-    """Maps ids to texts, per namespace, for as long as at least one of the chunk's segments is cached."""
+class InProcessRegistry:
+    """A registry for whoever lives in one process; nothing in it expires."""
 
     def __init__(self) -> None:
-        self._registered: dict[_Name, _Registration] = {}
-        self._names: defaultdict[ChunkHash, set[_Name]] = defaultdict(set)
-        self._gone: OrderedDict[_Name, str] = OrderedDict()
+        self._replicas: dict[str, Replica] = {}
+        self._claims: defaultdict[DocumentKey, dict[str, Holding]] = defaultdict(dict)
 
-    def __len__(self) -> int:
-        return len(self._registered)
+    async def beat(self, replica: Replica) -> bool:
+        is_known = replica.id in self._replicas
+        self._replicas[replica.id] = replica
+        return is_known
 
-    def check(self, namespace: str, id: str, content: RegisteredText) -> None:
-        """Raises :class:`IdConflictError` if the id is registered with another text."""
-        known = self._registered.get((namespace, id))
-        if known is not None and known.content != content:
-            raise IdConflictError(f"chunk id {id!r} is registered with another text; use another id, or delete it")
+    async def leave(self, replica_id: str) -> None:
+        self._replicas.pop(replica_id, None)
 
-    def register(self, namespace: str, id: str, content: RegisteredText, key: ChunkHash) -> None:
-        """Registers an id whose segment ``key`` is cached; raises as :meth:`check` does."""
-        self.check(namespace, id, content)
-        name = (namespace, id)
-        self._gone.pop(name, None)
-        self._registered.setdefault(name, _Registration(content)).keys.add(key)
-        self._names[key].add(name)
+    async def replicas(self) -> list[Replica]:
+        return sorted(self._replicas.values(), key=lambda replica: replica.name)
 
-    def content(self, namespace: str, id: str) -> RegisteredText:
-        """What the id stands for; raises :class:`UnknownIdError` or :class:`GoneIdError`."""
-        name = (namespace, id)
-        if (known := self._registered.get(name)) is not None:
-            return known.content
-        if (why := self._gone.get(name)) is not None:
-            raise GoneIdError(f"chunk id {id!r} is no longer cached ({why}): send its text again")
-        raise UnknownIdError(f"unknown chunk id {id!r}: send its text")
+    async def publish(self, replica_id: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
+        for key, holding in changes.items():
+            if holding is not None:
+                self._claims[key][replica_id] = holding
+            elif (holders := self._claims.get(key)) is not None:
+                holders.pop(replica_id, None)
+                if not holders:
+                    del self._claims[key]
 
-    def ids(self, key: ChunkHash) -> list[str]:
-        """The ids under which a segment is registered."""
-        return sorted(id for _, id in self._names.get(key, ()))
-
-    def removed(self, key: ChunkHash, why: str) -> None:
-        """A segment can't be found any more; ids that have no other end."""
-        for name in self._names.pop(key, ()):
-            registration = self._registered[name]
-            registration.keys.discard(key)
-            if not registration.keys:
-                del self._registered[name]
-                self._gone[name] = why
-        while len(self._gone) > MAX_GONE:
-            self._gone.popitem(last=False)
+    async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
+        return [[Claim(*item) for item in self._claims.get(key, {}).items()] for key in keys]

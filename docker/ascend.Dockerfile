@@ -9,16 +9,17 @@ ARG BASE=ascend/vllm-ascend:v0.23.0.post1
 FROM ${BASE}
 
 WORKDIR /opt/tessera
-COPY pyproject.toml README.md ./
-COPY app app
-COPY benchmarks benchmarks
-COPY cache cache
-COPY engine_ext engine_ext
-COPY evaluation evaluation
-COPY kernels kernels
-COPY models models
-COPY scripts scripts
+COPY . .
 RUN pip install --no-cache-dir ".[ascend]"
 
+RUN useradd --uid 10001 --create-home tessera && install -d -o tessera -g tessera /models
+ENV HF_HOME=/models
+USER 10001
+WORKDIR /home/tessera
+
 EXPOSE 8000
-ENTRYPOINT ["tessera", "serve", "--host", "0.0.0.0"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m \
+    CMD ["python3", "/opt/tessera/docker/health.py", "8000"]
+# CANN's image sets up the paths of its compilers in /etc/profile.
+ENTRYPOINT ["/bin/bash", "-c", "source /etc/profile && exec tessera \"$@\"", "tessera"]
+CMD ["serve", "--host", "0.0.0.0"]

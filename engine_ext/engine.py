@@ -9,9 +9,11 @@ from typing import Any
 from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from cache.errors import CapacityError, IntegrityError
 from cache.hashing import CacheScope
+from cache.holdings import Holdings
 from cache.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
@@ -52,6 +54,7 @@ class ChunkEngine:
         self.limits = limits
         self.is_stopping = False
         self.is_traced = bool(llm.vllm_config.observability_config.otlp_traces_endpoint)
+        self.holdings = manager.holdings if manager else Holdings(page_bytes=0)
         self.fills = FillRunner(llm, manager, self._check_if_idle, limits.max_running) if manager else None
         self.background = BackgroundFills(self) if manager else None
         # What vLLM's serving layer renders prompts with; the app puts its own around it.
@@ -83,6 +86,12 @@ class ChunkEngine:
         """vLLM's; it blocks, in a thread of its own, while requests that are under way may end."""
         self.is_stopping = True
         self.llm.shutdown(timeout)
+
+    async def check_health(self) -> None:
+        """vLLM's, which ``GET /health`` asks; a server that stops is not healthy, so that balancers turn away."""
+        if self.is_stopping:
+            raise EngineDeadError
+        await self.llm.check_health()
 
     async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """vLLM's reset, after which no KV of before is used (new weights, say): it empties the chunk cache too."""

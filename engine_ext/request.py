@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt, PositionStrategy
+from cache.registry import DocumentKey
 from cache.report import CacheReport
 
 if TYPE_CHECKING:
@@ -51,10 +52,15 @@ class CacheOptions:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One HTTP request's options on the way in, its cache report on the way out."""
+    """One HTTP request's options on the way in, its cache report on the way out.
+
+    ``chunk_ids`` and ``document_keys`` have one item per document: its sender's name for it, and the registry's (no
+    keys at all: nobody else is told of the documents).
+    """
 
     options: CacheOptions
     chunk_ids: tuple[str | None, ...] = ()
+    document_keys: tuple[DocumentKey, ...] = ()
     report: CacheReport | None = None
 
 

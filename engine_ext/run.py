@@ -120,6 +120,7 @@ class ChunkedRun:
     async def _run_chunked(self, lease: Lease, layout: Layout) -> Outputs:
         """Outputs under chunk-isolated attention; before the first one, it may raise :class:`FullAttentionError`."""
         self._describe_chunks(lease)
+        self._name_documents(lease)
         prompt = {**self.prompt, "cache_salt": self._layout_salt(layout)}
         has_output = False
         async with aclosing(self._generate(prompt, TransferPlan.for_answer(lease))) as outputs:
@@ -221,6 +222,13 @@ class ChunkedRun:
         self.report.mode = "chunked"
         for chunk, segment in zip(self.report.chunks, lease.chunks, strict=True):
             chunk.key, chunk.status = str(segment.entry.key), segment.status
+
+    def _name_documents(self, lease: Lease) -> None:
+        assert self.chunked_prompt is not None
+        assert self.engine.manager is not None
+        keys = self.ticket.document_keys
+        for chunk, segment in zip(self.chunked_prompt.chunks if keys else (), lease.chunks, strict=False):
+            self.engine.manager.name(keys[chunk.document], segment.entry)
 
     def _new_report(self) -> CacheReport:
         chunks = self.chunked_prompt.chunks if self.chunked_prompt else ()

@@ -47,7 +47,7 @@ def cache_stats(engine: ChunkEngine) -> dict[str, Any]:
             **engine.manager.occupancy(),
             "running_fills": engine.fills.num_running,
             "queued_fills": engine.fills.num_queued,
-            "registered_ids": len(engine.manager.registry),
+            "registered_ids": len(engine.manager.ids),
         }
         state["counters"] = engine.manager.metrics.snapshot()
     return state

@@ -5,7 +5,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -18,11 +18,13 @@ from app.documents import Document
 from app.rag_request import RagRequest, chat_completion, system_and_user
 from app.rendering import Rendered, open_ticket, render
 from app.segments import SegmentRenderer
+from cache.chunk_ids import IdConflictError, RegisteredText
+from cache.document_keys import id_key
 from cache.hashing import ChunkHash
 from cache.index import ChunkKVCache, EntryState
 from cache.layout import Chunk
 from cache.manager import ChunkCacheManager, Removal
-from cache.registry import IdConflictError, RegisteredText
+from cache.registry import DocumentKey
 from engine_ext.background import Ingested, Ingestion
 from engine_ext.engine import ChunkEngine
 from engine_ext.request import Ticket
@@ -73,7 +75,7 @@ async def ingest(request: IngestRequest, raw_request: Request) -> StreamingRespo
     if isinstance(rendered, ErrorResponse):
         return JSONResponse(rendered.model_dump(), status_code=rendered.error.code)
     _check_ids(manager, rendered.scope.namespace, documents)
-    lines = _Ingest(request, state.engine_client, rendered, documents).lines()
+    lines = _Ingest(request, state.engine_client, rendered, documents, ticket.document_keys).lines()
     return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
@@ -97,7 +99,7 @@ async def list_chunks(
     page: list[dict[str, Any]] = []
     last = after
     for entry in manager.index:
-        if entry.tag <= after or (id is not None and id not in manager.registry.ids(entry.key)):
+        if entry.tag <= after or (id is not None and id not in manager.ids.ids(entry.key)):
             continue
         shown = _describe(manager, entry)
         if any(shown[name] != value for name, value in filters.items()):
@@ -128,13 +130,19 @@ class _Ingest:
     """One call of ``POST /v1/rag/chunks``."""
 
     def __init__(
-        self, request: IngestRequest, engine: ChunkEngine, rendered: Rendered, documents: list[Document]
+        self,
+        request: IngestRequest,
+        engine: ChunkEngine,
+        rendered: Rendered,
+        documents: list[Document],
+        document_keys: Sequence[DocumentKey],
     ) -> None:
         self.request = request
         self.engine = engine
         self.manager = _manager(engine)
         self.rendered = rendered
         self.documents = documents
+        self.document_keys = document_keys
         self.expires_at = None if request.ttl_s is None else time.time() + request.ttl_s
         self.statuses: Counter[str] = Counter()
         self.keys: set[str] = set()
@@ -162,15 +170,17 @@ class _Ingest:
         yield json.dumps({"summary": self._summary(time.monotonic() - started)}) + "\n"
 
     def _keep(self, chunk: Chunk, entry: ChunkKVCache) -> None:
-        registry, namespace = self.manager.registry, self.rendered.scope.namespace
+        ids, namespace = self.manager.ids, self.rendered.scope.namespace
         document = self.documents[chunk.document]
         content = RegisteredText(document.text, document.title)
+        self.manager.name(self.document_keys[chunk.document], entry)
         if chunk.id is not None:
             # Another call may have given the id another text meanwhile; then this one's is not to be pinned.
-            registry.check(namespace, chunk.id, content)
+            ids.check(namespace, chunk.id, content)
         self.manager.retain(entry, pinned=self.request.pin, expires_at=self.expires_at)
         if chunk.id is not None:
-            registry.register(namespace, chunk.id, content, entry.key)
+            ids.register(namespace, chunk.id, content, entry.key)
+            self.manager.name(id_key(namespace, chunk.id), entry)
 
     def _line(self, result: Ingested, done: int) -> dict[str, Any]:
         chunk = result.chunk
@@ -221,7 +231,7 @@ def _check_ids(manager: ChunkCacheManager, namespace: str, documents: list[Docum
         if given.setdefault(document.id, content) != content:
             raise GracefulHTTPError(f"chunk id {document.id!r} is given with two texts", HTTPStatus.CONFLICT)
         try:
-            manager.registry.check(namespace, document.id, content)
+            manager.ids.check(namespace, document.id, content)
         except IdConflictError as error:
             raise GracefulHTTPError(str(error), HTTPStatus.CONFLICT) from error
 
@@ -257,7 +267,7 @@ def _describe(manager: ChunkCacheManager, entry: ChunkKVCache) -> dict[str, Any]
         "kind": "system" if entry.is_system else "chunk",
         # What follows is a client's own salt: a secret.
         "namespace": entry.identity.scope.namespace.partition("\0")[0],
-        "ids": manager.registry.ids(entry.key),
+        "ids": manager.ids.ids(entry.key),
         "tokens": entry.identity.num_tokens,
         "pages": entry.num_pages,
         "state": "ready" if entry.state is EntryState.READY else "filling",

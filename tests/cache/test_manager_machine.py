@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from cache.chunk_ids import GoneIdError, IdConflictError, RegisteredText
 from cache.errors import CapacityError
 from cache.eviction import EvictionPolicyName
 from cache.hashing import CacheScope
@@ -27,7 +28,6 @@ from cache.index import ChunkKVCache, EntryState, SegmentIdentity
 from cache.layout import PositionReindexer, PositionStrategy, pack
 from cache.lease import ChunkStatus, FillJob, Lease
 from cache.manager import Removal
-from cache.registry import GoneIdError, IdConflictError, RegisteredText
 from tests.cache.helpers import PAGE_TOKENS, Clock, make_manager, make_prompt, tokens
 
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "200"))
@@ -199,9 +199,9 @@ class Books(RuleBasedStateMachine):
         known = self.ids.get(id)
         if known is not None and known[0] != content:
             with pytest.raises(IdConflictError):
-                self.manager.registry.register("one", id, content, self.cached[name].entry.key)
+                self.manager.ids.register("one", id, content, self.cached[name].entry.key)
             return
-        self.manager.registry.register("one", id, content, self.cached[name].entry.key)
+        self.manager.ids.register("one", id, content, self.cached[name].entry.key)
         self.ids.setdefault(id, (content, set()))[1].add(name)
 
     @invariant()
@@ -224,9 +224,9 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def ids_last_as_long_as_a_segment_of_theirs(self):
-        assert len(self.manager.registry) == len(self.ids)
+        assert len(self.manager.ids) == len(self.ids)
         for id, (content, _) in self.ids.items():
-            assert self.manager.registry.content("one", id) == content
+            assert self.manager.ids.content("one", id) == content
 
     @invariant()
     def counters_add_up(self):
@@ -301,7 +301,7 @@ class Books(RuleBasedStateMachine):
             if not names:
                 del self.ids[id]
                 with pytest.raises(GoneIdError, match=why):
-                    self.manager.registry.content("one", id)
+                    self.manager.ids.content("one", id)
 
     def _check_jobs(self, lease: Lease, missing: list[Name]) -> None:
         """A job for each missing chunk; the system segment comes with the first that is behind it, or alone."""

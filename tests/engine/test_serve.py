@@ -72,7 +72,7 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     start: Callable[..., TesseraServer], oracle: Any, text: Callable[[int], str]
 ) -> None:
     """SIGTERM during an ingestion and requests: they end somehow, the processes end, and nothing stays behind."""
-    server = start("--shutdown-timeout", "3").wait_ready()
+    server = start("--shutdown-timeout", "5").wait_ready()
     system, chunks = text(20), [text(300), text(120)]
     before = {name: ask(server, name, chunks, "What?", system=system) for name in ("shared", "offset")}
     many = {"chunks": [text(2000) for _ in range(200)], "pin": True}
@@ -93,7 +93,9 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
         time.sleep(0.01)
     group, port = server.process.pid, server.port
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)  # until the signal is handled; the engine has work for far longer than its three seconds
+    # Until the signal is handled: while the engine works on, which has work for far longer than it may.
+    while httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, timeout=60).status_code == 200:
+        time.sleep(0.05)
     late = [httpx.post(f"{server.url}{path}", json=body, timeout=60) for path, body in requests[:2]]
     assert [(response.status_code, response.json()["error"]["message"]) for response in late] == [
         (503, "The server is stopping.")

@@ -16,8 +16,8 @@ from app.marks import Marks
 from app.rag_request import RagChatRequest, RagChunk, chat_completion, chat_messages, documents_of
 from app.routes.rag import _with_report, router
 from app.settings import Settings
+from cache.chunk_ids import ChunkIds, RegisteredText
 from cache.hashing import ChunkHash
-from cache.registry import ChunkRegistry, RegisteredText
 from engine_ext.request import CacheOptions, Ticket
 from engine_ext.vllm_compat import ChatCompletionRequest, ErrorResponse
 from tests.app.helpers import make_report
@@ -109,8 +109,8 @@ def test_a_bad_chunk_is_named(chunk, parameter, message):
         documents_of(["one", chunk], None, "default")
 
 
-def registry() -> ChunkRegistry:
-    made = ChunkRegistry()
+def chunk_ids() -> ChunkIds:
+    made = ChunkIds()
     made.register("default", "d1", RegisteredText("one", "T"), ChunkHash(b"1"))
     made.register("default", "d2", RegisteredText("two"), ChunkHash(b"2"))
     made.removed(ChunkHash(b"2"), "expired")
@@ -118,7 +118,7 @@ def registry() -> ChunkRegistry:
 
 
 def test_a_registered_chunk_needs_no_text():
-    assert documents_of([RagChunk(id="d1")], registry(), "default") == [Document("one", "d1", "T")]
+    assert documents_of([RagChunk(id="d1")], chunk_ids(), "default") == [Document("one", "d1", "T")]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_registered_chunk_needs_no_text():
 )
 def test_an_id_that_stands_for_nothing_is_named(id, namespace, status, message):
     with pytest.raises(GracefulHTTPError, match=message) as raised:
-        documents_of([RagChunk(id=id)], registry(), namespace)
+        documents_of([RagChunk(id=id)], chunk_ids(), namespace)
     assert raised.value.http_status == status
 
 

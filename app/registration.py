@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This replica in the registry: present while it takes requests."""
+
+import argparse
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.progress import say
+from app.settings import Settings
+from cache.publisher import Publisher
+from cache.redis_registry import RedisRegistry
+from cache.registry import Replica
+from engine_ext.engine import ChunkEngine
+
+
+@asynccontextmanager
+async def registered(app: FastAPI, args: argparse.Namespace, settings: Settings) -> AsyncIterator[None]:
+    """Publishes meanwhile, if there is a registry. A replica without chunk cache takes part, too."""
+    if settings.registry is None:
+        yield
+        return
+    registry = RedisRegistry(
+        settings.registry,
+        prefix=settings.registry_prefix,
+        timeout_s=settings.registry_timeout,
+        lease_s=settings.registry_lease,
+    )
+    engine: ChunkEngine = app.state.engine_client
+    publisher = Publisher(registry, description(app, args, settings), engine.holdings)
+    collector = _PublisherCollector(publisher)
+    task = asyncio.create_task(publisher.run(), name="publisher")
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await registry.close()
+
+
+def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> Callable[[str], Replica | None]:
+    """The replica as it is at each heartbeat, under the id given; ``None`` when it stops."""
+    engine: ChunkEngine = app.state.engine_client
+    url = settings.advertise_url or _own_url(args)
+    name = settings.replica_name or f"{socket.gethostname()}:{args.port}"
+
+    def describe(id: str) -> Replica | None:
+        if engine.is_stopping:
+            return None
+        held = capacity = 0
+        fingerprint = ""
+        if (manager := engine.manager) is not None:
+            config, fingerprint = manager.config, manager.config.fingerprint
+            capacity = config.num_pages * config.page_tokens
+            held = capacity - manager.pool.num_free * config.page_tokens
+        load = engine.llm.get_num_unfinished_requests()
+        return Replica(id, name, url, _models(app), fingerprint, load, held, capacity)
+
+    return describe
+
+
+class _PublisherCollector(Collector):
+    """The publisher's counters on ``GET /metrics``."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: without it, registering would collect."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Whether the registry is reached, and what it was told."""
+        publisher = self._publisher
+        yield GaugeMetricFamily(
+            "tessera_registry_up", "Whether the registry took what it was told last", publisher.is_up
+        )
+        published, errors = publisher.num_published, publisher.num_errors
+        yield CounterMetricFamily("tessera_registry_published", "Changes told to the registry", published)
+        yield CounterMetricFamily("tessera_registry_errors", "Times that the registry was lost", errors)
+
+
+def _models(app: FastAPI) -> tuple[str, ...]:
+    """What clients may give as ``model``: base model and LoRA adapters."""
+    served = app.state.openai_serving_models
+    return (*(path.name for path in served.base_model_paths), *served.lora_requests)
+
+
+def _own_url(args: argparse.Namespace) -> str:
+    scheme, host = "https" if args.ssl_certfile else "http", args.host
+    if host in (None, "", "0.0.0.0", "::"):
+        host = socket.getfqdn()
+        say(f"routers are told {scheme}://{host}:{args.port}; set --advertise-url if they can't reach that")
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{args.port}"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``tessera route``: one address for many replicas."""

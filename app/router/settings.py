@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router's settings: environment variables ``TESSERA_*``, overridden by command-line flags."""
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class RouterSettings(BaseSettings):
+    """Every field is also a flag of ``tessera route``. The registry's are those of ``tessera serve``."""
+
+    model_config = SettingsConfigDict(env_prefix="TESSERA_", extra="ignore", frozen=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on")
+    registry: str = Field(
+        "redis://127.0.0.1:6379/0", description="Redis or Valkey in which the replicas find one another"
+    )
+    registry_prefix: str = Field("tessera:", description="what all of the registry's keys begin with")
+    registry_timeout: float = Field(
+        0.1, gt=0, le=10, description="seconds to wait for the registry before routing without it"
+    )
+    chunk_separator: str | None = Field(
+        None, min_length=1, description="the replicas' --chunk-separator, if they have one; default: none"
+    )

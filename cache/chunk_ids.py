@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks that clients have given an id, so that later requests can name them instead of sending the text."""
+
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field
+
+from cache.errors import ChunkCacheError
+from cache.hashing import ChunkHash
+
+MAX_GONE = 100_000
+"""So many ids are remembered after their chunks have gone, to say why; the oldest are forgotten first."""
+
+
+class UnknownIdError(ChunkCacheError):
+    """No chunk was registered under the id."""
+
+
+class GoneIdError(ChunkCacheError):
+    """The id's chunk has been evicted, has expired or was deleted; the message says which."""
+
+
+class IdConflictError(ChunkCacheError):
+    """The id is registered with another text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredText:
+    """What an id stands for: what the chunk is rendered from."""
+
+    text: str
+    title: str | None = None
+
+
+@dataclass(slots=True)
+class _Registration:
+    content: RegisteredText
+    keys: set[ChunkHash] = field(default_factory=set)
+    """Cached segments of the chunk, behind whatever system prompts; the registration ends with the last."""
+
+
+_Name = tuple[str, str]  # namespace, id
+
+
+class ChunkIds:
+    """Maps ids to texts, per namespace, for as long as at least one of the chunk's segments is cached."""
+
+    def __init__(self) -> None:
+        self._registered: dict[_Name, _Registration] = {}
+        self._names: defaultdict[ChunkHash, set[_Name]] = defaultdict(set)
+        self._gone: OrderedDict[_Name, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._registered)
+
+    def check(self, namespace: str, id: str, content: RegisteredText) -> None:
+        """Raises :class:`IdConflictError` if the id is registered with another text."""
+        known = self._registered.get((namespace, id))
+        if known is not None and known.content != content:
+            raise IdConflictError(f"chunk id {id!r} is registered with another text; use another id, or delete it")
+
+    def register(self, namespace: str, id: str, content: RegisteredText, key: ChunkHash) -> None:
+        """Registers an id whose segment ``key`` is cached; raises as :meth:`check` does."""
+        self.check(namespace, id, content)
+        name = (namespace, id)
+        self._gone.pop(name, None)
+        self._registered.setdefault(name, _Registration(content)).keys.add(key)
+        self._names[key].add(name)
+
+    def content(self, namespace: str, id: str) -> RegisteredText:
+        """What the id stands for; raises :class:`UnknownIdError` or :class:`GoneIdError`."""
+        name = (namespace, id)
+        if (known := self._registered.get(name)) is not None:
+            return known.content
+        if (why := self._gone.get(name)) is not None:
+            raise GoneIdError(f"chunk id {id!r} is no longer cached ({why}): send its text again")
+        raise UnknownIdError(f"unknown chunk id {id!r}: send its text")
+
+    def ids(self, key: ChunkHash) -> list[str]:
+        """The ids under which a segment is registered."""
+        return sorted(id for _, id in self._names.get(key, ()))
+
+    def removed(self, key: ChunkHash, why: str) -> None:
+        """A segment can't be found any more; ids that have no other end."""
+        for name in self._names.pop(key, ()):
+            registration = self._registered[name]
+            registration.keys.discard(key)
+            if not registration.keys:
+                del self._registered[name]
+                self._gone[name] = why
+        while len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)

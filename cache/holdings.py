@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which documents a replica holds, as others ask for them, and what has changed since it last told them."""
+
+from collections import defaultdict
+
+from cache.hashing import ChunkHash
+from cache.index import ChunkKVCache
+from cache.registry import DocumentKey, Holding, Tier
+
+
+class Holdings:
+    """Documents whose chunks are cached: all of them, or, of a long one in parts, some."""
+
+    def __init__(self, page_bytes: int) -> None:
+        self._page_bytes = page_bytes
+        self._parts: dict[DocumentKey, dict[ChunkHash, ChunkKVCache]] = {}
+        self._documents: defaultdict[ChunkHash, set[DocumentKey]] = defaultdict(set)
+        self._changed: dict[DocumentKey, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, document: DocumentKey, entry: ChunkKVCache) -> None:
+        """Says that a chunk, which can be loaded and found, is (part of) a document."""
+        parts = self._parts.setdefault(document, {})
+        if entry.key not in parts:
+            self._documents[entry.key].add(document)
+            self._changed[document] = None
+        parts[entry.key] = entry
+
+    def removed(self, key: ChunkHash) -> None:
+        """A chunk can't be found any more."""
+        for document in self._documents.pop(key, ()):
+            parts = self._parts[document]
+            del parts[key]
+            if not parts:
+                del self._parts[document]
+            self._changed[document] = None
+
+    def holding(self, document: DocumentKey) -> Holding | None:
+        """What there is of a document."""
+        if (parts := self._parts.get(document)) is None:
+            return None
+        tokens = sum(entry.identity.num_tokens for entry in parts.values())
+        return Holding(Tier.DEVICE, tokens, self._page_bytes * sum(entry.num_pages for entry in parts.values()))
+
+    def tell_all(self) -> None:
+        """Counts everything as changed."""
+        self._changed.update(dict.fromkeys(self._parts))
+
+    def take_changes(self, most: int) -> dict[DocumentKey, Holding | None]:
+        """Up to ``most`` documents that have changed, the oldest changes first, with what they are now."""
+        documents = [document for document, _ in zip(self._changed, range(most), strict=False)]
+        for document in documents:
+            del self._changed[document]
+        return {document: self.holding(document) for document in documents}

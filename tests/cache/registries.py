@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of the registry share."""
+
+from cache.hashing import CacheScope, ChunkHash
+from cache.index import ChunkKVCache, SegmentIdentity
+from cache.layout import pack
+from cache.registry import DocumentKey, Holding, Replica, Tier
+
+
+def key(number):
+    return DocumentKey(number.to_bytes(16, "big"))
+
+
+def replica(number, **fields):
+    given = {"id": f"{number:012x}", "name": f"replica-{number}", "url": f"http://127.0.0.1:{9000 + number}"}
+    return Replica(**{**given, "models": ("m",), "fingerprint": "f", **fields})
+
+
+def holding(tokens=100):
+    return Holding(Tier.DEVICE, tokens, 64 * tokens)
+
+
+def entry_of(number, tokens=10):
+    """A cached chunk."""
+    identity = SegmentIdentity(CacheScope(), b"", pack(tuple(range(tokens))))
+    digest = ChunkHash(b"chunk %d" % number)
+    return ChunkKVCache(digest, identity, list(range(3)), number, 1.0, 0.0, 0.0, is_system=False)

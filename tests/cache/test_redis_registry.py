@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry, in this process and in a real Redis."""
+
+import asyncio
+import json
+
+import pytest
+
+from cache.redis_registry import BATCH, RedisRegistry
+from cache.registry import Claim, InProcessRegistry, RegistryError
+from tests.cache.registries import holding, key, replica
+
+
+@pytest.fixture
+async def redis_registry(redis_server):
+    registry = RedisRegistry(redis_server.url, timeout_s=0.5, lease_s=2)
+    yield registry
+    await registry.close()
+
+
+@pytest.fixture(params=["in process", "redis"])
+def registry(request):
+    return InProcessRegistry() if request.param == "in process" else request.getfixturevalue("redis_registry")
+
+
+async def test_replicas_are_there_from_their_first_beat_until_they_leave(registry):
+    assert await registry.replicas() == []
+    assert not await registry.beat(replica(2))
+    assert not await registry.beat(replica(1))
+    assert await registry.beat(replica(2, load=5))
+    assert await registry.replicas() == [replica(1), replica(2, load=5)]
+    await registry.leave(replica(1).id)
+    assert await registry.replicas() == [replica(2, load=5)]
+
+
+async def test_claims_come_and_go(registry):
+    one, two = replica(1).id, replica(2).id
+    await registry.publish(one, {key(1): holding(10), key(2): holding(20)})
+    await registry.publish(two, {key(1): holding(30), key(3): None})
+    found = await registry.claims([key(1), key(2), key(3)])
+    assert [sorted(claims) for claims in found] == [
+        [Claim(one, holding(10)), Claim(two, holding(30))],
+        [Claim(one, holding(20))],
+        [],
+    ]
+    await registry.publish(one, {key(1): None, key(2): holding(21)})
+    assert await registry.claims([key(2), key(1)]) == [[Claim(one, holding(21))], [Claim(two, holding(30))]]
+    assert await registry.claims([]) == []
+
+
+async def test_many_claims_go_in_batches(registry):
+    await registry.publish(replica(1).id, {key(i): holding(i) for i in range(2 * BATCH + 7)})
+    found = await registry.claims([key(i) for i in range(2 * BATCH + 7)])
+    assert [claim.holding.tokens for (claim,) in found] == list(range(2 * BATCH + 7))
+
+
+async def test_a_replica_that_is_not_heard_of_is_gone_when_its_lease_ends(redis_registry, redis_server):
+    await redis_registry.beat(replica(1))
+    await asyncio.sleep(1.2)
+    await redis_registry.beat(replica(2))
+    await asyncio.sleep(1.2)
+    assert await redis_registry.replicas() == [replica(2)]
+    assert redis_server.client.smembers("tessera:replicas") == {replica(2).id.encode()}
+    assert not await redis_registry.beat(replica(1))
+
+
+async def test_everything_in_redis_expires(redis_registry, redis_server):
+    await redis_registry.beat(replica(1))
+    await redis_registry.publish(replica(1).id, {key(1): holding()})
+    names = redis_server.client.keys("*")
+    assert len(names) == 3
+    assert all(redis_server.client.ttl(name) > 0 for name in names if name != b"tessera:replicas")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"not json",
+        b"[" * 100_000,
+        b"{}",
+        b"[]",
+        json.dumps({**replica(1).to_dict(), "load": -1}).encode(),
+        json.dumps({**replica(1).to_dict(), "load": True}).encode(),
+        json.dumps({**replica(1).to_dict(), "url": "file:///etc/passwd"}).encode(),
+        json.dumps({**replica(1).to_dict(), "models": "m"}).encode(),
+        json.dumps({**replica(1).to_dict(), "more": 1}).encode(),
+        json.dumps(replica(2).to_dict()).encode(),
+    ],
+)
+async def test_what_is_no_heartbeat_is_ignored_and_counted(redis_registry, redis_server, value):
+    await redis_registry.beat(replica(2))
+    redis_server.client.sadd("tessera:replicas", replica(1).id)
+    redis_server.client.set(f"tessera:r:{replica(1).id}", value)
+    assert await redis_registry.replicas() == [replica(2)]
+    assert redis_registry.num_invalid == 1
+
+
+async def test_what_is_no_claim_is_ignored_and_counted(redis_registry, redis_server):
+    await redis_registry.publish(replica(1).id, {key(1): holding(), key(3): holding()})
+    client = redis_server.client
+    client.hset(b"tessera:d:" + key(1).digest, b"\0\1", b"short")
+    client.hset(b"tessera:d:" + key(1).digest, b"\0\2", bytes([200]) + bytes(12))
+    client.set(b"tessera:d:" + key(2).digest, "no hash")
+    found = await redis_registry.claims([key(1), key(2), key(3)])
+    assert found == [[Claim(replica(1).id, holding())], [], [Claim(replica(1).id, holding())]]
+    assert redis_registry.num_invalid == 3
+
+
+async def test_ids_that_are_no_text_are_ignored(redis_registry, redis_server):
+    redis_server.client.sadd("tessera:replicas", b"\xff\xfe", "")
+    assert await redis_registry.replicas() == []
+
+
+@pytest.mark.parametrize("call", ["beat", "replicas", "publish", "claims", "leave"])
+async def test_a_redis_that_does_not_answer_costs_the_timeout_only(redis_server, call):
+    registry = RedisRegistry(redis_server.url, timeout_s=0.05)
+    calls = {
+        "beat": lambda: registry.beat(replica(1)),
+        "replicas": registry.replicas,
+        "publish": lambda: registry.publish(replica(1).id, {key(1): holding()}),
+        "claims": lambda: registry.claims([key(1)]),
+        "leave": lambda: registry.leave(replica(1).id),
+    }
+    await calls[call]()
+    with redis_server.frozen(), pytest.raises(RegistryError, match=r"did not answer within 0\.05 s"):
+        await calls[call]()
+    await asyncio.sleep(0.1)
+    await calls[call]()
+    redis_server.stop()
+    with pytest.raises(RegistryError, match="Redis"):
+        await calls[call]()
+    redis_server.start()
+    await calls[call]()
+    await registry.close()
+
+
+async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(redis_server):
+    registry = RedisRegistry(redis_server.url, timeout_s=0.05)
+    await registry.publish(replica(1).id, {key(1): holding(1), key(2): holding(2)})
+    with redis_server.frozen(), pytest.raises(RegistryError):
+        await registry.claims([key(1)])
+    assert await registry.claims([key(2)]) == [[Claim(replica(1).id, holding(2))]]
+    await registry.close()
+
+
+async def test_a_full_redis_still_answers_questions(redis_registry, redis_server):
+    await redis_registry.publish(replica(1).id, {key(1): holding()})
+    with redis_server.configured(maxmemory="1", **{"maxmemory-policy": "noeviction"}):
+        with pytest.raises(RegistryError, match="memory"):
+            await redis_registry.publish(replica(1).id, {key(2): holding()})
+        with pytest.raises(RegistryError, match="memory"):
+            await redis_registry.beat(replica(1))
+        assert await redis_registry.claims([key(1)]) == [[Claim(replica(1).id, holding())]]
+
+
+async def test_nobody_else_sees_a_prefix(redis_server):
+    ours, theirs = (RedisRegistry(redis_server.url, prefix=prefix, timeout_s=0.5) for prefix in ("a:", "b:"))
+    await ours.beat(replica(1))
+    await ours.publish(replica(1).id, {key(1): holding()})
+    assert await theirs.replicas() == []
+    assert await theirs.claims([key(1)]) == [[]]
+    await ours.close()
+    await theirs.close()
+
+
+async def test_a_password_is_not_repeated_in_errors(redis_server):
+    registry = RedisRegistry(redis_server.url.replace("redis://", "redis://user:secret@"), timeout_s=0.5)
+    with pytest.raises(RegistryError) as caught:
+        await registry.replicas()
+    assert "secret" not in str(caught.value)
+    await registry.close()
+
+
+def test_another_scheme_is_refused():
+    with pytest.raises(ValueError, match="scheme"):
+        RedisRegistry("http://127.0.0.1:6379")
+
+
+async def test_a_look_up_of_many_documents_is_one_round_trip(redis_registry, redis_server):
+    await redis_registry.publish(replica(1).id, {key(i): holding() for i in range(20)})
+    started = redis_server.client.info("stats")["total_reads_processed"]
+    await redis_registry.claims([key(i) for i in range(20)])
+    ended = redis_server.client.info("stats")["total_reads_processed"]
+    # One read for the look-up, one for the second question of this test.
+    assert ended - started == 2

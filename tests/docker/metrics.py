@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What GET /metrics of replicas and of the router have: series, with their labels, made without an engine."""
+
+import inspect
+import re
+from functools import cache
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from prometheus_client import Metric
+from vllm.v1.metrics import loggers
+
+from app.prometheus import ChunkCacheCollector
+from app.registration import _PublisherCollector
+from app.router.metrics import RouterMetrics
+from engine_ext.stats import COUNTERS, HISTOGRAMS
+from tests.cache.helpers import make_manager
+
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+VLLM_LABELS = frozenset({"model_name", "engine"})
+
+
+class Series(NamedTuple):
+    """A time series: it only grows, or not, and has these labels, but for those that Prometheus adds."""
+
+    grows: bool
+    labels: frozenset[str]
+
+
+@cache
+def replica_series() -> dict[str, Series]:
+    """By name, of a replica with its cache on."""
+    manager = make_manager()
+    manager.metrics.full_reasons["capacity"] += 1
+    fills = SimpleNamespace(num_running=0, num_queued=0)
+    engine = SimpleNamespace(manager=manager, fills=fills, disabled_reason=None)
+    publisher = SimpleNamespace(is_up=True, num_published=0, num_errors=0)
+    collected = list(ChunkCacheCollector(engine, wanted=True, in_loop=lambda read: read()).collect())
+    collected += _PublisherCollector(publisher).collect()
+    kinds = {f"tessera_{name}": "counter" for name in COUNTERS} | {
+        f"tessera_{name}": "histogram" for name in HISTOGRAMS
+    }
+    source = inspect.getsource(loggers)
+    kinds |= {name: kind for kind, name in re.findall(r'self\._(\w+)_cls\(\s*name="(vllm:\w+)"', source)}
+    return _series(collected) | {
+        name + suffix: _one(kind, VLLM_LABELS, suffix) for name, kind in kinds.items() for suffix in SUFFIXES[kind]
+    }
+
+
+@cache
+def router_series() -> dict[str, Series]:
+    """By name, of a router that has routed."""
+    metrics = RouterMetrics()
+    metrics.requests.labels("replica-1", "200")
+    metrics.retries.labels("unreachable")
+    metrics.load.labels("replica-1")
+    return _series(metrics.collected.collect())
+
+
+def _series(collected: list[Metric]) -> dict[str, Series]:
+    return {
+        sample.name: _one(metric.type, frozenset(sample.labels), "")
+        for metric in collected
+        for sample in metric.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def _one(kind: str, labels: frozenset[str], suffix: str) -> Series:
+    return Series(kind != "gauge", labels | {"le"} if suffix == "_bucket" else labels)

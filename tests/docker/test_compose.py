@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docker/compose.yaml: commands that exist, ports that agree, and nothing open that need not be."""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from app.cli import _COMMANDS, _parse
+from app.router.command import GRACE_S, parser
+from app.router.settings import RouterSettings
+from app.settings import load_settings
+from tests.docker.deployment import (
+    COMPOSE,
+    DOCKER,
+    PROFILES,
+    SOURCES,
+    composed,
+    health_check,
+    instructions,
+    profile_of,
+    program,
+    replicas,
+    services,
+    words,
+)
+
+CHECKERS = {
+    "redis": ("redis:", "redis-cli"),  # Redis' own client
+    "prometheus": ("prom/prometheus:", "promtool"),  # comes with Prometheus
+    "grafana": ("grafana/grafana:", "curl"),  # Grafana's Alpine image installs it
+}
+"""What each image that is not built here has for checking its health."""
+IMAGE_USERS = {"redis": "redis", "prometheus": "nobody", "grafana": "472"}
+SERVICES = [(profile, name) for profile in PROFILES for name in services(profile)]
+REPLICAS = [(profile, name) for profile in PROFILES for name in replicas(profile)]
+
+
+@pytest.fixture(params=PROFILES)
+def profile(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("TESSERA_", "COMPOSE_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def configure(monkeypatch):
+    """Sets the environment of a service's container, as far as it is Tessera's."""
+
+    def configure(service):
+        for name, value in service["environment"].items():
+            monkeypatch.setenv(name, value)
+
+    return configure
+
+
+def seconds(text: str) -> int:
+    return int(re.fullmatch(r"(\d+)s", text)[1])
+
+
+@cache
+def serve_arguments(command: str, *arguments: str) -> argparse.Namespace:
+    """As the command line parses them; vLLM's many flags take seconds."""
+    assert command in _COMMANDS
+    return _parse(arguments)
+
+
+def test_the_compose_specification_allows_it():
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
+    subprocess.run(command, check=True)
+
+
+@pytest.mark.skipif(program("docker-compose") is None, reason="docker-compose is not installed")
+@pytest.mark.parametrize("environment", [{}, {"MODEL": "Qwen/Qwen3-0.6B", "ARGS": "--dtype float32 --seed 1"}])
+def test_compose_reads_it_as_these_tests_do(profile, environment):
+    read = subprocess.run(
+        [program("docker-compose"), "--env-file", os.devnull, "--file", str(COMPOSE), "config", "--format", "json"],
+        env={**os.environ, **environment, "COMPOSE_PROFILES": profile},
+        check=True,
+        capture_output=True,
+    )
+    known = json.loads(read.stdout)["services"]
+    expected = services(profile, environment)
+    assert known.keys() == expected.keys()
+    for name, service in known.items():
+        assert (service.get("command") or []) == words(expected[name]), name
+        assert (service.get("environment") or {}) == expected[name].get("environment", {}), name
+        assert service["image"] == expected[name]["image"]
+        assert service["read_only"] == expected[name]["read_only"]
+
+
+def test_each_profile_has_two_replicas_and_all_that_they_share(profile):
+    started = services(profile)
+    assert set(started) == {"redis", "router", f"{profile}-1", f"{profile}-2", "prometheus", "grafana"}
+    assert set(replicas(profile)) == {f"{profile}-1", f"{profile}-2"}
+    assert started["router"]["image"] == f"tessera:{profile}"  # one image to build
+
+
+def test_without_a_profile_nothing_starts(profile):
+    assert all(each["profiles"] for each in services(profile).values())
+
+
+@pytest.mark.parametrize(
+    ("environment", "model"), [({}, None), ({"MODEL": "Qwen/Qwen3-0.6B", "ARGS": "--dtype float32"}, "Qwen/Qwen3-0.6B")]
+)
+@pytest.mark.parametrize(("profile", "name"), REPLICAS)
+def test_replicas_are_started_with_flags_and_settings_that_exist(
+    profile, name, environment, model, configure, monkeypatch
+):
+    service = replicas(profile, environment)[name]
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # vLLM sets it, and it shall not stay
+    args = serve_arguments(*words(service))
+    configure(service)
+    settings = load_settings(args)
+    assert args.model_tag == model
+    assert args.host == "0.0.0.0"
+    assert settings.replica_name == name.replace(profile, "replica")
+    url = urlsplit(settings.advertise_url)
+    assert (url.scheme, url.hostname, url.port) == ("http", settings.replica_name, args.port)
+    assert service["networks"]["default"]["aliases"] == [url.hostname]
+    assert health_check(service)[-1] == str(args.port)
+    assert args.shutdown_timeout < seconds(service["stop_grace_period"])
+
+
+def test_the_router_is_started_with_flags_and_settings_that_exist(profile, configure):
+    service = services(profile)["router"]
+    command, *arguments = words(service)
+    assert command in _COMMANDS
+    configure(service)
+    assert {name.removeprefix("TESSERA_").lower() for name in service["environment"]} <= set(
+        RouterSettings.model_fields
+    )
+    settings = RouterSettings(**vars(parser().parse_args(arguments)))
+    assert settings.host == "0.0.0.0"
+    assert service["ports"] == [f"127.0.0.1:{settings.port}:{settings.port}"]
+    assert health_check(service)[-1] == str(settings.port)
+    assert seconds(service["stop_grace_period"]) > GRACE_S
+    (registry,) = {each["environment"]["TESSERA_REGISTRY"] for each in (service, *replicas(profile).values())}
+    assert settings.registry == registry
+    assert urlsplit(registry).hostname in services(profile)
+
+
+def test_replicas_have_devices_of_their_own():
+    for profile, devices in (("cuda", ["0", "1"]), ("ascend", ["/dev/davinci0", "/dev/davinci1"])):
+        assert [_device(each) for each in replicas(profile).values()] == devices
+    chosen = {"DEVICE_1": "6", "DEVICE_2": "7", "CPUS_1": "0-3", "CPUS_2": "4-7"}
+    assert [_device(each) for each in replicas("cuda", chosen).values()] == ["6", "7"]
+    assert [_device(each) for each in replicas("ascend", chosen).values()] == ["/dev/davinci6", "/dev/davinci7"]
+    assert [each["cpuset"] for each in replicas("cpu", chosen).values()] == ["0-3", "4-7"]
+
+
+def _device(service) -> str:
+    if "devices" in service:
+        return service["devices"][0]
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    (id,) = device["device_ids"]
+    return id
+
+
+def test_ports_are_published_on_loopback_only(profile):
+    published = [port for each in services(profile).values() for port in each.get("ports", [])]
+    assert sorted(published) == ["127.0.0.1:3000:3000", "127.0.0.1:8080:8080", "127.0.0.1:9090:9090"]
+
+
+@pytest.mark.parametrize(("profile", "name"), SERVICES)
+def test_services_can_do_no_more_than_they_need(profile, name):
+    service = services(profile)[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service.get("cap_add", []) == (["SYS_NICE"] if name in ("cpu-1", "cpu-2") else [])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == "unless-stopped"
+    assert re.fullmatch(r"\d+[mg]b", service["mem_limit"])
+    assert not {"privileged", "network_mode", "pid", "ipc"} & set(service)
+    assert service.get("user") == IMAGE_USERS.get(name)  # of images that are built here: test_dockerfiles.py
+
+
+@pytest.mark.parametrize(("profile", "name"), SERVICES)
+def test_images_are_pinned_or_built_here(profile, name):
+    service = services(profile)[name]
+    repository, _, tag = service["image"].partition(":")
+    if repository == "tessera":
+        dockerfile = f"docker/{profile_of(service['image'])}.Dockerfile"
+        assert service["build"] == {"context": "..", "dockerfile": dockerfile, "args": ["BASE"]}
+    else:
+        assert re.match(r"v?\d+\.\d+", tag)
+
+
+@pytest.mark.parametrize(("profile", "name"), SERVICES)
+def test_health_is_checked_with_what_the_images_have(profile, name):
+    service = services(profile)[name]
+    check = health_check(service)
+    if name in CHECKERS:
+        image, checker = CHECKERS[name]
+        assert service["image"].startswith(image)
+        assert check[0] == checker
+    else:  # every base image has a Python, and Tessera's sources are added
+        assert check[0] == "python3"
+        assert (DOCKER.parent / Path(check[1]).relative_to(SOURCES)).is_file()
+
+
+def test_services_wait_only_for_services_that_they_are_composed_with(profile):
+    started = services(profile)
+    for service in started.values():
+        for name, wait in service.get("depends_on", {}).items():
+            assert name in started
+            assert wait["condition"] in ("service_started", "service_healthy")
+            assert wait["condition"] == "service_started" or "healthcheck" in started[name]
+
+
+def test_mounts_are_volumes_or_files_that_exist(profile):
+    volumes = composed()["volumes"]
+    mounts = [mount for each in services(profile).values() for mount in each.get("volumes", [])]
+    sources = {mount.split(":")[0]: mount for mount in mounts}
+    assert set(volumes) == {source for source in sources if not source.startswith((".", "/"))}
+    for source, mount in sources.items():
+        if source.startswith("."):
+            assert (DOCKER / source).exists(), source
+        if source.startswith((".", "/")):
+            assert mount.endswith(":ro")
+
+
+def test_models_may_lie_in_a_folder():
+    for profile in PROFILES:
+        for service in replicas(profile, {"MODELS": "/srv/models"}).values():
+            assert "/srv/models:/models" in service["volumes"]
+    assert all(instructions(profile)["ENV"][0].value[:2] == ("HF_HOME", "/models") for profile in PROFILES)
+
+
+def test_redis_keeps_nothing_and_makes_room_for_heartbeats():
+    command = words(services("cpu")["redis"])
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert command[0] == "redis-server"
+    assert (options["--save"], options["--appendonly"]) == ("", "no")
+    assert options["--maxmemory-policy"] == "volatile-lru"
+    assert int(options["--maxmemory"].removesuffix("mb")) < int(
+        services("cpu")["redis"]["mem_limit"].removesuffix("mb")
+    )
+
+
+def test_the_documentation_has_every_variable():
+    table = (DOCKER.parent / "docs" / "deployment.md").read_text().partition("| variable |")[2].partition("\n\n")[0]
+    documented = re.findall(r"`([A-Z_0-9]+)`", "\n".join(line.split("|")[1] for line in table.splitlines()[2:]))
+    assert sorted(documented) == sorted({*re.findall(r"\$\{(\w+)", COMPOSE.read_text()), "BASE"})

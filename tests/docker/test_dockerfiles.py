@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docker/*.Dockerfile: versions that agree with pyproject.toml's, nobody is root, and all three are alike."""
+
+import re
+import subprocess
+import tomllib
+
+import pytest
+
+from app.server_process import ROOT
+from tests.docker.deployment import DOCKER, PROFILES, base_image, instructions, program
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+SETUP = (ROOT / "scripts" / "setup.sh").read_text()
+IGNORED = (ROOT / ".dockerignore").read_text().splitlines()
+
+
+@pytest.fixture(params=PROFILES)
+def name(request):
+    return request.param
+
+
+def pinned(extra: str, package: str) -> str:
+    (version,) = [
+        each.split("==")[1] for each in PROJECT["optional-dependencies"][extra] if each.startswith(f"{package}==")
+    ]
+    return version
+
+
+def install(name: str) -> str:
+    (command,) = [each.value[0] for each in instructions(name)["RUN"] if "pip install" in each.value[0]]
+    return command
+
+
+def test_every_dockerfile_is_tested():
+    assert {path.name for path in DOCKER.glob("*Dockerfile*")} == {f"{profile}.Dockerfile" for profile in PROFILES}
+
+
+def test_base_images_have_the_versions_of_the_extras():
+    assert base_image("cuda") == f"vllm/vllm-openai:v{pinned('cuda', 'vllm')}"
+    assert base_image("ascend") == f"ascend/vllm-ascend:v{pinned('ascend', 'vllm-ascend')}"
+    python = re.fullmatch(r"python:(3\.\d+)-slim-\w+", base_image("cpu"))[1]
+    assert f"Programming Language :: Python :: {python}" in PROJECT["classifiers"]
+
+
+def test_the_extra_of_the_same_name_is_installed(name):
+    assert name in PROJECT["optional-dependencies"]
+    assert f'".[{name}]"' in install(name)
+
+
+def test_the_cpu_image_is_set_up_as_scripts_setup_sh_does():
+    (index,) = re.findall(r'--extra-index-url "\$\((.*?)\)"', install("cpu"))
+    said = subprocess.run(["sh", "-c", index], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert said == re.search(r"^CPU_WHEELS=(https://\S+\n)", SETUP, re.MULTILINE)[1]
+    (removed,) = re.findall(r"^ *pip uninstall -y (.*?) \|\|", SETUP, re.MULTILINE)
+    assert install("cpu").endswith(f"pip uninstall --yes {removed}")
+    packages = instructions("cpu")["RUN"][0].value[0].partition("--no-install-recommends ")[2].partition(" &&")[0]
+    assert f"'apt-get install {packages.strip()}'" in SETUP
+
+
+def test_nobody_is_root(name):
+    found = instructions(name)
+    (user,) = found["USER"]
+    assert user.value == ("10001",)
+    (made,) = [each for each in found["RUN"] if "useradd" in each.value[0]]
+    assert "--uid 10001" in made.value[0]
+    assert max(each.start_line for each in found["RUN"]) < user.start_line
+
+
+def test_it_serves_where_its_health_is_checked(name):
+    found = instructions(name)
+    (check,), (exposed,) = found["HEALTHCHECK"], found["EXPOSE"]
+    assert check.value == ("CMD", "python3", "/opt/tessera/docker/health.py", exposed.value[0])
+    assert exposed.value == ("8000",)  # vLLM's own default
+    assert {"--interval=10s", "--timeout=5s", "--start-period=10m"} == set(check.flags)
+
+
+def test_arguments_replace_those_of_serving_the_demo_model(name):
+    found = instructions(name)
+    (entry,), (command,) = found["ENTRYPOINT"], found["CMD"]
+    assert entry.json
+    assert command.json
+    assert command.value == ("serve", "--host", "0.0.0.0")
+    if name == "ascend":  # within the environment that CANN needs
+        assert entry.value == ("/bin/bash", "-c", 'source /etc/profile && exec tessera "$@"', "tessera")
+    else:
+        assert entry.value == ("tessera",)
+    assert "tessera" in PROJECT["scripts"]
+
+
+def test_they_are_alike_but_for_what_they_build_upon(name):
+    def common(name: str) -> list[str]:
+        kept = [each for each in instructions(name).items() if each[0] not in ("ARG", "FROM", "ENTRYPOINT")]
+        commands = [each for _, group in kept for each in group if "install -" not in each.original.partition("&&")[0]]
+        return [
+            each.original
+            for each in sorted(commands, key=lambda each: each.start_line)
+            if not re.search(r"\b(pip|apt-get) install", each.original)
+        ]
+
+    assert common(name) == common("cpu")
+
+
+def test_the_build_context_is_what_the_wheel_and_the_images_need():
+    ignored, allowed, again = IGNORED.index("*"), [line[1:] for line in IGNORED if line.startswith("!")], IGNORED[-1]
+    assert ignored == 1  # behind the comment: everything, but for what follows
+    assert again == "**/__pycache__"
+    packages = {package for package in WHEEL["packages"] if (ROOT / package).is_dir()}
+    named = {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]}
+    assert set(allowed) == packages | named | {"scripts", "docker/health.py"}
+    assert all((ROOT / path).exists() for path in allowed)
+
+
+@pytest.mark.skipif(program("hadolint") is None, reason="hadolint is not installed")
+def test_hadolint_finds_nothing(name):
+    # DL3008, DL3013: Debian's and our own versions are not pinned here, but by the base image and pyproject.toml.
+    command = [program("hadolint"), "--ignore", "DL3008", "--ignore", "DL3013", str(DOCKER / f"{name}.Dockerfile")]
+    subprocess.run(command, check=True)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docker/grafana: Grafana finds its data source and dashboard, and the dashboard asks for series that exist."""
+
+import itertools
+import json
+import re
+from pathlib import PurePosixPath
+
+import pytest
+
+pytest.importorskip("vllm")
+import promql_parser
+import yaml
+
+from tests.docker.deployment import DOCKER, services
+from tests.docker.metrics import replica_series, router_series
+
+DASHBOARD = json.loads((DOCKER / "grafana" / "dashboards" / "tessera.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+PROVISIONING = DOCKER / "grafana" / "provisioning"
+(SOURCE,) = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())["datasources"]
+(PROVIDER,) = yaml.safe_load((PROVISIONING / "dashboards" / "tessera.yml").read_text())["providers"]
+GRAFANA = services("cpu")["grafana"]
+MOUNTED = {target: source for source, target, _ in (mount.split(":") for mount in GRAFANA["volumes"])}
+ADDED = frozenset({"instance", "job"})
+"""Labels that Prometheus adds to every series."""
+VARIABLES = {"$__rate_interval": "1m", "$__range": "1h", "$replica": ".*"}
+
+
+@pytest.fixture(params=PANELS, ids=lambda panel: panel["title"])
+def panel(request):
+    return request.param
+
+
+def parse(expression: str) -> promql_parser.Expr:
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    assert "$" not in expression
+    return promql_parser.parse(expression)
+
+
+def nodes(expression: promql_parser.Expr) -> list[promql_parser.Expr]:
+    found: list[promql_parser.Expr] = []
+    promql_parser.walk(expression, found.append)
+    return found
+
+
+def expressions(panel) -> list[promql_parser.Expr]:
+    return [parse(target["expr"]) for target in panel["targets"]]
+
+
+def names(panel) -> set[str]:
+    found = itertools.chain(*map(nodes, expressions(panel)))
+    return {node.name for node in found if isinstance(node, promql_parser.VectorSelector)}
+
+
+def series():
+    return {**replica_series(), **router_series()}
+
+
+def test_the_data_source_is_the_prometheus_service():
+    port = services("cpu")["prometheus"]["ports"][0].rpartition(":")[2]
+    assert (SOURCE["type"], SOURCE["url"]) == ("prometheus", f"http://prometheus:{port}")
+    scraped = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["global"]["scrape_interval"]
+    assert SOURCE["jsonData"]["timeInterval"] == scraped
+
+
+def test_grafana_is_given_both_where_it_looks():
+    for folder in ("datasources", "dashboards"):
+        assert MOUNTED[f"/etc/grafana/provisioning/{folder}"] == f"./grafana/provisioning/{folder}"
+    assert MOUNTED[PROVIDER["options"]["path"]] == "./grafana/dashboards"
+    home = PurePosixPath(GRAFANA["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert home == PurePosixPath(PROVIDER["options"]["path"]) / "tessera.json"
+
+
+def test_nobody_needs_or_has_a_password():
+    environment = GRAFANA["environment"]
+    assert environment["GF_AUTH_ANONYMOUS_ENABLED"] == "true"
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert "GF_AUTH_ANONYMOUS_ORG_ROLE" not in environment  # by default a viewer's
+    assert not [name for name in environment if "PASSWORD" in name]
+
+
+def test_every_question_goes_to_the_data_source():
+    asking = [*PANELS, *DASHBOARD["templating"]["list"], *DASHBOARD["annotations"]["list"]]
+    assert {json.dumps(each["datasource"]) for each in asking} == {
+        json.dumps({"type": "prometheus", "uid": SOURCE["uid"]})
+    }
+    assert not [target for panel in PANELS for target in panel["targets"] if "datasource" in target]
+
+
+def test_panels_have_ids_and_places_of_their_own():
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids) > 20
+    taken = set()
+    for place in (panel["gridPos"] for panel in DASHBOARD["panels"]):
+        assert place["x"] + place["w"] <= 24
+        cells = set(
+            itertools.product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"]))
+        )
+        assert not cells & taken
+        taken |= cells
+
+
+def test_panels_say_what_they_show(panel):
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    references = [target["refId"] for target in panel["targets"]]
+    assert references == list("ABCDEFG"[: len(references)])
+
+
+def test_series_exist(panel):
+    assert names(panel)
+    assert names(panel) <= series().keys() | {"up"}
+
+
+def test_labels_exist(panel):
+    for node in itertools.chain(*map(nodes, expressions(panel))):
+        if isinstance(node, promql_parser.VectorSelector) and node.name != "up":
+            asked = {matcher.name for matcher in node.matchers.matchers}
+            assert asked <= series()[node.name].labels | ADDED
+            if node.name in replica_series():
+                assert "instance" in asked  # the replicas that were chosen above
+        if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
+            summed = {name for each in nodes(node.expr) for name in [getattr(each, "name", None)] if name in series()}
+            assert all(set(node.modifier.labels) <= series()[name].labels | ADDED for name in summed)
+
+
+def test_legends_name_labels_that_are_left(panel):
+    for target, expression in zip(panel["targets"], expressions(panel), strict=True):
+        left = [set(node.modifier.labels) for node in nodes(expression) if _keeps_labels(node)]
+        if not left and isinstance(expression, promql_parser.VectorSelector):
+            left = [set(series()[expression.name].labels | ADDED)]
+        named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        assert named <= (set.intersection(*left) if left else set())
+
+
+def _keeps_labels(node) -> bool:
+    return isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None
+
+
+def test_what_grows_is_looked_at_over_time_and_nothing_else_is(panel):
+    found = list(itertools.chain(*map(nodes, expressions(panel))))
+    ranged = {node.vector_selector.name for node in found if isinstance(node, promql_parser.MatrixSelector)}
+    for name in names(panel) - {"up"}:
+        assert (name in ranged) == series()[name].grows, name
+
+
+def test_every_series_of_the_router_and_of_the_registry_is_shown():
+    shown = set().union(*map(names, PANELS))
+    wanted = router_series().keys() | {name for name in replica_series() if name.startswith("tessera_registry_")}
+    assert {name for name in wanted if not name.endswith(("_sum", "_count"))} <= shown
+
+
+def test_the_replicas_to_choose_from_are_those_with_a_cache_state():
+    (variable,) = DASHBOARD["templating"]["list"]
+    name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"]).groups()
+    assert label in series()[name].labels | ADDED
+    assert variable["name"] == "replica"
+    assert variable["allValue"] == ".*"

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The health checks of the images and of the router's service, run against small servers."""
+
+import subprocess
+import sys
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.server_process import ROOT, free_port
+from tests.docker.deployment import SOURCES, health_check, services
+from tests.serving import served
+
+CHECKS = {name: health_check(services("cpu")[name]) for name in ("router", "cpu-1")}
+"""The other images have the same: test_dockerfiles.py."""
+
+
+@pytest.fixture(params=CHECKS)
+def check(request):
+    """Runs a health check against another port, as it would run in its container; returns what became of it."""
+    program, script, _ = CHECKS[request.param]
+    assert program == "python3"
+    script = script.replace(str(SOURCES), str(ROOT))
+
+    def check(port: int) -> subprocess.CompletedProcess[str]:
+        proxies = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}  # Docker may set them
+        return subprocess.run(
+            [sys.executable, script, str(port)], env=proxies, timeout=30, capture_output=True, text=True, check=False
+        )
+
+    return check
+
+
+def server(status: int) -> Starlette:
+    return Starlette(routes=[Route("/health", lambda _: Response(status_code=status))])
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def test_a_server_that_is_well(check):
+    with served(server(200)) as url:
+        assert check(port_of(url)).returncode == 0
+
+
+@pytest.mark.parametrize("status", [404, 500, 503])
+def test_a_server_that_is_not(check, status):
+    with served(server(status)) as url:
+        checked = check(port_of(url))
+    assert checked.returncode == 1
+    assert checked.stderr == f"GET /health: status {status}\n"
+
+
+def test_no_server(check):
+    checked = check(free_port())
+    assert checked.returncode == 1
+    assert "ConnectionRefusedError" in checked.stderr

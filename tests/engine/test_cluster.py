@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two replicas, a router and Redis: all of them real."""
+
+import itertools
+import json
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.server_process import ServerProcess
+from tests.engine.conftest import COMMON
+from tests.engine.server import TesseraServer
+from tests.redis_server import RedisServer
+
+ROUTE = ("app.cli", "route")
+LEASE_S = 2
+
+
+class Router(ServerProcess):
+    """A `tessera route` process."""
+
+    def cluster(self) -> dict[str, Any]:
+        return self.client.get("/v1/cluster").json()
+
+    def names(self) -> list[str]:
+        return [replica["name"] for replica in self.cluster()["replicas"]]
+
+    def wait_for(self, *names: str, seconds: float = 15) -> None:
+        until(lambda: self.names() == sorted(names), seconds)
+
+
+class Cluster:
+    """The processes of one module's tests."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.redis = RedisServer(folder)
+        self._model = model
+        self._numbers = itertools.count()
+        self.replicas = {name: self.start_replica(name) for name in "ab"}
+        for replica in self.replicas.values():
+            replica.wait_ready()
+        log, registry = folder / "router.log", ("--registry", self.redis.url)
+        self.router = Router(log, *registry, serve=ROUTE)
+        self.router.wait_ready()
+        self.router.wait_for(*self.replicas)
+
+    def start_replica(self, name: str, *flags: str) -> TesseraServer:
+        registry = ("--registry", self.redis.url, "--registry-lease", str(LEASE_S), "--replica-name", name)
+        log = self.folder / f"{name}-{next(self._numbers)}.log"
+        return TesseraServer(log, str(self._model), "--dtype", "float32", *COMMON, *registry, *flags)
+
+    def ask(self, *chunks: str, **fields: Any) -> dict[str, Any]:
+        body = {"chunks": chunks, "question": "What?", "max_tokens": 4, "temperature": 0, "logprobs": True, **fields}
+        response = self.router.client.post("/v1/rag/chat", json=body)
+        assert response.status_code == 200, response.text
+        return {**response.json(), "replica": response.headers["x-tessera-replica"]}
+
+    def stop(self) -> None:
+        for server in (self.router, *self.replicas.values()):
+            server.stop()
+        self.redis.stop()
+
+
+def until(condition: Callable[[], Any], seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def statuses(answer: dict[str, Any]) -> list[str]:
+    return [chunk["status"] for chunk in answer["cache"]["chunks"]]
+
+
+def words(answer: dict[str, Any]) -> list[Any]:
+    """The answer's tokens and their log probabilities."""
+    content = answer["choices"][0]["logprobs"]["content"]
+    return [(token["token"], pytest.approx(token["logprob"], abs=1e-4)) for token in content]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster"), model_path("tiny-llama"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def load(cluster: Cluster, text: Callable[[int], str]) -> Callable[[], AbstractContextManager[list[Any]]]:
+    """Requests without a pause meanwhile: what each came to. Answers to the same request must agree."""
+    contents = [[text(200) for _ in range(3)] for _ in range(12)]
+    known = {number: words(cluster.ask(*chunks)) for number, chunks in enumerate(contents)}
+
+    @contextmanager
+    def run() -> Iterator[list[Any]]:
+        ended: list[Any] = []
+        over = threading.Event()
+
+        def send(seed: int) -> None:
+            randomly = random.Random(seed)
+            while not over.is_set():
+                number = randomly.randrange(len(contents))
+                chunks = randomly.sample(contents[number], 3)
+                try:
+                    answer = cluster.ask(*chunks)
+                    ended.append("right" if words(answer) == known[number] or chunks != contents[number] else "wrong")
+                except (AssertionError, httpx.HTTPError, KeyError) as error:
+                    ended.append(repr(error))
+
+        with ThreadPoolExecutor(4) as threads:
+            sent = [threads.submit(send, seed) for seed in range(4)]
+            try:
+                yield ended
+            finally:
+                over.set()
+                for each in sent:
+                    each.result()
+
+    return run
+
+
+def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
+    cluster: Cluster, text: Callable[[int], str]
+) -> None:
+    sets = [[text(150) for _ in range(3)] for _ in range(8)]
+    first = [cluster.ask(*chunks) for chunks in sets]
+    assert {answer["replica"] for answer in first} == {"a", "b"}
+    time.sleep(0.5)  # claims are told ten times a second
+    for chunks, before in zip(sets, first, strict=True):
+        again = cluster.ask(*chunks)
+        assert (again["replica"], statuses(again)) == (before["replica"], ["hit"] * 3)
+        assert words(again) == words(before)
+        turned = cluster.ask(*reversed(chunks))
+        assert (turned["replica"], statuses(turned)) == (before["replica"], ["hit"] * 3)
+
+
+def test_an_id_is_known_to_whom_the_router_asks(cluster: Cluster, text: Callable[[int], str]) -> None:
+    for number in range(4):
+        chunk = {"id": f"id-{number}", "text": text(100)}
+        response = cluster.router.client.post("/v1/rag/chunks", json={"chunks": [chunk]})
+        assert json.loads(response.text.splitlines()[-1])["summary"]["filled"] == 1
+    time.sleep(0.5)
+    for number in range(4):
+        answer = cluster.router.client.post(
+            "/v1/rag/chat", json={"chunks": [{"id": f"id-{number}"}], "question": "?", "max_tokens": 1}
+        )
+        assert answer.status_code == 200, answer.text
+
+
+def test_a_stream_is_as_the_replica_sends_it(cluster: Cluster, text: Callable[[int], str]) -> None:
+    body = {"chunks": [text(100)], "question": "?", "max_tokens": 8, "temperature": 0, "stream": True}
+    cluster.router.client.post("/v1/rag/chat", json=body)
+    time.sleep(0.5)
+    through = cluster.router.client.post("/v1/rag/chat", json=body)
+    straight = cluster.replicas[through.headers["x-tessera-replica"]].client.post("/v1/rag/chat", json=body)
+    assert through.headers["content-type"] == straight.headers["content-type"]
+    tokens = [
+        [json.loads(line[6:])["choices"] for line in text.splitlines() if line.startswith("data: {")]
+        for text in (through.text, straight.text)
+    ]
+    assert tokens[0] == tokens[1]
+    assert through.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_client_that_leaves_the_router_frees_the_replica(cluster: Cluster, text: Callable[[int], str]) -> None:
+    body = {"chunks": [text(100)], "question": "?", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with cluster.router.client.stream("POST", "/v1/rag/chat", json=body) as answer:
+        name = answer.headers["x-tessera-replica"]
+        next(answer.iter_raw())
+        assert cluster.replicas[name].running_requests() == 1
+    cluster.replicas[name].wait_idle()
+
+
+@pytest.mark.parametrize("fault", ["killed", "emptied", "hanging", "full", "stale"])
+def test_whatever_becomes_of_redis_requests_are_answered_and_it_is_told_again(
+    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], fault: str
+) -> None:
+    redis, router = cluster.redis, cluster.router
+
+    def claims() -> int:
+        return sum(1 for _ in redis.client.scan_iter("tessera:d:*", count=10_000))
+
+    told = claims()
+    with load() as ended:
+        time.sleep(1)
+        if fault == "killed":
+            redis.stop()
+            time.sleep(2)
+            redis.start()
+        elif fault == "emptied":
+            redis.client.flushall()
+        elif fault == "hanging":
+            with redis.frozen():
+                time.sleep(4)
+        elif fault == "full":
+            with redis.configured(maxmemory="1"):
+                time.sleep(LEASE_S + 2)
+        else:
+            pretend(redis)
+        until(lambda: router.cluster()["registry"]["up"] and claims() >= told, seconds=10)
+        router.wait_for("a", "b", seconds=10)
+        answered = len(ended)
+        until(lambda: len(ended) >= answered + 8)
+    assert Counter(ended) == {"right": len(ended)}
+
+
+def pretend(redis: RedisServer) -> None:
+    """Claims that are wrong, of replicas that never were and of those that are, and things that are no claims."""
+    living = [bytes.fromhex(member.decode()) for member in redis.client.smembers("tessera:replicas")]
+    pipe = redis.client.pipeline(transaction=False)
+    for key in list(redis.client.scan_iter("tessera:d:*")):
+        for replica in [*living, b"nobody"]:
+            pipe.hset(key, replica, (1).to_bytes(1, "little") + (10**6).to_bytes(4, "little") + bytes(8))
+        pipe.hset(key, b"?", b"?")
+    for _ in range(50_000):
+        pipe.hset(b"tessera:d:" + random.randbytes(16), b"nobody", bytes(13))
+    pipe.sadd("tessera:replicas", "00", "zz", *(random.randbytes(6).hex() for _ in range(100)))
+    pipe.set("tessera:r:00", "{}")
+    pipe.execute()
+
+
+def test_a_killed_replica_is_replaced_and_nobody_is_refused(
+    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]]
+) -> None:
+    router, dying = cluster.router, cluster.replicas["b"]
+    with load() as ended:
+        time.sleep(1)
+        dying.process.send_signal(signal.SIGKILL)
+        until(lambda: router.names() == ["a"], seconds=LEASE_S + 5)
+        cluster.replicas["b"] = new = cluster.start_replica("b")
+        new.wait_ready()
+        ready = time.monotonic()
+        router.wait_for("a", "b", seconds=10)
+        until(lambda: new.metric("vllm:request_success_total"), seconds=10 - (time.monotonic() - ready))
+    assert Counter(ended) == {"right": len(ended)}
+    dying.stop()
+
+
+def test_a_stopping_replica_sends_its_clients_to_the_others(
+    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]]
+) -> None:
+    with load() as ended:
+        time.sleep(1)
+        assert cluster.replicas["b"].stop() == 0
+        until(lambda: cluster.router.names() == ["a"], seconds=LEASE_S + 5)
+        cluster.replicas["b"] = cluster.start_replica("b").wait_ready()
+        cluster.router.wait_for("a", "b", seconds=10)
+    assert Counter(ended) == {"right": len(ended)}
