@@ -3,6 +3,7 @@
 
 import itertools
 import json
+import os
 import random
 import signal
 import threading
@@ -98,8 +99,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str]
 
 @pytest.fixture
 def load(cluster: Cluster, text: Callable[[int], str]) -> Callable[[], AbstractContextManager[list[Any]]]:
-    """Requests without a pause meanwhile: what each came to. Answers to the same request must agree."""
-    contents = [[text(200) for _ in range(3)] for _ in range(12)]
+    """Requests meanwhile, some twenty a second: what each came to. Answers to the same request must agree."""
+    contents = [[text(300) for _ in range(3)] for _ in range(12)]
     known = {number: words(cluster.ask(*chunks)) for number, chunks in enumerate(contents)}
 
     @contextmanager
@@ -109,7 +110,7 @@ def load(cluster: Cluster, text: Callable[[int], str]) -> Callable[[], AbstractC
 
         def send(seed: int) -> None:
             randomly = random.Random(seed)
-            while not over.is_set():
+            while not over.wait(0.2):  # replicas that start need the cores
                 number = randomly.randrange(len(contents))
                 chunks = randomly.sample(contents[number], 3)
                 try:
@@ -133,7 +134,7 @@ def load(cluster: Cluster, text: Callable[[int], str]) -> Callable[[], AbstractC
 def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
     cluster: Cluster, text: Callable[[int], str]
 ) -> None:
-    sets = [[text(150) for _ in range(3)] for _ in range(8)]
+    sets = [[text(600) for _ in range(3)] for _ in range(8)]
     first = [cluster.ask(*chunks) for chunks in sets]
     assert {answer["replica"] for answer in first} == {"a", "b"}
     time.sleep(0.5)  # claims are told ten times a second
@@ -236,7 +237,7 @@ def test_a_killed_replica_is_replaced_and_nobody_is_refused(
     router, dying = cluster.router, cluster.replicas["b"]
     with load() as ended:
         time.sleep(1)
-        dying.process.send_signal(signal.SIGKILL)
+        os.killpg(dying.process.pid, signal.SIGKILL)
         until(lambda: router.names() == ["a"], seconds=LEASE_S + 5)
         cluster.replicas["b"] = new = cluster.start_replica("b")
         new.wait_ready()
