@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replica of the engine's deployment: the whole Tessera application in an actor of Ray's, without an HTTP server."""
+
+import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.ray_serve.exchange import RequestHead, answered, wished_replica
+from app.ray_serve.request_router import Hint
+from app.router.proxy import REPLICA_HEADER, unavailable
+
+if TYPE_CHECKING:
+    import argparse
+
+    from app.settings import Settings
+
+
+class EngineReplica:
+    """Answers requests that an ingress passes on. In the registry, if there is one, it goes by Ray's name for it."""
+
+    async def __init__(self, arguments: list[str]) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Starts the engine. ``arguments`` are those of ``tessera serve``."""
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        from app.registration import registered
+        from app.server import prepare, started_app
+
+        self._running = AsyncExitStack()
+        self.name = str(serve.get_replica_context().replica_id.unique_id)
+        args, settings = _parsed([*arguments, *_presence(self.name)])
+        prepare(args, settings)
+        app = await self._running.enter_async_context(started_app(args, settings))
+        app.state.server = _Actor()
+        self._engine = app.state.engine_client
+        self._app = named(app, self.name)
+        await self._running.enter_async_context(app.router.lifespan_context(app))
+        await self._running.enter_async_context(registered(app, args, settings))
+
+    async def handle(
+        self, head: RequestHead, body: bytes, hint: Hint | None = None
+    ) -> AsyncGenerator[list[Message], None]:
+        """The answer as it comes, in lists of ASGI messages. ``hint`` was the router's."""
+        async with aclosing(answered(self._app, head, body)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def ask(self, head: RequestHead, body: bytes) -> tuple[str, int, Any]:
+        """This replica's name, and status and JSON of a whole answer."""
+        status, parts = int(HTTPStatus.INTERNAL_SERVER_ERROR), []
+        async for batch in answered(self._app, head, body):
+            for message in batch:
+                status = message.get("status", status)
+                parts.append(message.get("body", b""))
+        return self.name, status, json.loads(b"".join(parts))
+
+    async def check_health(self) -> None:
+        """Raises if the engine has died; Ray then replaces this replica."""
+        await self._engine.check_health()
+
+    async def __del__(self) -> None:
+        """Ends the engine. Ray waits for this when it stops a replica, after the last request."""
+        await self._running.aclose()
+
+
+def named(app: ASGIApp, name: str) -> ASGIApp:
+    """Adds the replica's name to answers, and answers for no other."""
+
+    async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
+        async def adding(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (REPLICA_HEADER, name.encode())]
+            await send(message)
+
+        wished = wished_replica(scope["headers"])
+        answering = app if wished in (None, name) else unavailable(f"no replica named {wished!r}")
+        await answering(scope, receive, adding)
+
+    return asgi
+
+
+def _presence(name: str) -> list[str]:
+    """How a replica appears in the registry. Ray's handles reach it, no URL does: so that one leads nowhere."""
+    return ["--replica-name", name, "--advertise-url", f"http://{name}.ray.invalid"]
+
+
+def _parsed(arguments: list[str]) -> "tuple[argparse.Namespace, Settings]":
+    """Raises ``ValueError`` for flags that don't exist: to exit, as a command does, would leave Ray waiting."""
+    from app.cli import _parse
+    from app.settings import load_settings
+
+    try:
+        args = _parse(arguments)
+    except SystemExit as error:
+        raise ValueError(f"not arguments of tessera serve: {' '.join(arguments)}") from error
+    args.model = args.model_tag
+    return args, load_settings(args)
+
+
+class _Actor:
+    """What vLLM tells to exit when its engine has died: this process, so that Ray starts another."""
+
+    @property
+    def should_exit(self) -> bool:
+        return False
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        os._exit(1)

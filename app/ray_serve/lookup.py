@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an ingress finds out about a request's documents before it calls the engine."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from app.request_documents import parse_body, wanted_documents
+from app.router.chooser import MOST_ASKED
+from app.router.directory import REFRESH_S
+from cache.registry import Claim, Registry, RegistryError
+from cache.routing import Wanted
+
+logger = logging.getLogger(__name__)
+
+
+class Lookup:
+    """The documents of requests, with who holds them; one question to the registry for each request.
+
+    Who is there, Ray knows. From the registry come the ids under which Ray's replicas make claims now: by :meth:`run`,
+    so that no request waits for that. While the registry is lost, documents have no claims.
+    """
+
+    def __init__(self, registry: Registry | None, separator: str | None) -> None:
+        self._registry = registry
+        self._separator = separator
+        self._names: dict[str, str] = {}
+        self._is_up = False
+
+    async def documents(self, path: str, body: bytes) -> list[Wanted]:
+        """The documents of a request to ``path``; none if it is about none."""
+        parsed = parse_body(path, body)
+        wanted = wanted_documents(path, parsed, self._separator)[:MOST_ASKED] if parsed else []
+        if self._registry is None or not wanted or len(self._names) < 2:
+            return wanted
+        try:
+            claims = await self._registry.claims([document.key for document in wanted])
+        except RegistryError as error:
+            self._note_lost(error)
+            return wanted
+        return [replace(each, claims=self._by_name(found)) for each, found in zip(wanted, claims, strict=True)]
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while self._registry is not None:
+            await self.refresh(self._registry)
+            await asyncio.sleep(REFRESH_S)
+
+    async def refresh(self, registry: Registry) -> None:
+        """Asks under which ids replicas make claims."""
+        try:
+            replicas = await registry.replicas()
+        except RegistryError as error:
+            self._note_lost(error)
+            return
+        self._names = {replica.id: replica.name for replica in replicas}
+        if not self._is_up:
+            logger.info("registry reached: %d replicas", len(replicas))
+        self._is_up = True
+
+    def _by_name(self, claims: Sequence[Claim]) -> list[Claim]:
+        return [Claim(name, claim.holding) for claim in claims if (name := self._names.get(claim.replica)) is not None]
+
+    def _note_lost(self, error: RegistryError) -> None:
+        if self._is_up:
+            logger.warning("registry lost: %s; routing by hash and load", error)
+        self._is_up = False
+        self._names = {}
