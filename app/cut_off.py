@@ -23,12 +23,16 @@ class CutOffMiddleware:
             return await self._app(scope, receive, send)
         if scope["method"] == "POST" and _is_stopping(scope):
             return await _STOPPING(scope, receive, send)
-        has_begun = False
+        has_begun = is_replaced = False
 
         async def noting(message: Message) -> None:
-            nonlocal has_begun
+            nonlocal has_begun, is_replaced
+            if not has_begun and message["status"] >= HTTPStatus.INTERNAL_SERVER_ERROR and _is_stopping(scope):
+                is_replaced = True
+                await _STOPPING(scope, receive, send)
             has_begun = True
-            await send(message)
+            if not is_replaced:
+                await send(message)
 
         try:
             await self._app(scope, receive, noting)

@@ -67,7 +67,6 @@ class Ingress:
                 continue
             if answer.status != HTTPStatus.SERVICE_UNAVAILABLE or answer.replica in avoided or wished is not None:
                 break
-            batches.cancel()
             avoided.add(answer.replica)
         return answer or unavailable("no replica can be reached")
 

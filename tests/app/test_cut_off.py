@@ -88,6 +88,19 @@ def test_one_that_fails_because_the_engine_has_stopped_gets_a_503():
     assert start["status"] == 503
 
 
+def test_an_error_that_vllm_made_of_the_engines_end_becomes_a_503():
+    scope = request()
+
+    async def stops(scope, receive, send):
+        scope["app"].state.engine_client.is_stopping = True
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"EngineCore encountered an issue"})
+
+    start, body = asyncio.run(answered(stops, scope))
+    assert start["status"] == 503
+    assert b"The server is stopping." in body["body"]
+
+
 def test_other_failures_are_passed_on():
     with pytest.raises(RuntimeError):
         asyncio.run(answered(fails, request()))

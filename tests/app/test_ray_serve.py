@@ -14,6 +14,8 @@ from pydantic import ValidationError
 pytest.importorskip("ray.serve", reason="needs the extra ray", exc_type=ImportError)
 
 import yaml
+from ray.exceptions import ActorUnavailableError
+from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest
 from ray.serve.schema import ServeDeploySchema
 
@@ -21,6 +23,7 @@ from app.ray_serve import build
 from app.ray_serve.answer import Answer
 from app.ray_serve.engine import named
 from app.ray_serve.exchange import answered, head_of, wished_replica
+from app.ray_serve.ingress import Ingress
 from app.ray_serve.lookup import Lookup
 from app.ray_serve.options import Options
 from app.ray_serve.request_router import DocumentRouter, Hint
@@ -403,6 +406,103 @@ async def test_an_answer_that_breaks_off_is_not_ended():
     with pytest.raises(ConnectionError):
         await passed_on(await Answer.begun(batches))
     assert batches.num_cancelled == 1
+
+
+# What the ingress makes of lost and refusing replicas
+
+
+class FakeEngine:
+    """A handle of the engine's deployment. Calls come to `answers`, one after the other."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+        self.hints: list[Hint] = []
+        self.handle = self
+
+    def options(self, *, stream: bool) -> "FakeEngine":
+        assert stream
+        return self
+
+    def remote(self, head, body, *, hint: Hint) -> Batches:
+        self.hints.append(hint)
+        return Batches(*self._answers.pop(0))
+
+    def broadcast(self, method: str, head, body) -> "FakeEngine":
+        assert method == "ask"
+        return self
+
+    async def results_async(self, *, return_exceptions: bool) -> list[Any]:
+        assert return_exceptions
+        return self._answers
+
+
+LOST = ActorUnavailableError("lost", None)
+
+
+def refusal(name: str) -> list[list[dict[str, Any]]]:
+    return [[{**START, "status": 503, "headers": [(REPLICA_HEADER, name.encode())]}, {**PART, "more_body": False}]]
+
+
+async def asked(engine: FakeEngine, path: str = "/v1/rag/chat", **fields: Any) -> list[dict[str, Any]]:
+    """What an ingress answers."""
+    ingress, sent = Ingress(engine, Options(model="m")), list[dict[str, Any]]()
+
+    async def receive():
+        return {"type": "http.request", "body": json.dumps(BODY).encode()}
+
+    async def send(message):
+        sent.append(message)
+
+    await ingress.answer(scope(path, **fields), receive, send)
+    await ingress.__del__()
+    return sent
+
+
+async def test_the_router_is_told_the_documents():
+    engine = FakeEngine([[START, PART], [END]])
+    assert await asked(engine) == [START, PART, END]
+    assert [len(hint.documents) for hint in engine.hints] == [2]
+
+
+async def test_a_replica_lost_before_the_first_byte_is_replaced():
+    engine = FakeEngine([LOST], [[START], LOST], [[START, PART, END]])
+    assert await asked(engine) == [START, PART, END]
+
+
+async def test_when_every_attempt_is_lost_there_is_an_answer():
+    start, _ = await asked(FakeEngine([LOST], [LOST], [LOST]))
+    assert start["status"] == 503
+
+
+async def test_another_replica_is_asked_when_one_refuses():
+    engine = FakeEngine(refusal("b"), [[START, PART, END]])
+    assert await asked(engine) == [START, PART, END]
+    assert [hint.avoided for hint in engine.hints] == [frozenset(), {"b"}]
+
+
+@pytest.mark.parametrize("answers", [[refusal("b"), refusal("b")], [refusal("b"), [LOST], [LOST]]])
+async def test_a_refusal_is_passed_on_when_nobody_says_more(answers):
+    (messages,) = refusal("b")
+    assert await asked(FakeEngine(*answers)) == messages
+
+
+async def test_nobody_else_is_asked_for_a_wished_replica():
+    engine = FakeEngine(refusal("b"))
+    (messages,) = refusal("b")
+    assert await asked(engine, headers=[(REPLICA_HEADER, b"a")]) == messages
+    assert [hint.replica for hint in engine.hints] == ["a"]
+
+
+async def test_a_deployment_that_takes_nothing_is_a_refusal():
+    start, _ = await asked(FakeEngine([BackPressureError(1, 1)]))
+    assert start["status"] == 503
+
+
+async def test_clearing_asks_all_that_are_there():
+    engine = FakeEngine(("a", 200, {"cleared": 2}), LOST, ("b", 200, {"cleared": 3}))
+    start, body = await asked(engine, "/v1/cache/clear")
+    assert start["status"] == 200
+    assert json.loads(body["body"])["cleared"] == 5
 
 
 # What is configured
