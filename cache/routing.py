@@ -17,8 +17,8 @@ import xxhash
 
 from cache.registry import Claim, DocumentKey, Tier
 
-LOAD_TOKENS: Final = 512
-"""What one unfinished request is worth."""
+LOAD_TOKENS: Final = 16
+"""What one unfinished request is worth: little, since an engine computes many at once (docs/scaling.md)."""
 TIER_COST: Final = {Tier.DEVICE: 0.0, Tier.HOST: 0.05, Tier.DISK: 0.2}
 """What it costs to bring a document from a tier, as a share of computing it."""
 HOME_DISCOUNT: Final = 0.25
