@@ -90,7 +90,7 @@ def _counters(manager: ChunkCacheManager) -> Iterator[Metric]:
     lookups = CounterMetricFamily(
         "tessera_lookups", "Chunks looked up, by result and by where they were looked for", labels=["result", "tier"]
     )
-    for status in ChunkStatus:
+    for status in (ChunkStatus.HIT, ChunkStatus.FILLED, ChunkStatus.WAITED):
         lookups.add_metric([status, "pool"], counted.lookups[status])
     yield lookups
     yield _counter_by(
@@ -105,8 +105,13 @@ def _counters(manager: ChunkCacheManager) -> Iterator[Metric]:
         "kind",
         _filled_up(counted.tokens, "reused", "computed", "fill_computed"),
     )
-    outcomes = _filled_up(counted.fills, "succeeded", "failed", "aborted")
-    yield _counter_by("fills", "Fill requests ended, by outcome", "outcome", outcomes)
+    outcomes = _filled_up(counted.fills, "succeeded", "fetched", "failed", "aborted")
+    yield _counter_by("fills", "Fills ended, by outcome", "outcome", outcomes)
+    fetches = _filled_up(counted.fetches, "fetched", "absent", "failed", "refused", "late")
+    yield _counter_by("fetches", "Attempts to get chunks from other replicas, by outcome", "outcome", fetches)
+    fetched = CounterMetricFamily("tessera_fetched_bytes", "KV that came from other replicas")
+    fetched.add_metric([], counted.fetched_bytes)
+    yield fetched
     yield _counter_by(
         "removals", "Segments that can't be found any more", "reason", _filled_up(counted.removals, *Removal)
     )

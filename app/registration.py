@@ -7,16 +7,18 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
+import httpx
 from fastapi import FastAPI
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from app.peers import Peers
 from app.progress import say
 from app.settings import Settings
 from cache.publisher import Publisher
 from cache.redis_registry import RedisRegistry
-from cache.registry import Replica
+from cache.registry import Registry, Replica
 from engine_ext.engine import ChunkEngine
 
 
@@ -38,13 +40,39 @@ async def registered(app: FastAPI, args: argparse.Namespace, settings: Settings)
     task = asyncio.create_task(publisher.run(), name="publisher")
     REGISTRY.register(collector)
     try:
-        yield
+        async with _fetching(engine, registry, publisher, settings):
+            yield
     finally:
         REGISTRY.unregister(collector)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
         await registry.close()
+
+
+@asynccontextmanager
+async def _fetching(
+    engine: ChunkEngine, registry: Registry, publisher: Publisher, settings: Settings
+) -> AsyncIterator[None]:
+    """Missing chunks come from other replicas meanwhile, if they may."""
+    if engine.manager is None or engine.fills is None or engine.transfers is None or settings.peer_secret is None:
+        yield
+        return
+    async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+        engine.fills.source = Peers(
+            registry,
+            lambda: publisher.replica_id,
+            engine.manager,
+            lambda: engine.transfers,
+            engine.fills.costs,
+            client,
+            secret=settings.peer_secret.get_secret_value(),
+            wait_s=settings.peer_wait,
+        )
+        try:
+            yield
+        finally:
+            engine.fills.source = None
 
 
 def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> Callable[[str], Replica | None]:
@@ -59,7 +87,8 @@ def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> C
         held = capacity = 0
         fingerprint = ""
         if (manager := engine.manager) is not None:
-            config, fingerprint = manager.config, manager.config.fingerprint
+            config = manager.config
+            fingerprint = config.fingerprint if engine.transfers is not None else ""
             capacity = config.num_pages * config.page_tokens
             held = capacity - manager.pool.num_free * config.page_tokens
         load = engine.llm.get_num_unfinished_requests()

@@ -24,7 +24,7 @@ from app.progress import progress, say
 from app.prometheus import exported
 from app.registration import registered
 from app.retry_after import RetryAfterMiddleware
-from app.routes import cache, chunks, rag
+from app.routes import cache, chunks, peer, rag
 from app.segments import SegmentRenderer
 from app.settings import Settings
 from engine_ext.engine import ChunkEngine, FillLimits
@@ -51,6 +51,7 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
     app.include_router(rag.router)
     app.include_router(chunks.router)
     app.include_router(cache.router)
+    app.include_router(peer.router)
     app.state.tessera_marks = marks
     app.state.tessera_settings = settings
     await init_app_state(engine, app.state, args, supported_tasks)
@@ -103,6 +104,7 @@ async def _started_engine(engine_args: AsyncEngineArgs, settings: Settings) -> A
         eviction=settings.chunk_cache_eviction,
         max_pinned_share=settings.chunk_cache_max_pinned,
         fill_limits=FillLimits(settings.chunk_cache_max_fills, settings.chunk_cache_max_queued_fills),
+        shares=settings.registry is not None and settings.peer_secret is not None,
     )
     starting = start_chunk_engine(engine_args, options)
     with progress(f"starting the engine with {engine_args.model}"):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cache.config import HashAlgorithm
@@ -62,6 +62,15 @@ class Settings(BaseSettings):
     )
     registry_lease: float = Field(
         5.0, ge=2, le=600, description="seconds after which a replica that is not heard of counts as gone"
+    )
+    peer_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="what replicas that fetch chunks from one another have in common, best given as TESSERA_PEER_SECRET"
+        "; default: none, and chunks are not fetched",
+    )
+    peer_wait: float = Field(
+        5.0, ge=0, le=600, description="seconds at most to wait for a chunk that another replica has, or computes"
     )
     advertise_url: str | None = Field(
         None, description="URL at which routers reach this replica; default: made of --host and --port"

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if shutil.which("redis-server") is None:
         say("redis-server is not installed")
         return 2
-    with tempfile.TemporaryDirectory() as folder, _redis(Path(folder)) as redis, _stand_in() as url:
+    with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder)) as redis, _stand_in() as url:
         router = ServerProcess(Path(folder) / "router.log", "--registry", redis, serve=("app.cli", "route"))
         try:
             times = asyncio.run(_measure(redis, url, router, args.streams, args.seconds))
@@ -117,7 +117,8 @@ async def _time_to_first_token(session: aiohttp.ClientSession, url: str, body: d
 
 
 @contextlib.contextmanager
-def _redis(folder: Path) -> Iterator[str]:
+def redis_server(folder: Path) -> Iterator[str]:
+    """The URL of a Redis of one's own, which is empty."""
     port = free_port()
     command = ["redis-server", "--port", str(port), "--save", "", "--dir", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:

@@ -14,6 +14,8 @@ class ChunkStatus(StrEnum):
     HIT = "hit"
     FILLED = "filled"
     WAITED = "waited"
+    FETCHED = "fetched"
+    """From another replica."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from cache.expiry import ExpiryQueue
 from cache.hashing import CacheScope, ChunkHash, ChunkHasher
 from cache.holdings import Holdings
 from cache.index import ChunkHashIndex, ChunkKVCache, EntryState, SegmentIdentity
-from cache.layout import ChunkedPrompt, Layout, pack
-from cache.lease import FillJob, Lease, LeasedSegment, fill_jobs, status_of
+from cache.layout import ChunkedPrompt, Layout, Placement, pack
+from cache.lease import ChunkStatus, FillJob, Lease, LeasedSegment, fill_jobs, status_of
 from cache.metrics import ChunkCacheMetrics
 from cache.pool import ChunkBlockPool
 from cache.registry import DocumentKey
@@ -117,6 +117,18 @@ class ChunkCacheManager:
         self.metrics.lookups.update(segment.status for segment in lease.chunks)
         return lease
 
+    def hold(self, key: ChunkHash) -> Lease | None:
+        """A lease on one segment where it was computed, if it can be loaded now."""
+        self.expire()
+        entry = self.index.by_key(key)
+        if entry is None or entry.state is not EntryState.READY:
+            return None
+        entry.leases += 1
+        start, length = entry.identity.num_prefix_tokens, entry.identity.num_tokens
+        lease = Lease(None, [LeasedSegment(Placement(start, length, start, 0), entry, ChunkStatus.HIT)], self._clock())
+        self._leases.add(lease)
+        return lease
+
     def release(self, lease: Lease) -> None:
         """Ends a lease; its chunks may be evicted from now on. Raises ``KeyError`` if it has ended already."""
         self._leases.remove(lease)
@@ -125,9 +137,9 @@ class ChunkCacheManager:
             segment.entry.leases -= 1
             self._reclaim(segment.entry)
 
-    def fill_succeeded(self, job: FillJob) -> None:
-        """The job's KV is saved; its entries may be loaded."""
-        self.metrics.fills["succeeded"] += 1
+    def fill_succeeded(self, job: FillJob, outcome: str = "succeeded") -> None:
+        """The job's KV is in the pool; its entries may be loaded."""
+        self.metrics.fills[outcome] += 1
         for entry in job.entries:
             entry.state = EntryState.READY
             self._filling.remove(entry)

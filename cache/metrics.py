@@ -28,7 +28,10 @@ class ChunkCacheMetrics:
     tokens: Counter[str] = field(default_factory=Counter)
     """Prompt tokens of requests with chunks: reused, computed; and fill_computed by fill requests."""
     fills: Counter[str] = field(default_factory=Counter)
-    """Fill requests by outcome: succeeded, failed, aborted."""
+    """Fills by outcome: succeeded, fetched (instead of computed), failed, aborted."""
+    fetches: Counter[str] = field(default_factory=Counter)
+    """Attempts to get missing segments from other replicas, by outcome: fetched, absent, failed, refused, late."""
+    fetched_bytes: int = 0
     removals: Counter[str] = field(default_factory=Counter)
     """Segments that can't be found any more, by reason (:class:`cache.manager.Removal`)."""
     refused_loads: int = 0
@@ -51,6 +54,8 @@ class ChunkCacheMetrics:
             "full_reasons": dict(self.full_reasons),
             "tokens": dict(self.tokens),
             "fills": dict(self.fills),
+            "fetches": dict(self.fetches),
+            "fetched_bytes": self.fetched_bytes,
             "removals": dict(self.removals),
             "refused_loads": self.refused_loads,
         }

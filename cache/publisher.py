@@ -40,6 +40,11 @@ class Publisher:
         self._next_beat = 0.0
         self._next_repeat = time.monotonic() + CLAIM_TTL_S / 2
 
+    @property
+    def replica_id(self) -> str | None:
+        """Under which the registry knows the replica; ``None`` while it is lost."""
+        return self._id if self.is_up else None
+
     async def run(self) -> None:
         """Until cancelled; the replica then leaves."""
         try:

@@ -3,8 +3,8 @@
 
 Keys, behind a prefix: ``replicas``, a set of replicas' ids; ``r:<id>``, a heartbeat as JSON that expires with its
 lease; ``d:<digest>``, a hash of claims, from replica id to tier, tokens and bytes, all binary, so that Redis packs
-them. Claims outlive the replicas that made them, and count for nothing then: readers go by the heartbeats, and the key
-expires.
+them; ``f:<digest>``, the id of the replica that computes a document, for a short time. Claims outlive the replicas that
+made them, and count for nothing then: readers go by the heartbeats, and the key expires.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from cache.registry import Claim, DocumentKey, Holding, RegistryError, Replica, Tier
+from cache.registry import FILL_S, Claim, DocumentKey, Found, Holding, RegistryError, Replica, Tier
 
 CLAIM_TTL_S = 3600
 """Claims that nobody repeats are dropped after so long."""
@@ -88,6 +88,7 @@ class RedisRegistry:
                     else:
                         pipe.hset(key, field, _HOLDING.pack(*holding))
                         pipe.expire(key, CLAIM_TTL_S)
+                        pipe.delete(self._filler(document))
                 await pipe.execute()
 
     async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
@@ -99,6 +100,17 @@ class RedisRegistry:
             # A key that somebody gave another type is an error of that key alone.
             found = await pipe.execute(raise_on_error=False)
         return [self._parsed(fields) for fields in found]
+
+    async def begin_fills(self, replica_id: str, keys: Sequence[DocumentKey]) -> list[Found]:
+        if not keys:
+            return []
+        async with self._round_trip() as pipe:
+            for document in keys:
+                pipe.hgetall(self._claims(document))
+                pipe.set(self._filler(document), replica_id, nx=True, get=True, px=int(FILL_S * 1000))
+            found = await pipe.execute(raise_on_error=False)
+        earlier = [value.decode(errors="replace") if isinstance(value, bytes) else replica_id for value in found[1::2]]
+        return list(map(Found, map(self._parsed, found[::2]), earlier))
 
     def _replica(self, id: str, value: bytes) -> Replica | None:
         try:
@@ -142,3 +154,6 @@ class RedisRegistry:
 
     def _claims(self, document: DocumentKey) -> bytes:
         return self._prefix + b"d:" + document.digest
+
+    def _filler(self, document: DocumentKey) -> bytes:
+        return self._prefix + b"f:" + document.digest

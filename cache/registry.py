@@ -6,11 +6,15 @@ by :class:`DocumentKey`, which anybody can compute from a request alone; the chu
 those, are known only to a replica with the model's tokenizer and chat template.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+FILL_S: Final = 10.0
+"""How long a replica that has said that it computes a document keeps others from doing so."""
 
 
 class Tier(IntEnum):
@@ -42,12 +46,19 @@ class Claim(NamedTuple):
     holding: Holding
 
 
+class Found(NamedTuple):
+    """Who holds a document, and the :attr:`Replica.id` of who said first that it computes it, unless long ago."""
+
+    claims: list[Claim]
+    filler: str
+
+
 @dataclass(frozen=True, slots=True)
 class Replica:
     """One running replica, as its heartbeat describes it.
 
     ``id`` is new whenever claims made under the one before may be wrong; ``name`` stays. Only replicas of equal
-    ``fingerprint`` may exchange KV. ``load`` counts unfinished requests.
+    ``fingerprint`` may exchange KV, and those that have none never do. ``load`` counts unfinished requests.
     """
 
     id: str
@@ -105,13 +116,20 @@ class Registry(Protocol):
     async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
         """For each key who holds it, as far as known; replicas that are gone may still be named. One round trip."""
 
+    async def begin_fills(self, replica_id: str, keys: Sequence[DocumentKey]) -> list[Found]:
+        """The same, and says of each key that ``replica_id`` will compute it, unless another has said so before.
+
+        That is forgotten when somebody claims to hold it, and after :data:`FILL_S`. One round trip.
+        """
+
 
 class InProcessRegistry:
-    """A registry for whoever lives in one process; nothing in it expires."""
+    """A registry for whoever lives in one process; claims and heartbeats don't expire."""
 
     def __init__(self) -> None:
         self._replicas: dict[str, Replica] = {}
         self._claims: defaultdict[DocumentKey, dict[str, Holding]] = defaultdict(dict)
+        self._fillers: dict[DocumentKey, tuple[str, float]] = {}
 
     async def beat(self, replica: Replica) -> bool:
         is_known = replica.id in self._replicas
@@ -128,6 +146,7 @@ class InProcessRegistry:
         for key, holding in changes.items():
             if holding is not None:
                 self._claims[key][replica_id] = holding
+                self._fillers.pop(key, None)
             elif (holders := self._claims.get(key)) is not None:
                 holders.pop(replica_id, None)
                 if not holders:
@@ -135,3 +154,9 @@ class InProcessRegistry:
 
     async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
         return [[Claim(*item) for item in self._claims.get(key, {}).items()] for key in keys]
+
+    async def begin_fills(self, replica_id: str, keys: Sequence[DocumentKey]) -> list[Found]:
+        now = time.monotonic()
+        self._fillers = {key: said for key, said in self._fillers.items() if said[1] > now}
+        fillers = [self._fillers.setdefault(key, (replica_id, now + FILL_S))[0] for key in keys]
+        return list(map(Found, await self.claims(keys), fillers))

@@ -10,15 +10,20 @@ from cache.lease import ChunkStatus
 
 @dataclass(slots=True)
 class ChunkReport:
-    """One chunk of the request. ``key`` and ``status`` are ``None`` when it ran in full attention."""
+    """One chunk of the request. ``key`` and ``status`` are ``None`` when it ran in full attention.
+
+    ``origin`` names the replica that a chunk was fetched from.
+    """
 
     chunk: Chunk
     key: str | None = None
     status: ChunkStatus | None = None
+    origin: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {**self.chunk.label, "key": self.key, "tokens": self.chunk.num_tokens, "status": self.status}
+        origin = {"origin": self.origin} if self.origin is not None else {}
+        return {**self.chunk.label, "key": self.key, "tokens": self.chunk.num_tokens, "status": self.status, **origin}
 
 
 @dataclass(slots=True)

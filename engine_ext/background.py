@@ -122,7 +122,7 @@ class BackgroundFills:
             raise FullAttentionError("too long", f"{num_tokens} tokens don't fit the model's context length of {limit}")
         lease = engine.acquire(prompt, engine.layout(prompt, PositionStrategy.SHARED), ingestion.scope)
         salt = engine.plain_salt(ingestion.scope, ingestion.cache_salt)
-        tasks = engine.fills.start(lease, name, salt, lora_request=ingestion.lora_request, **self._priority())
+        tasks = engine.fills.start(lease, name, salt, {}, lora_request=ingestion.lora_request, **self._priority())
         return lease, tasks
 
     def _priority(self) -> dict[str, int]:

@@ -22,6 +22,7 @@ from engine_ext.fills import FillRunner
 from engine_ext.plan import PARAMS_KEY
 from engine_ext.request import DEFAULT_NAMESPACE, REQUEST_KEY, FullAttentionError, Outputs
 from engine_ext.run import ChunkedRun
+from engine_ext.transfers import PoolTransfers
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ class FillLimits:
 class ChunkEngine:
     """Runs requests with chunks from the chunk cache; passes everything else through to ``AsyncLLM``.
 
-    ``manager`` is ``None`` when the cache is off; ``disabled_reason`` then says why. ``is_stopping`` tells that
-    :meth:`shutdown` was called.
+    ``manager`` is ``None`` when the cache is off; ``disabled_reason`` then says why. ``transfers`` is there if its KV
+    may go to, and come from, other replicas. ``is_stopping`` tells that :meth:`shutdown` was called.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class ChunkEngine:
         manager: ChunkCacheManager | None,
         disabled_reason: str | None,
         limits: FillLimits,
+        transfers: PoolTransfers | None = None,
     ) -> None:
         self.llm = llm
         self.manager = manager
         self.disabled_reason = disabled_reason
         self.limits = limits
+        self.transfers = transfers
         self.is_stopping = False
         self.is_traced = bool(llm.vllm_config.observability_config.otlp_traces_endpoint)
         self.holdings = manager.holdings if manager else Holdings(page_bytes=0)
@@ -95,15 +98,21 @@ class ChunkEngine:
 
     async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """vLLM's reset, after which no KV of before is used (new weights, say): it empties the chunk cache too."""
-        if self.manager is not None:
-            self.manager.clear()
+        self._forget_everything(with_new_weights=True)
         return bool(await self.llm.reset_prefix_cache(*args, **kwargs))
 
-    async def sleep(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's sleep mode discards KV; the chunk cache is emptied with it."""
+    async def sleep(self, level: int = 1, *args: Any, **kwargs: Any) -> None:
+        """vLLM's sleep mode discards KV, from level 2 on weights as well; the chunk cache is emptied with it."""
+        self._forget_everything(with_new_weights=level > 1)
+        await self.llm.sleep(level, *args, **kwargs)
+
+    def _forget_everything(self, *, with_new_weights: bool) -> None:
+        """Empties the chunk cache. What others computed with weights that may be others is not used from now on."""
         if self.manager is not None:
             self.manager.clear()
-        await self.llm.sleep(*args, **kwargs)
+        if with_new_weights and self.transfers is not None:
+            logger.warning("chunks are no longer shared with other replicas: the weights may have changed")
+            self.transfers = None
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """vLLM's check before it accepts a request; also refuses (status 503) while too many fills wait."""

@@ -3,16 +3,18 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from cache.costs import Costs
 from cache.index import ChunkKVCache, EntryState
 from cache.lease import FillJob, Lease
 from cache.manager import ChunkCacheManager, Removal
+from cache.registry import DocumentKey
 from engine_ext.plan import TransferPlan
 from engine_ext.prefill import NotSavedError, run_prefill
 from engine_ext.request import FullAttentionError
@@ -27,13 +29,27 @@ class FillError(FullAttentionError):
 
 @dataclass(frozen=True, slots=True)
 class FillResult:
-    """Tokens that the engine computed in one fill request: all of them, and those of the segments it saved."""
+    """Tokens that the engine computed in one fill request: all of them, and those of the segments it saved.
+
+    None, if the segments came from ``origin``.
+    """
 
     num_computed: int
     num_computed_of_saved: int
+    origin: str | None = None
 
 
 FillTask = asyncio.Task[FillResult]
+
+
+class ChunkSource(Protocol):
+    """Where missing segments may be had without computing them."""
+
+    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> str | None:
+        """Fills all of the job's entries and names where they came from; ``None`` if they are to be computed.
+
+        When it returns, even if cancelled, nothing is written to the entries' pages any more.
+        """
 
 
 class FillRunner:
@@ -48,15 +64,27 @@ class FillRunner:
         self._manager = manager
         self._on_end = on_end
         self._turns = asyncio.Semaphore(max_running)
+        self.source: ChunkSource | None = None
+        self.costs = Costs()
         self.num_running = 0
         self._tasks: dict[FillJob, FillTask] = {}
         self._jobs: dict[ChunkKVCache, FillJob] = {}
 
-    def start(self, lease: Lease, request_id: str, cache_salt: str | None, **generate_kwargs: Any) -> list[FillTask]:
-        """Starts the lease's fill jobs; they go to the engine together, which batches them."""
+    def start(
+        self,
+        lease: Lease,
+        request_id: str,
+        cache_salt: str | None,
+        documents: Mapping[ChunkKVCache, DocumentKey],
+        **generate_kwargs: Any,
+    ) -> list[FillTask]:
+        """Starts the lease's fill jobs; they go to the engine together, which batches them.
+
+        ``documents`` says by which keys other replicas know the entries.
+        """
         tasks = []
         for i, job in enumerate(lease.fills):
-            fill = self._compute(job, f"{request_id}-fill-{i}", cache_salt, generate_kwargs)
+            fill = self._fill(job, documents, f"{request_id}-fill-{i}", cache_salt, generate_kwargs)
             task = asyncio.create_task(fill, name=f"{request_id}-fill-{i}")
             # Runs before any waiter wakes, and also for a task cancelled before its first step.
             task.add_done_callback(partial(self._ended, job))
@@ -96,6 +124,20 @@ class FillRunner:
         """Fills that wait for their turn."""
         return len(self._tasks) - self.num_running
 
+    async def _fill(
+        self,
+        job: FillJob,
+        documents: Mapping[ChunkKVCache, DocumentKey],
+        request_id: str,
+        cache_salt: str | None,
+        generate_kwargs: dict[str, Any],
+    ) -> FillResult:
+        if self.source is not None and documents:
+            origin = await self.source.fetch(job, documents)
+            if origin is not None:
+                return FillResult(0, 0, origin)
+        return await self._compute(job, request_id, cache_salt, generate_kwargs)
+
     async def _compute(
         self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]
     ) -> FillResult:
@@ -115,8 +157,12 @@ class FillRunner:
                 raise FillError(str(error)) from error
             finally:
                 self.num_running -= 1
-        self._manager.metrics.fill_seconds.observe(time.perf_counter() - started)
-        return _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
+        seconds = time.perf_counter() - started
+        self._manager.metrics.fill_seconds.observe(seconds)
+        result = _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
+        if result.num_computed:
+            self.costs.computing.saw(result.num_computed, seconds)
+        return result
 
     async def _end_of_prefix(self, job: FillJob) -> None:
         """Waits for the job that computes what this one would else compute as well."""
@@ -132,7 +178,7 @@ class FillRunner:
         elif task.exception() is not None:
             self._manager.fill_failed(job)
         else:
-            self._manager.fill_succeeded(job)
+            self._manager.fill_succeeded(job, "succeeded" if task.result().origin is None else "fetched")
         self._on_end()
 
 

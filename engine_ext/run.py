@@ -10,9 +10,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
+from cache.index import ChunkKVCache
 from cache.layout import Layout
 from cache.lease import ChunkStatus, Lease
 from cache.manager import Removal
+from cache.registry import DocumentKey
 from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
 from engine_ext.fills import FillError, FillResult
 from engine_ext.plan import TransferPlan
@@ -141,7 +143,7 @@ class ChunkedRun:
         if self.chunked_prompt is not None and self.ticket.options.explain:
             self.report.segments = explain_segments(self.chunked_prompt, None)
         for chunk in self.report.chunks:
-            chunk.key = chunk.status = None
+            chunk.key = chunk.status = chunk.origin = None
         prompt = {**self.prompt}
         if (salt := self._plain_salt()) is not None:
             prompt["cache_salt"] = salt
@@ -159,7 +161,8 @@ class ChunkedRun:
             with self.span.child("tessera.fill") as span:
                 span.describe({"fills": len(lease.fills)})
                 kwargs["trace_headers"] = span.headers
-                tasks = self.engine.fills.start(lease, self.request_id, self._plain_salt(), **kwargs)
+                documents = self._documents(lease)
+                tasks = self.engine.fills.start(lease, self.request_id, self._plain_salt(), documents, **kwargs)
                 return await self.engine.fills.wait(lease, tasks)
         finally:
             self.report.timings_ms["fill"] = (time.perf_counter() - started) * 1e3
@@ -220,15 +223,27 @@ class ChunkedRun:
 
     def _describe_chunks(self, lease: Lease) -> None:
         self.report.mode = "chunked"
+        origins = {job: result.origin for job, result in zip(lease.fills, self.filled, strict=False)}
+        fetched = {entry: origin for job, origin in origins.items() if origin for entry in job.entries}
         for chunk, segment in zip(self.report.chunks, lease.chunks, strict=True):
             chunk.key, chunk.status = str(segment.entry.key), segment.status
+            if (origin := fetched.get(segment.entry)) is not None:
+                chunk.status, chunk.origin = ChunkStatus.FETCHED, origin
 
     def _name_documents(self, lease: Lease) -> None:
-        assert self.chunked_prompt is not None
         assert self.engine.manager is not None
+        for entry, key in self._documents(lease).items():
+            self.engine.manager.name(key, entry)
+
+    def _documents(self, lease: Lease) -> dict[ChunkKVCache, DocumentKey]:
+        """By which keys the registry knows the lease's segments; the system segment by its own."""
         keys = self.ticket.document_keys
-        for chunk, segment in zip(self.chunked_prompt.chunks if keys else (), lease.chunks, strict=False):
-            self.engine.manager.name(keys[chunk.document], segment.entry)
+        if not keys or self.chunked_prompt is None:
+            return {}
+        documents = {s.entry: keys[c.document] for c, s in zip(self.chunked_prompt.chunks, lease.chunks, strict=True)}
+        if lease.system is not None:
+            documents[lease.system.entry] = DocumentKey(lease.system.entry.key.digest)
+        return documents
 
     def _new_report(self) -> CacheReport:
         chunks = self.chunked_prompt.chunks if self.chunked_prompt else ()

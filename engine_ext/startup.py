@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings the engine up with the chunk cache, or without it and with the reason."""
 
-import hashlib
-import json
+import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +17,11 @@ from cache.config import ChunkCacheConfig, HashAlgorithm
 from cache.eviction import EvictionPolicyName
 from cache.manager import ChunkCacheManager
 from engine_ext.engine import ChunkEngine, FillLimits
+from engine_ext.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.self_check import SelfCheck, SelfCheckError
 from engine_ext.support import unsupported_reason
-from engine_ext.vllm_compat import build_async_engine_client_from_engine_args, vllm_version
+from engine_ext.transfers import opened_transfers
+from engine_ext.vllm_compat import build_async_engine_client_from_engine_args
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ class ChunkCacheOptions:
     eviction: EvictionPolicyName = "s3fifo"
     max_pinned_share: float = 0.9
     fill_limits: FillLimits = field(default_factory=FillLimits)
+    shares: bool = False
+    """Whether replicas may exchange KV."""
     connector_class: str = "engine_ext.connector.ChunkCacheConnector"
     worker_extension_class: str = "engine_ext.worker_extension.ChunkCacheWorkerExtension"
 
@@ -44,14 +47,17 @@ class ChunkCacheOptions:
 async def start_chunk_engine(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> AsyncIterator[ChunkEngine]:
     """A running engine; shut down at the end. The cache is on only if the start-up self-check passed."""
     reason = _attach_connector(engine_args, options)
-    async with build_async_engine_client_from_engine_args(engine_args) as llm:
-        manager = None
+    async with build_async_engine_client_from_engine_args(engine_args) as llm, AsyncExitStack() as stack:
+        manager = transfers = weights = None
         if reason is None:
-            prepared = await prepare_cache(llm, options)
+            weights = await _weights(llm.vllm_config) if options.shares else None
+            prepared = await prepare_cache(llm, options, weights)
             manager, reason = (None, prepared) if isinstance(prepared, str) else (prepared, None)
         if reason is not None:
             logger.warning("chunk cache off: %s", reason)
-        yield ChunkEngine(llm, manager, reason, options.fill_limits)
+        if manager is not None and weights is not None:
+            transfers = await stack.enter_async_context(opened_transfers(llm, manager.config.fingerprint))
+        yield ChunkEngine(llm, manager, reason, options.fill_limits, transfers)
 
 
 def _attach_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> str | None:
@@ -73,7 +79,9 @@ def _attach_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) 
     return None
 
 
-async def prepare_cache(llm: AsyncLLM, options: ChunkCacheOptions) -> ChunkCacheManager | str:
+async def prepare_cache(
+    llm: AsyncLLM, options: ChunkCacheOptions, weights: str | None = None
+) -> ChunkCacheManager | str:
     """The manager of a pool that passed the self-check, or why there is none."""
     pools: list[dict[str, Any]] = await llm.collective_rpc("chunk_cache_prepare")
     if reasons := [pool["reason"] for pool in pools if "reason" in pool]:
@@ -82,7 +90,7 @@ async def prepare_cache(llm: AsyncLLM, options: ChunkCacheOptions) -> ChunkCache
         ChunkCacheConfig(
             num_pages=min(pool["num_pages"] for pool in pools),
             page_tokens=options.page_tokens,
-            fingerprint=engine_fingerprint(llm.vllm_config),
+            fingerprint=engine_fingerprint(llm.vllm_config, weights),
             hash_algorithm=options.hash_algorithm,
             eviction=options.eviction,
             max_pinned_share=options.max_pinned_share,
@@ -103,16 +111,10 @@ async def prepare_cache(llm: AsyncLLM, options: ChunkCacheOptions) -> ChunkCache
     return manager
 
 
-def engine_fingerprint(config: VllmConfig) -> str:
-    """Digest of everything beside the tokens that decides their KV."""
-    model, parallel = config.model_config, config.parallel_config
-    text_config = model.hf_text_config
-    facts = {
-        "vllm": vllm_version(),
-        "model": [model.model, model.revision, model.code_revision, model.quantization],
-        "tokenizer": [model.tokenizer, model.tokenizer_revision],
-        "dtype": [str(model.dtype), config.cache_config.cache_dtype],
-        "rope": [getattr(text_config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling")],
-        "parallel": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size],
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+async def _weights(config: VllmConfig) -> str | None:
+    """Digest of the model's weights; ``None`` if there can be none, and then nothing is shared."""
+    try:
+        return await asyncio.to_thread(weights_digest, config.model_config, config.load_config)
+    except (UnknownWeightsError, OSError) as error:
+        logger.warning("chunks are not shared with other replicas: %s", error)
+        return None

@@ -22,6 +22,10 @@ class PoolTooSmallError(ValueError):
     """The configured memory holds no page at all."""
 
 
+class WrongPagesError(ValueError):
+    """Pages have another tag than they should, or a file another shape than the pool; nothing was moved."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolDescription:
     """What one worker's pool holds."""
@@ -112,6 +116,39 @@ class WorkerHalf:
                 self._page_tags[list(span.pages)] = span.tag
             self._count("save", started, len(tokens))
 
+    def read(self, pages: Sequence[int], tag: int, num_tokens: int) -> dict[str, Tensor]:
+        """KV of the segment in ``pages`` by layer, ``[num_tokens, heads, size]`` each, contiguous on the CPU.
+
+        Raises :class:`WrongPagesError`.
+        """
+        self._check_tags(pages, tag)
+        tensors = {
+            name: pool[list(pages)].flatten(0, 1)[:num_tokens].cpu().contiguous() for name, pool in self._pools()
+        }
+        self._check_tags(pages, tag)
+        return tensors
+
+    def write(self, pages: Sequence[int], tag: int, num_tokens: int, tensors: Mapping[str, Tensor]) -> None:
+        """Puts what :meth:`read` gave elsewhere into ``pages``, and tags them.
+
+        Raises :class:`WrongPagesError`, having written nothing, if they are not as this pool's are.
+        """
+        pools = dict(self._pools())
+        if tensors.keys() != pools.keys():
+            raise WrongPagesError(f"a file of {len(tensors)} tensors for a pool of {len(pools)}")
+        for name, tensor in tensors.items():
+            shape = (num_tokens, *pools[name].shape[2:])
+            if tensor.shape != shape or tensor.dtype != pools[name].dtype:
+                wanted = f"{pools[name].dtype} {list(shape)}"
+                raise WrongPagesError(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {wanted}")
+        self._page_tags[list(pages)] = -1
+        for name, tensor in tensors.items():
+            for page, part in zip(pages, torch.split(tensor, self.page_tokens), strict=True):
+                pools[name][page, : len(part)].copy_(part)
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+        self._page_tags[list(pages)] = tag
+
     def take_refused_blocks(self) -> set[int]:
         """Engine blocks whose load was refused since the last call."""
         refused, self._refused_blocks = self._refused_blocks, set()
@@ -126,14 +163,28 @@ class WorkerHalf:
 
     def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int) -> float:
         """Largest difference between the KV in two runs of pages, as a share of the layer's largest value."""
-        pools = (pool for layer in self.copier.layers for pool in (layer.key_pool, layer.value_pool))
         return max(
             _relative_difference(*(pool[list(pages)].flatten(0, 1)[:num_tokens] for pages in (pages_a, pages_b)))
-            for pool in pools
+            for _, pool in self._pools()
         )
+
+    @property
+    def _device(self) -> torch.device:
+        return self.copier.layers[0].key_pool.device
 
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
         self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self._token_bytes)
+
+    def _pools(self) -> list[tuple[str, Tensor]]:
+        """The pool of each layer's K and V, ``[pages, page_tokens, heads, size]``."""
+        layers = enumerate(self.copier.layers)
+        return [
+            pair for i, layer in layers for pair in ((f"{i}.key", layer.key_pool), (f"{i}.value", layer.value_pool))
+        ]
+
+    def _check_tags(self, pages: Sequence[int], tag: int) -> None:
+        if bool((self._page_tags[list(pages)] != tag).any()):
+            raise WrongPagesError(f"pages {list(pages)[:8]} don't have the tag {tag}")
 
     def _wrongly_tagged(self, spans: Sequence[Span]) -> set[int]:
         """Tags of the spans that have a page with another tag."""

@@ -4,6 +4,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -11,6 +12,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from engine_ext import ascend
 from engine_ext.connector import ChunkCacheConnector
 from engine_ext.layers import UnsupportedModelError, attention_layers
+from engine_ext.transfer_server import serve_transfers
 from engine_ext.worker import PoolDescription, PoolTooSmallError, WorkerHalf
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
@@ -27,6 +29,7 @@ class ChunkCacheWorkerExtension:
 
     if TYPE_CHECKING:
         model_runner: Any
+        rank: int
         vllm_config: VllmConfig
 
     def chunk_cache_prepare(self) -> dict[str, Any]:
@@ -55,6 +58,14 @@ class ChunkCacheWorkerExtension:
         layers = attention_layers(self.model_runner.get_model(), modules, half.kv_caches)
         with ascend.pool_memory(self.vllm_config):
             return half.prepare(layers, ascend.reshape_and_cache())
+
+    def chunk_cache_serve_transfers(self, folder: str) -> str | None:
+        """Serves :class:`~engine_ext.transfers.PoolTransfers`; its address, or ``None`` if ``folder`` is not here."""
+        if not Path(folder).is_dir():
+            return None
+        address = f"{folder}/{self.rank}"
+        serve_transfers(_worker_half(), address)
+        return address
 
     def chunk_cache_refused_tags(self, tags: Sequence[int]) -> list[int]:
         """Those of ``tags`` that this worker has refused to load."""

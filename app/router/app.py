@@ -63,6 +63,11 @@ def build_app(settings: RouterSettings) -> FastAPI:
             "decisions": [decision.to_dict() for decision in chooser.decisions],
         }
 
+    @app.get("/peer/{_:path}")
+    async def peer(_: str) -> Response:
+        """Replicas ask one another, and not through a router."""
+        return JSONResponse({"error": {"message": "only replicas have this"}}, HTTPStatus.NOT_FOUND)
+
     proxy = Proxy(chooser, client, metrics)
     everywhere = Everywhere(directory, client, proxy)
     app.mount("/", everywhere)

@@ -67,7 +67,7 @@ class SimulatedRegistry:
             return
         for key, holding in changes.items():
             if holding is not None:
-                self.all.commands += 2
+                self.all.commands += 3
                 self._claims[key][replica_id] = Claim(replica_id, holding)
                 continue
             self.all.commands += 1

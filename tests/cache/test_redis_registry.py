@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cache.redis_registry import BATCH, RedisRegistry
-from cache.registry import Claim, InProcessRegistry, RegistryError
+from cache.registry import FILL_S, Claim, Found, InProcessRegistry, RegistryError
 from tests.cache.registries import holding, key, replica
 
 
@@ -184,3 +184,30 @@ async def test_a_look_up_of_many_documents_is_one_round_trip(redis_registry, red
     ended = redis_server.client.info("stats")["total_reads_processed"]
     # One read for the look-up, one for the second question of this test.
     assert ended - started == 2
+
+
+async def test_who_says_first_that_it_computes_a_document_is_told_to_the_others(registry):
+    one, two = replica(1).id, replica(2).id
+    await registry.publish(two, {key(2): holding(20)})
+    assert await registry.begin_fills(one, [key(1), key(2)]) == [
+        Found([], one),
+        Found([Claim(two, holding(20))], one),
+    ]
+    assert await registry.begin_fills(two, [key(1), key(3)]) == [Found([], one), Found([], two)]
+    assert await registry.begin_fills(one, [key(1)]) == [Found([], one)]
+    await registry.publish(one, {key(1): holding(10)})
+    assert await registry.begin_fills(two, [key(1)]) == [Found([Claim(one, holding(10))], two)]
+    assert await registry.begin_fills(two, []) == []
+
+
+async def test_what_is_to_be_computed_expires(redis_registry, redis_server):
+    await redis_registry.begin_fills(replica(1).id, [key(1)])
+    (name,) = redis_server.client.keys("tessera:f:*")
+    assert 0 < redis_server.client.pttl(name) <= FILL_S * 1000
+
+
+async def test_a_full_redis_keeps_nobody_from_computing(redis_registry, redis_server):
+    await redis_registry.publish(replica(2).id, {key(1): holding(10)})
+    with redis_server.configured(maxmemory="1"):
+        found = await redis_registry.begin_fills(replica(1).id, [key(1), key(2)])
+    assert found == [Found([Claim(replica(2).id, holding(10))], replica(1).id), Found([], replica(1).id)]

@@ -17,14 +17,25 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from app.request_documents import wanted_documents
 from app.server_process import ServerProcess
+from cache.registry import Replica
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 from tests.redis_server import RedisServer
+from tests.serving import served
 
 ROUTE = ("app.cli", "route")
 LEASE_S = 2
+SECRET = "of these replicas alone"
+
+
+ASKED = {"question": "What?", "max_tokens": 4, "temperature": 0, "logprobs": True}
 
 
 class Router(ServerProcess):
@@ -59,11 +70,12 @@ class Cluster:
     def start_replica(self, name: str, *flags: str) -> TesseraServer:
         registry = ("--registry", self.redis.url, "--registry-lease", str(LEASE_S), "--replica-name", name)
         log = self.folder / f"{name}-{next(self._numbers)}.log"
-        return TesseraServer(log, str(self._model), "--dtype", "float32", *COMMON, *registry, *flags)
+        environment = {"TESSERA_PEER_SECRET": SECRET}
+        model = (str(self._model), "--dtype", "float32")
+        return TesseraServer(log, *model, *COMMON, *registry, *flags, environment=environment)
 
     def ask(self, *chunks: str, **fields: Any) -> dict[str, Any]:
-        body = {"chunks": chunks, "question": "What?", "max_tokens": 4, "temperature": 0, "logprobs": True, **fields}
-        response = self.router.client.post("/v1/rag/chat", json=body)
+        response = self.router.client.post("/v1/rag/chat", json={"chunks": chunks, **ASKED, **fields})
         assert response.status_code == 200, response.text
         return {**response.json(), "replica": response.headers["x-tessera-replica"]}
 
@@ -157,6 +169,67 @@ def test_an_id_is_known_to_whom_the_router_asks(cluster: Cluster, text: Callable
             "/v1/rag/chat", json={"chunks": [{"id": f"id-{number}"}], "question": "?", "max_tokens": 1}
         )
         assert answer.status_code == 200, answer.text
+
+
+def test_what_one_replica_has_the_other_fetches(cluster: Cluster, text: Callable[[int], str]) -> None:
+    chunks = [text(900), text(500)]
+    a, b = cluster.replicas["a"], cluster.replicas["b"]
+    first = a.chat(chunks=chunks, **ASKED)
+    time.sleep(0.5)
+    second = b.chat(chunks=chunks, **ASKED)
+    assert [(chunk["status"], chunk.get("origin")) for chunk in second["cache"]["chunks"]] == [("fetched", "a")] * 2
+    assert words(second) == words(first)
+    turned = [server.chat(chunks=chunks[::-1], **ASKED) for server in (a, b)]
+    assert [statuses(answer) for answer in turned] == [["hit"] * 2] * 2
+    assert words(turned[0]) == words(turned[1])
+    assert b.stats()["counters"]["fetches"]["fetched"] == 2
+
+
+def test_what_both_want_at_once_one_of_them_computes(cluster: Cluster, text: Callable[[int], str]) -> None:
+    chunks = [text(2000) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(lambda server: server.chat(chunks=chunks, **ASKED), cluster.replicas.values()))
+    assert Counter(statuses(both[0]) + statuses(both[1])) == {"fetched": 2, "filled": 2}
+    assert words(both[0]) == words(both[1])
+
+
+def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int], str]) -> None:
+    """It has the right fingerprint, and sends what it has: KV of another document, damaged, or none at all."""
+    asked: list[str] = []
+    a = cluster.replicas["a"]
+    (other,) = a.chat(chunks=[text(400)], **ASKED)["cache"]["chunks"]
+    me = next(each for each in cluster.router.cluster()["replicas"] if each["name"] == "a")
+    headers = {"authorization": f"Bearer {SECRET}", "x-tessera-fingerprint": me["fingerprint"]}
+    file = a.client.get(f"/peer/chunks/{other['key']}", params={"rank": 0}, headers=headers).content
+
+    async def answer(request: Request) -> Response:
+        asked.append(request.url.path)
+        damaged = bytearray(file)
+        damaged[-100] ^= 1
+        return Response([file, bytes(damaged), b"", file[: len(file) // 2]][len(asked) % 4])
+
+    with served(Starlette(routes=[Route("/peer/chunks/{key}", answer)])) as url:
+        for number in range(4):
+            document = text(400)
+            liar = Replica("ff" * 6, "liar", url, tuple(me["models"]), me["fingerprint"], load=1000)
+            cluster.redis.client.set("tessera:r:" + liar.id, json.dumps(liar.to_dict()), px=1500)
+            cluster.redis.client.sadd("tessera:replicas", liar.id)
+            wanted = wanted_documents("/v1/rag/chat", {"chunks": [document], "question": "?"})
+            for key in [each.key.digest for each in wanted]:
+                cluster.redis.client.hset(b"tessera:d:" + key, bytes.fromhex(liar.id), bytes(13))
+            answered = cluster.replicas["b"].chat(chunks=[document], **ASKED)
+            assert statuses(answered) == ["filled"], number
+            assert words(answered) == words(a.chat(chunks=[document], **ASKED, cache={"mode": "chunked"}))
+    assert len(asked) >= 4
+
+
+@pytest.mark.parametrize("secret", [None, "wrong"])
+def test_peers_without_the_secret_get_nothing(cluster: Cluster, secret: str | None) -> None:
+    headers = {"authorization": f"Bearer {secret}"} if secret else {}
+    for path in ("/peer/chunks/00", "/peer/chunks/" + "00" * 16):
+        answer = cluster.replicas["a"].client.get(path, params={"rank": 0}, headers=headers)
+        assert (answer.status_code, "secret" in answer.text) == (401, True)
+    assert cluster.router.client.get("/peer/chunks/00", params={"rank": 0}).status_code == 404
 
 
 def test_a_stream_is_as_the_replica_sends_it(cluster: Cluster, text: Callable[[int], str]) -> None:

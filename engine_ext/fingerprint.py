@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tells one engine's KV from another's, wherever its model's files lie."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import xxhash
+from huggingface_hub import snapshot_download
+from vllm.config import LoadConfig, ModelConfig, VllmConfig
+from vllm.platforms import current_platform
+
+from engine_ext.vllm_compat import vllm_version
+
+_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".py"})
+_FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "pt", "npcache", "mistral", "gguf"})
+
+
+_ABOUT_FILES = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
+
+
+class UnknownWeightsError(Exception):
+    """Nothing can be said of a model's weights; the message says why."""
+
+
+def engine_fingerprint(config: VllmConfig, weights: str | None) -> str:
+    """Digest of everything beside the tokens that decides their KV.
+
+    Without a digest of the ``weights`` (:func:`weights_digest`) the model goes by its name, which is enough for as long
+    as no KV leaves the process.
+    """
+    model, parallel = config.model_config, config.parallel_config
+    fields = model.hf_config.to_dict()
+    facts = {
+        "vllm": vllm_version(),
+        "device": current_platform.device_type,
+        "model": weights or [model.model, model.revision, model.code_revision],
+        "config": {name: value for name, value in fields.items() if name not in _ABOUT_FILES},
+        "dtype": [str(model.dtype), config.cache_config.cache_dtype, model.quantization],
+        "parallel": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def weights_digest(model: ModelConfig, load: LoadConfig) -> str:
+    """Digest of the contents of all files that weights, or the model's code or configuration, may come from.
+
+    It reads them whole. Raises :class:`UnknownWeightsError`.
+    """
+    if (form := str(load.load_format)) not in _FROM_FILES:
+        raise UnknownWeightsError(f"weights of --load-format {form} can't be identified")
+    folder = _folder(model)
+    digest = xxhash.xxh3_128()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file()):
+        with path.open("rb") as file:
+            contents = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        digest.update(f"{path.relative_to(folder).as_posix()}\n{contents}\n".encode())
+    return digest.hexdigest()
+
+
+def _folder(model: ModelConfig) -> Path:
+    path = Path(model.model)
+    if path.is_dir():
+        return path
+    try:
+        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+    except Exception as error:  # it has many, some of other libraries
+        raise UnknownWeightsError(f"no files of {model.model} on this machine: {error}") from error
