@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-fast check bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-fast check bench eval-demo train-demo clean
 
 BIN := .venv/bin
 
@@ -15,6 +15,10 @@ demo: setup ## serve the demo model and show it at work; flags in ARGS (--port P
 
 serve: setup ## serve MODEL (default: the demo model); more flags in ARGS
 	$(BIN)/tessera serve $(MODEL) $(ARGS)
+
+cluster: setup ## serve MODEL (default: the demo model) with two replicas behind a router; more flags in ARGS
+	@scripts/test_servers.sh
+	$(BIN)/tessera cluster $(MODEL) $(ARGS)
 
 test: setup ## run all tests
 	@scripts/test_servers.sh

@@ -17,15 +17,17 @@ _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-â€
        tessera eval [MODEL | --server URL] (--questions FILE | --demo) [options]
        tessera bench [WORKLOAD ...] [options] [any vllm serve flag]
        tessera route [--registry URL] [--host HOST] [--port PORT]
+       tessera cluster [MODEL] [--replicas N] [--port PORT] [any tessera serve flag]
        tessera --version
 
 commands:
-  serve   serve MODEL (a folder or a name vLLM knows) over HTTP, reusing document chunks' KV cache;
-          without MODEL, the small demo model
-  demo    serve the demo model and show in the terminal what happens to documents and questions
-  eval    measure accuracy and speed on questions, with full attention and with chunks reused
-  bench   measure speed beside stock vLLM, both on the same model and requests
-  route   one address for many replicas that serve with --registry
+  serve     serve MODEL (a folder or a name vLLM knows) over HTTP, reusing document chunks' KV cache;
+            without MODEL, the small demo model
+  demo      serve the demo model and show in the terminal what happens to documents and questions
+  eval      measure accuracy and speed on questions, with full attention and with chunks reused
+  bench     measure speed beside stock vLLM, both on the same model and requests
+  route     one address for many replicas that serve with --registry
+  cluster   Redis, replicas and a router on this machine
 
 tessera serve --help shows the flags, tessera serve --help=all vLLM's as well."""
 
@@ -108,7 +110,9 @@ def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     if not first["loc"]:
         return " ".join(first["msg"].split())
-    return f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (got {first['input']!r})"
+    name = str(first["loc"][0])
+    given = "" if "secret" in name else f" (got {first['input']!r})"
+    return f"--{name.replace('_', '-')}: {first['msg']}{given}"
 
 
 def _first_line(error: Exception) -> str:
@@ -146,12 +150,19 @@ def _route(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _cluster(arguments: list[str]) -> int:
+    from app.cluster import main
+
+    return main(arguments)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "demo": _demo,
     "eval": _eval,
     "bench": _bench,
     "route": _route,
+    "cluster": _cluster,
 }
 
 

@@ -26,7 +26,7 @@ class UnknownSettingError(ValueError):
 class Settings(BaseSettings):
     """Unknown keys are errors. Every field is also a flag of ``tessera serve``."""
 
-    model_config = SettingsConfigDict(env_prefix="TESSERA_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="TESSERA_", env_ignore_empty=True, extra="forbid", frozen=True)
 
     chunk_cache: bool = Field(True, description="reuse chunk KV; off: every request runs in full attention")
     chunk_cache_memory: ByteSize = Field(

@@ -11,14 +11,10 @@ import argparse
 import asyncio
 import json
 import random
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.progress import say
-from app.server_process import free_port
+from app.redis_process import NoRedisError, local_redis
 from cache.redis_registry import RedisRegistry
 from cache.registry import DocumentKey, Holding, Replica, Tier
 
@@ -48,36 +44,6 @@ _OURS = ("info", "config|resetstat", "dbsize", "flushdb")
 
 class MeasurementError(Exception):
     """There is nothing to measure; the message says why."""
-
-
-@contextmanager
-def redis_server() -> Iterator[str]:
-    """The URL of a server that lives as long as the context, and keeps nothing on disk."""
-    binary = shutil.which("redis-server") or shutil.which("valkey-server")
-    if binary is None:
-        raise MeasurementError("neither redis-server nor valkey-server is installed")
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        flags = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
-        process = subprocess.Popen([binary, *flags], stdout=subprocess.DEVNULL)
-        try:
-            _wait_ready(Redis(port=port), process)
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _wait_ready(client: Redis, process: "subprocess.Popen[bytes]") -> None:
-    for _ in range(500):
-        try:
-            client.ping()
-            return
-        except RedisError:
-            if process.poll() is not None:
-                raise MeasurementError("redis-server ended at once") from None
-            time.sleep(0.02)
-    raise MeasurementError("redis-server did not answer within 10 s")
 
 
 async def measure(url: str, pairs: int) -> dict[str, Any]:
@@ -204,9 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.url:
             result = asyncio.run(measure(args.url, args.pairs))
         else:
-            with redis_server() as url:
+            with local_redis() as url:
                 result = asyncio.run(measure(url, args.pairs))
-    except (MeasurementError, RedisError) as error:
+    except (MeasurementError, NoRedisError, RedisError) as error:
         say(str(error))
         return 1
     console = Console()

@@ -10,7 +10,6 @@ the start. Every answer is compared with that of the one replica: same tokens, l
 import argparse
 import json
 import random
-import shutil
 import sys
 import tempfile
 import time
@@ -28,8 +27,8 @@ from rich.progress import track
 
 from app.progress import say
 from app.random_model import build_preset
+from app.redis_process import NoRedisError, local_redis
 from app.server_process import ServerProcess
-from benchmarks.router_overhead import redis_server
 from benchmarks.texts import Texts
 
 AGAINST_ROUND_ROBIN_AT_LEAST: Final = 1.5
@@ -76,11 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=0.25, help="of the documents in a pool (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
-    if shutil.which("redis-server") is None:
-        say("redis-server is not installed")
-        return 2
     trace = make_trace(args.topics, args.requests, args.skew, args.seed)
-    answers = run(trace, int(args.share * trace.pages))
+    try:
+        answers = run(trace, int(args.share * trace.pages))
+    except NoRedisError as error:
+        say(str(error))
+        return 2
     wanted = DOCUMENTS_OF_TOPIC * args.requests
     rates = {name: sum(answer.hits for answer in each) / wanted for name, each in answers.items()}
     for name, rate in rates.items():
@@ -128,7 +128,7 @@ def _replicas(number: int, pages: int) -> Iterator[tuple[list[ServerProcess], Se
     pool = ("--chunk-cache-memory", str(size), "--chunk-cache-page-tokens", str(PAGE_TOKENS))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        redis = ("--registry", stack.enter_context(redis_server(folder)))
+        redis = ("--registry", stack.enter_context(local_redis()))
         replicas = [ServerProcess(folder / f"{i}.log", model, *_FLAGS, *pool, *redis) for i in range(number)]
         router = ServerProcess(folder / "router.log", *redis, serve=_ROUTE)
         for process in (*replicas, router):

@@ -13,8 +13,6 @@ import contextlib
 import json
 import multiprocessing
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +29,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from app.progress import say
+from app.redis_process import NoRedisError, local_redis
 from app.request_documents import wanted_documents
 from app.server_process import ServerProcess, free_port
 from benchmarks.statistics import median, p95
@@ -51,15 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=50, help="at once (default: 50)")
     parser.add_argument("--seconds", type=float, default=30, help="of measuring (default: 30)")
     args = parser.parse_args(arguments)
-    if shutil.which("redis-server") is None:
-        say("redis-server is not installed")
+    try:
+        with tempfile.TemporaryDirectory() as folder, local_redis() as redis, _stand_in() as url:
+            router = ServerProcess(Path(folder) / "router.log", "--registry", redis, serve=("app.cli", "route"))
+            try:
+                times = asyncio.run(_measure(redis, url, router, args.streams, args.seconds))
+            finally:
+                router.stop()
+    except NoRedisError as error:
+        say(str(error))
         return 2
-    with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder)) as redis, _stand_in() as url:
-        router = ServerProcess(Path(folder) / "router.log", "--registry", redis, serve=("app.cli", "route"))
-        try:
-            times = asyncio.run(_measure(redis, url, router, args.streams, args.seconds))
-        finally:
-            router.stop()
     added = median(times["routed"]) - median(times["direct"])
     for name, seconds in times.items():
         say(f"{name}: median {median(seconds) * 1e3:.1f} ms, p95 {p95(seconds) * 1e3:.1f} ms of {len(seconds)} streams")
@@ -114,18 +114,6 @@ async def _time_to_first_token(session: aiohttp.ClientSession, url: str, body: d
         seconds = time.perf_counter() - started
         await response.read()
     return seconds
-
-
-@contextlib.contextmanager
-def redis_server(folder: Path) -> Iterator[str]:
-    """The URL of a Redis of one's own, which is empty."""
-    port = free_port()
-    command = ["redis-server", "--port", str(port), "--save", "", "--dir", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            process.terminate()
 
 
 @contextlib.contextmanager

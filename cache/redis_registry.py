@@ -39,6 +39,7 @@ class RedisRegistry:
         self._timeout_s = timeout_s
         self._lease_ms = int(lease_s * 1000)
         self._prefix = prefix.encode()
+        self._ids: tuple[str, ...] = ()
         self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=timeout_s)
 
     async def close(self) -> None:
@@ -61,21 +62,25 @@ class RedisRegistry:
             await pipe.execute()
 
     async def replicas(self) -> list[Replica]:
-        async with self._round_trip() as pipe:
-            pipe.smembers(self._replicas)
-            (members,) = await pipe.execute()
-        ids = sorted(member.decode(errors="replace") for member in members)
-        if not ids:
-            return []
-        async with self._round_trip() as pipe:
-            pipe.mget([self._heartbeat(id) for id in ids])
-            (values,) = await pipe.execute()
-        if gone := [id for id, value in zip(ids, values, strict=True) if value is None]:
+        members, heartbeats = await self._heartbeats_of(self._ids)
+        if members != set(self._ids):  # they have changed since the last call
+            self._ids = tuple(sorted(members))
+            _, heartbeats = await self._heartbeats_of(self._ids)
+        if gone := [id for id, value in heartbeats.items() if value is None]:
             async with self._round_trip() as pipe:
                 pipe.srem(self._replicas, *gone)
                 await pipe.execute()
-        found = [self._replica(id, value) for id, value in zip(ids, values, strict=True) if value is not None]
+        found = [self._replica(id, value) for id, value in heartbeats.items() if value is not None]
         return sorted((replica for replica in found if replica is not None), key=lambda replica: replica.name)
+
+    async def _heartbeats_of(self, ids: tuple[str, ...]) -> tuple[set[str], dict[str, bytes | None]]:
+        """All members of the set of replicas, and the heartbeats of ``ids``. One round trip."""
+        async with self._round_trip() as pipe:
+            pipe.smembers(self._replicas)
+            if ids:
+                pipe.mget([self._heartbeat(id) for id in ids])
+            members, *values = await pipe.execute()
+        return {id.decode(errors="replace") for id in members}, dict(zip(ids, *(values or [()]), strict=True))
 
     async def publish(self, replica_id: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
         field, items = bytes.fromhex(replica_id), list(changes.items())

@@ -9,9 +9,10 @@ anybody holds one. Homes are found by rendezvous hashing (Thaler and Ravishankar
 hit rates", 1998).
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
@@ -47,8 +48,7 @@ class Candidate:
     load: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(NamedTuple):
     """A candidate with what it holds of the request's documents, in tokens, and its price, also in tokens."""
 
     candidate: Candidate
@@ -58,31 +58,44 @@ class Ranked:
 
 def rank(documents: Iterable[Wanted], candidates: Sequence[Candidate]) -> list[Ranked]:
     """The candidates, the cheapest first; deterministic, whatever their order."""
-    least = min((candidate.load for candidate in candidates), default=0)
-    prices = {candidate.id: float(LOAD_TOKENS * (candidate.load - least)) for candidate in candidates}
-    held = dict.fromkeys(prices, 0)
-    required = dict.fromkeys(prices, 0)
+    by_id = {candidate.id: candidate for candidate in candidates}
+    names = [candidate.name.encode() for candidate in candidates]
     distinct = {document.key: document for document in documents}
+    # Most candidates hold nothing: they pay for all, and only the others are told apart.
+    total, num_required = 0, 0
+    held, lacking = Counter[str](), Counter[str]()
+    saved: defaultdict[str, float] = defaultdict(float)
     for document in distinct.values():
-        holders = {claim.replica: claim.holding for claim in document.claims if claim.replica in prices}
+        holders = {claim.replica: claim.holding for claim in document.claims if claim.replica in by_id}
         tokens = max((holding.tokens for holding in holders.values()), default=document.tokens)
-        home = None if holders else home_of(document.key.digest, candidates)
-        for id in prices:
-            if (holding := holders.get(id)) is not None:
-                held[id] += holding.tokens
-                prices[id] += TIER_COST[holding.tier] * tokens
-            else:
-                prices[id] += tokens * (1 - HOME_DISCOUNT if home is not None and id == home.id else 1)
-                required[id] += document.is_required
-    ranked = [Ranked(candidate, held[candidate.id], prices[candidate.id]) for candidate in candidates]
-    tie = b"".join(sorted(key.digest for key in distinct))
-    return sorted(ranked, key=lambda each: (required[each.candidate.id], each.price, -_weight(tie, each.candidate)))
+        total += tokens
+        num_required += document.is_required
+        for id, holding in holders.items():
+            held[id] += holding.tokens
+            saved[id] += (1 - TIER_COST[holding.tier]) * tokens
+            lacking[id] -= document.is_required
+        if not holders and candidates:
+            saved[candidates[_home(document.key.digest, names)].id] += HOME_DISCOUNT * tokens
+    least = min((candidate.load for candidate in candidates), default=0)
+    prices = {id: total - saved.get(id, 0) + LOAD_TOKENS * (each.load - least) for id, each in by_id.items()}
+    weights = _weights(b"".join(sorted(key.digest for key in distinct)), names)
+    order = [
+        (num_required + lacking[candidate.id], prices[candidate.id], -weight, candidate.id)
+        for candidate, weight in zip(candidates, weights, strict=True)
+    ]
+    return [Ranked(by_id[id], held[id], price) for _, price, _, id in sorted(order)]
 
 
 def home_of(digest: bytes, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The candidate whose name, hashed with ``digest``, is greatest: few digests move when one comes or goes."""
-    return max(candidates, key=lambda candidate: (_weight(digest, candidate), candidate.name), default=None)
+    """Whoever a document goes to that nobody holds; ``None`` without candidates."""
+    names = [candidate.name.encode() for candidate in candidates]
+    return candidates[_home(digest, names)] if candidates else None
 
 
-def _weight(digest: bytes, candidate: Candidate) -> int:
-    return xxhash.xxh3_64_intdigest(digest + candidate.name.encode())
+def _home(digest: bytes, names: Sequence[bytes]) -> int:
+    """Index of the name that, hashed with ``digest``, is greatest: few digests move when one comes or goes."""
+    return max(zip(_weights(digest, names), names, range(len(names)), strict=True))[2]
+
+
+def _weights(digest: bytes, names: Iterable[bytes]) -> list[int]:
+    return [xxhash.xxh3_64_intdigest(digest + name) for name in names]

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `tessera serve` of the evaluation's own."""
 
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.progress import progress
-from app.server_process import ServerProcess, last_words
+from app.server_process import ServerProcess, ended_by_signals, last_words
 from evaluation.client import TEMPLATE_ADVICE, SetupError
 
 
 @contextmanager
 def started_server(model: str, arguments: Sequence[str], log: Path, port: int | None = None) -> Iterator[ServerProcess]:
     """A server of ``model`` that runs as long as the block; raises :class:`SetupError` if it won't start."""
-    with _ended_by_signals():
+    with ended_by_signals():
         server = ServerProcess(log, model, *arguments, port=port)
         try:
             with progress(f"starting tessera serve {model}"):
@@ -34,18 +33,3 @@ def _wait_ready(server: ServerProcess, log: Path) -> None:
         advice = f" ({TEMPLATE_ADVICE})" if "chat template" in str(error) else ""
         words = last_words(log).removeprefix("tessera: ")
         raise SetupError(f"the server didn't start: {words}{advice}; all it said is in {log}") from error
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does: the server has a session of its own, and would live on."""
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

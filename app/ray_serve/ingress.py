@@ -20,7 +20,7 @@ from app.ray_serve.exchange import RequestHead, head_of, wished_replica
 from app.ray_serve.lookup import Lookup
 from app.ray_serve.options import Options
 from app.ray_serve.request_router import Hint
-from app.router.everywhere import _concerns_all, _merged
+from app.router.everywhere import concerns_all, merged
 from app.router.proxy import MOST_ATTEMPTS, read_body, unavailable
 from cache.redis_registry import RedisRegistry
 
@@ -48,7 +48,7 @@ class Ingress:
             return
         head = head_of(scope)
         try:
-            answer = await (self._of_all(head, body) if _concerns_all({**head}) else self._of_one(head, body))
+            answer = await (self._of_all(head, body) if concerns_all({**head}) else self._of_one(head, body))
         except _REFUSED as error:
             answer = unavailable(error.message)
         await answer(scope, receive, send)
@@ -81,7 +81,7 @@ class Ingress:
                 raise answer
             name, status, said = answer
             by_name[name] = (status, said)
-        return _merged(by_name) if by_name else unavailable("no replica can be reached")
+        return merged(by_name) if by_name else unavailable("no replica can be reached")
 
     async def __del__(self) -> None:
         """Serve calls this when it stops a replica."""

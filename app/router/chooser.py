@@ -2,13 +2,14 @@
 """Chooses replicas for one request after the other, the best first."""
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from app.request_documents import parse_body, wanted_documents
 from app.router.directory import Directory
+from app.router.in_flight import InFlight
 from app.router.metrics import RouterMetrics
 from cache.registry import Replica
 from cache.routing import Candidate, Wanted, rank
@@ -16,8 +17,6 @@ from cache.routing import Candidate, Wanted, rank
 MOST_ASKED = 64
 """Documents of one request whose holders are looked up; those of a large ingestion are alike enough."""
 MOST_DECISIONS = 100
-_PEAK_S = 1.5
-"""Half of how long peaks are remembered: a heartbeat a second, read once a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +34,6 @@ class Decision:
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
-
-
-class InFlight:
-    """This router's unfinished requests by the replica's URL, and how many there were of late."""
-
-    def __init__(self) -> None:
-        self._now: Counter[str] = Counter()
-        self._peaks: list[Counter[str]] = [Counter(), Counter()]
-        self._rotate_at = 0.0
-
-    def __getitem__(self, url: str) -> int:
-        return self._now[url]
-
-    def add(self, url: str, change: int) -> None:
-        """A request more, or less."""
-        self._now[url] += change
-        self._rotate()
-        self._peaks[0][url] = max(self._peaks[0][url], self._now[url])
-
-    def recent_peak(self, url: str) -> int:
-        """The most in the last seconds: at least as many as a heartbeat of that time can have counted."""
-        self._rotate()
-        return max(self._now[url], *(peak[url] for peak in self._peaks))
-
-    def _rotate(self) -> None:
-        if (now := time.monotonic()) >= self._rotate_at:
-            self._peaks = [Counter(self._now), self._peaks[0]]
-            self._rotate_at = now + _PEAK_S
 
 
 class Chooser:
@@ -85,7 +56,7 @@ class Chooser:
         wanted = wanted_documents(path, parsed, self._separator)[:MOST_ASKED] if parsed else []
         claims = await self.directory.claims([document.key for document in wanted]) if len(replicas) > 1 else []
         documents = [replace(each, claims=found) for each, found in zip(wanted, claims, strict=False)]
-        candidates = [Candidate(each.id, each.name, self._load(each)) for each in replicas]
+        candidates = [Candidate(each.id, each.name, self.in_flight.load(each.url, each.load)) for each in replicas]
         ranked = rank(documents, candidates)
         seconds = time.perf_counter() - started
         self._metrics.decision_seconds.observe(seconds)
@@ -93,11 +64,6 @@ class Chooser:
             self._note(path, documents, ranked[0].candidate.name, ranked[0].held_tokens, seconds)
         by_id = {replica.id: replica for replica in replicas}
         return [by_id[each.candidate.id] for each in ranked]
-
-    def _load(self, replica: Replica) -> int:
-        """Its own requests the router knows at once; of what the heartbeat counts beyond those, others have sent."""
-        others = max(0, replica.load - self.in_flight.recent_peak(replica.url))
-        return others + self.in_flight[replica.url]
 
     def _note(self, path: str, documents: Sequence[Wanted], name: str, held: int, seconds: float) -> None:
         tokens = sum(

@@ -25,7 +25,7 @@ class Everywhere:
         self._proxy = proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not _concerns_all(scope):
+        if not concerns_all(scope):
             return await self._proxy(scope, receive, send)
         body = await read_body(receive)
         if body is None:
@@ -35,7 +35,7 @@ class Everywhere:
             return await unavailable("no replica can be reached")(scope, receive, send)
         answers = await asyncio.gather(*(self._ask(replica, scope, body) for replica in replicas))
         by_name = {replica.name: answer for replica, answer in zip(replicas, answers, strict=True)}
-        return await _merged(by_name)(scope, receive, send)
+        return await merged(by_name)(scope, receive, send)
 
     async def _ask(self, replica: Replica, scope: Scope, body: bytes) -> tuple[int, Any]:
         url = httpx.URL(replica.url).copy_with(raw_path=raw_path(scope))
@@ -50,14 +50,15 @@ class Everywhere:
             return HTTPStatus.BAD_GATEWAY, {"error": {"message": f"{type(error).__name__}: {error}"}}
 
 
-def _concerns_all(scope: Scope) -> bool:
+def concerns_all(scope: Scope) -> bool:
+    """Whether a request is for every replica: it clears or deletes, and names none."""
     if any(name == REPLICA_HEADER for name, _ in scope["headers"]):
         return False
     method, path = scope["method"], scope["path"]
     return (method, path) == ("POST", "/v1/cache/clear") or (method == "DELETE" and path.startswith("/v1/rag/chunks/"))
 
 
-def _merged(answers: dict[str, tuple[int, Any]]) -> JSONResponse:
+def merged(answers: dict[str, tuple[int, Any]]) -> JSONResponse:
     """Success if it was one anywhere and an error nowhere else than for want of the chunk; then what each one said."""
     statuses = {status for status, _ in answers.values()}
     relevant = (statuses - {HTTPStatus.NOT_FOUND}) or statuses

@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 class RouterSettings(BaseSettings):
     """Every field is also a flag of ``tessera route``. The registry's are those of ``tessera serve``."""
 
-    model_config = SettingsConfigDict(env_prefix="TESSERA_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="TESSERA_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")

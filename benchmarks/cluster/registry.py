@@ -41,6 +41,7 @@ class SimulatedRegistry:
         self.all, self.lookups = Traffic(), Traffic()
         self._clock, self._takes_claims = clock, takes_claims
         self._leases: dict[str, tuple[float, Replica]] = {}
+        self._ids: dict[object, frozenset[str]] = {}
         self._claims: defaultdict[DocumentKey, dict[str, Claim]] = defaultdict(dict)
 
     def forget_traffic(self) -> tuple[Traffic, Traffic]:
@@ -53,13 +54,16 @@ class SimulatedRegistry:
         self.all.add(3 + TRANSACTION)
         self._leases[replica.id] = (self._clock.now + LEASE_S, replica)
 
-    def replicas(self) -> list[Replica]:
-        self.all.add(2, 2)
+    def replicas(self, asker: object = None) -> list[Replica]:
+        self.all.add(2)
         gone = [id for id, (until, _) in self._leases.items() if until < self._clock.now]
         for id in gone:
             del self._leases[id]
         if gone:
             self.all.add(1)
+        if (ids := frozenset(self._leases)) != self._ids.get(asker):  # who asks has to ask again for the heartbeats
+            self._ids[asker] = ids
+            self.all.add(2)
         return sorted((replica for _, replica in self._leases.values()), key=lambda replica: replica.name)
 
     def publish(self, replica_id: str, changes: Mapping[DocumentKey, Holding | None]) -> None:

@@ -7,10 +7,10 @@ while the registry is lost; ``hashing`` sends each set of documents to one repli
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, get_args
 
+from app.router.in_flight import InFlight
 from benchmarks.cluster.clock import Clock
 from benchmarks.cluster.registry import SimulatedRegistry
 from benchmarks.cluster.replica import Request
@@ -22,8 +22,8 @@ from cache.routing import Candidate, Wanted, home_of, rank
 PolicyName = Literal["rank", "rank alone", "hashing", "least load", "round robin"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
-REFRESH_S, PEAK_S = 1.0, 1.5
-"""How often a router asks who is there, and how long it remembers its peaks at least; as app/router has them."""
+REFRESH_S = 1.0
+"""How often a router asks who is there; as app/router/directory.py has it."""
 
 
 class Policy(Protocol):
@@ -87,28 +87,6 @@ def make_policy(name: PolicyName, registry: SimulatedRegistry, rng: random.Rando
             return by_turns(rng)
 
 
-class InFlight:
-    """A router's own unfinished requests by replica, and how many there were of late. As in app/router/chooser.py."""
-
-    def __init__(self) -> None:
-        self.now: Counter[str] = Counter()
-        self._peaks: list[Counter[str]] = [Counter(), Counter()]
-
-    def add(self, id: str, change: int) -> None:
-        """A request more, or less."""
-        self.now[id] += change
-        self._peaks[0][id] = max(self._peaks[0][id], self.now[id])
-
-    def rotate(self) -> None:
-        """Forgets what is older than the last call but one."""
-        self._peaks = [Counter(self.now), self._peaks[0]]
-
-    def load(self, id: str, heartbeat: int) -> int:
-        """A replica's load: its own, and what a heartbeat counts beyond the most that it can have seen of them."""
-        peak = max(self.now[id], self._peaks[0][id], self._peaks[1][id])
-        return max(heartbeat - peak, 0) + self.now[id]
-
-
 class Router:
     """Sends requests, and sends again what a replica leaves unfinished.
 
@@ -119,7 +97,7 @@ class Router:
         self, clock: Clock, registry: SimulatedRegistry, policy: Policy, deliver: Callable[[str, Request], bool]
     ) -> None:
         self._clock, self._registry, self._policy, self._deliver = clock, registry, policy, deliver
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(lambda: clock.now)
         self._heartbeats: dict[str, Replica] = {}
         self._candidates: dict[str, Candidate] = {}
         self._gone: set[str] = set()
@@ -129,7 +107,6 @@ class Router:
         """Asks who is there now, after a share ``phase`` of the interval, and then once in each while ``goes_on``."""
         self._refresh()
         self._repeat(self._refresh, REFRESH_S, phase * REFRESH_S, goes_on)
-        self._repeat(self._rotate, PEAK_S, phase * PEAK_S, goes_on)
 
     def send(self, request: Request) -> None:
         """To the replica that the policy chooses; if nobody is known, later."""
@@ -153,12 +130,8 @@ class Router:
         self._candidates.pop(id, None)
 
     def _refresh(self) -> None:
-        self._heartbeats = {each.id: each for each in self._registry.replicas() if each.id not in self._gone}
+        self._heartbeats = {each.id: each for each in self._registry.replicas(self) if each.id not in self._gone}
         self._candidates = {id: self._candidate(id) for id in self._heartbeats}
-
-    def _rotate(self) -> None:
-        self._in_flight.rotate()
-        self._candidates = {id: self._candidate(id) for id in self._candidates}
 
     def _candidate(self, id: str) -> Candidate:
         heartbeat = self._heartbeats[id]

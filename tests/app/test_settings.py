@@ -80,7 +80,7 @@ def test_memory_takes_units(text, size, monkeypatch):
         ("chunk-cache-page-tokens", "many"),
         ("chunk-cache-hash", "md5"),
         ("chunk-position-strategy", "random"),
-        ("chunk-separator", ""),
+        ("peer-wait", "-1"),
         ("log-format", "xml"),
     ],
 )
@@ -94,6 +94,19 @@ def test_bad_values_are_named(flag, value, monkeypatch):
     for raised in (by_flag, by_environment):
         (error,) = raised.value.errors()
         assert (error["loc"], error["input"]) == ((name,), value)
+
+
+def test_an_empty_variable_counts_as_none_and_an_empty_flag_does_not(monkeypatch):
+    monkeypatch.setenv("TESSERA_CHUNK_SEPARATOR", "")
+    assert load().chunk_separator is None
+    with pytest.raises(ValidationError, match="chunk_separator"):
+        load("--chunk-separator", "")
+
+
+def test_a_secret_is_not_shown(monkeypatch):
+    monkeypatch.setenv("TESSERA_PEER_SECRET", "sixteen letters or more")
+    assert load().peer_secret.get_secret_value() == "sixteen letters or more"
+    assert "sixteen" not in repr(load()) + str(load().model_dump())
 
 
 def test_unknown_variables_are_errors_that_list_the_known(monkeypatch):

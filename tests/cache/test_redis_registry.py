@@ -211,3 +211,30 @@ async def test_a_full_redis_keeps_nobody_from_computing(redis_registry, redis_se
     with redis_server.configured(maxmemory="1"):
         found = await redis_registry.begin_fills(replica(1).id, [key(1), key(2)])
     assert found == [Found([Claim(replica(2).id, holding(10))], replica(1).id), Found([], replica(1).id)]
+
+
+async def test_who_is_there_is_one_round_trip_unless_it_has_changed(redis_registry, redis_server):
+    async def commands():
+        redis_server.client.config_resetstat()
+        found = await redis_registry.replicas()
+        stats = redis_server.client.info("commandstats")
+        return len(found), stats["cmdstat_smembers"]["calls"]
+
+    assert await commands() == (0, 1)
+    await redis_registry.beat(replica(1))
+    assert await commands() == (1, 2)
+    assert await commands() == (1, 1)
+    await redis_registry.beat(replica(2))
+    assert await commands() == (2, 2)
+    await redis_registry.leave(replica(1).id)
+    assert await commands() == (1, 2)
+    assert await commands() == (1, 1)
+
+
+async def test_who_joins_while_others_are_asked_for_stays(redis_registry, redis_server):
+    newcomer = RedisRegistry(redis_server.url, timeout_s=0.5)
+    await asyncio.gather(
+        *(redis_registry.replicas() for _ in range(20)), *(newcomer.beat(replica(n)) for n in range(9))
+    )
+    assert len(await redis_registry.replicas()) == 9
+    await newcomer.close()

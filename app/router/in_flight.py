@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a router knows of the replicas' loads."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+_PEAK_S = 1.5
+"""Half of how long peaks are remembered: a heartbeat a second, read once a second."""
+
+
+class InFlight:
+    """This router's unfinished requests by replica, and how many there were of late."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._now: Counter[str] = Counter()
+        self._peaks: list[Counter[str]] = [Counter(), Counter()]
+        self._rotate_at = clock()
+
+    def __getitem__(self, replica: str) -> int:
+        return self._now[replica]
+
+    def add(self, replica: str, change: int) -> None:
+        """A request more, or less."""
+        self._now[replica] += change
+        self._rotate()
+        self._peaks[0][replica] = max(self._peaks[0][replica], self._now[replica])
+
+    def load(self, replica: str, heartbeat: int) -> int:
+        """A replica's load, given what it said last: beyond what that can have counted of ours, others have sent."""
+        self._rotate()
+        peak = max(self._now[replica], *(peaks[replica] for peaks in self._peaks))
+        return max(0, heartbeat - peak) + self._now[replica]
+
+    def _rotate(self) -> None:
+        if (now := self._clock()) >= self._rotate_at:
+            self._peaks = [Counter(self._now), self._peaks[0]]
+            self._rotate_at = now + _PEAK_S

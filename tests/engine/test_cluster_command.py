@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tessera cluster`: the processes of docker/compose.yaml on this machine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from app.server_process import ROOT, free_port, group_members
+from tests.engine.conftest import COMMON
+from tests.redis_server import RedisServer
+
+
+def test_it_serves_and_ends_altogether_when_a_part_ends(
+    model_path: Callable[[str], Path], tmp_path: Path, redis_server: RedisServer
+) -> None:
+    port, said = free_port(), tmp_path / "said.txt"
+    model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
+    command = [sys.executable, "-m", "app.cli", "cluster", *model, "--port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TESSERA_HOME": str(tmp_path)}
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        wait_until(lambda: "Try:" in said.read_text() or process.poll() is not None, seconds=300)
+        assert process.poll() is None, said.read_text()
+        url = f"http://127.0.0.1:{port}"
+        replicas = httpx.get(f"{url}/v1/cluster").json()["replicas"]
+        assert [replica["name"] for replica in replicas] == ["replica-1", "replica-2"]
+        assert replicas[0]["fingerprint"] == replicas[1]["fingerprint"] != ""
+        answer = httpx.post(f"{url}/v1/rag/chat", json={"chunks": ["a"], "question": "?", "max_tokens": 1}, timeout=60)
+        assert answer.json()["cache"]["mode"] == "chunked"
+        pids = {
+            name: pid_at(int(re.search(rf"{name} at http://127.0.0.1:(\d+)", said.read_text())[1]))
+            for name in ("replica-1", "replica-2", "router")
+        }
+        os.kill(pids["replica-2"], signal.SIGTERM)
+        assert process.wait(90) == 1
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(90)
+    assert f"replica-2 has ended with 0; what it said is in {tmp_path}/cluster/replica-2.log" in said.read_text()
+    assert [pid for pid in pids.values() if group_members(pid)] == []
+
+
+def test_what_is_wrong_with_a_replica_is_said(tmp_path: Path, redis_server: RedisServer) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TESSERA_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "app.cli", "cluster", "--replicas", "1", "--no-such-flag", "--port", "0"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 2
+    assert "replica-1 didn't start" in ended.stderr
+    assert "--no-such-flag" in ended.stderr
+
+
+def pid_at(port: int) -> int:
+    """Whoever was started to listen on a port."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"app.cli" in words and str(port).encode() in words:
+            return int(folder.name)
+    raise AssertionError(f"nobody listens on {port}")
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
