@@ -21,6 +21,7 @@ from app.server_process import ROOT, ServerProcess, ended_by_signals, free_port,
 
 ALERTS: Final = ROOT / "docs" / "alerts.yml"
 _ROUTE = ("app.cli", "route")
+_JOIN_S = 30
 _CURL = """\
 curl -s {url}/v1/rag/chat -H 'content-type: application/json' -d '{{
     "chunks": ["The access code of Falcon is 7342."], "question": "What is the access code of Falcon?"}}'"""
@@ -84,6 +85,7 @@ def _start(args: argparse.Namespace, flags: list[str], stack: ExitStack) -> dict
     with progress(f"starting {args.replicas} replicas and a router; logs are in {folder}"):
         for name, part in parts.items():
             _wait_ready(name, part)
+        _wait_for_all(parts["router"], args.replicas)
     _start_prometheus(folder, parts, stack)
     return parts
 
@@ -94,6 +96,14 @@ def _wait_ready(name: str, part: ServerProcess) -> None:
     except (RuntimeError, TimeoutError) as error:
         words = last_words(part.log).removeprefix("tessera: ")
         raise ClusterError(f"{name} didn't start: {words}; all it said is in {part.log}") from error
+
+
+def _wait_for_all(router: ServerProcess, replicas: int) -> None:
+    deadline = time.monotonic() + _JOIN_S
+    while len(router.client.get("/v1/cluster").json()["replicas"]) < replicas:
+        if time.monotonic() > deadline:
+            raise ClusterError(f"the router does not see all replicas; what it said is in {router.log}")
+        time.sleep(0.1)
 
 
 def _stop(part: ServerProcess) -> None:
