@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs the servers that tests start by themselves, where this machine lacks them and it can be done without asking.
+# Installs what tests start by themselves, where it is missing and that can be done without asking.
 set -uo pipefail
 
 as_root=()
@@ -12,6 +12,12 @@ install() {
     "${as_root[@]}" apt-get update -qq &&
         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$1" >/dev/null
 }
+
+# Ray serves an application of ours; its tests are skipped without it.
+if [ -x .venv/bin/python ] && ! .venv/bin/python -c 'import ray.serve' 2>/dev/null; then
+    echo "installing Ray for the tests"
+    .venv/bin/python -m pip install -q -e '.[ray]' || echo "Ray can't be installed: its tests will be skipped"
+fi
 
 if ! command -v redis-server >/dev/null && ! command -v valkey-server >/dev/null; then
     install redis-server || echo "redis-server is not installed: the tests of the registry in Redis will be skipped"
