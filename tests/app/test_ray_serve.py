@@ -97,7 +97,7 @@ async def test_a_queue_may_outweigh_a_document(router):
     replicas = [FakeReplica(name) for name in "ab"]
     for replica in replicas:
         router.on_new_queue_len_info(replica.replica_id, 0)
-    documents = [document("one", 1000, "a")]
+    documents = [document("one", 24, "a")]
     assert await ranked(router, replicas, documents=documents) == ["a", "b"]
     for _ in range(2):
         router.on_send_request(replicas[0].replica_id)
