@@ -62,6 +62,7 @@ def _serve(arguments: list[str]) -> int:
 
     from app.server import run
     from app.settings import UnknownSettingError, load_settings
+    from cache.tiers.tier import TierConfigError
     from engine_ext.support import UnsupportedFlagError
 
     try:
@@ -71,7 +72,7 @@ def _serve(arguments: list[str]) -> int:
     except ValidationError as error:
         say(_first_error(error))
         return 2
-    except (UnknownSettingError, UnsupportedFlagError) as error:
+    except (UnknownSettingError, UnsupportedFlagError, TierConfigError) as error:
         say(str(error))
         return 2
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:

@@ -12,9 +12,10 @@ import httpx
 
 from cache.costs import Costs
 from cache.index import ChunkKVCache
-from cache.lease import FillJob
+from cache.lease import ChunkStatus, FillJob
 from cache.manager import ChunkCacheManager
 from cache.registry import Claim, DocumentKey, Found, Registry, RegistryError, Replica
+from engine_ext.fills import Sourced
 from engine_ext.transfers import PoolTransfers, TransferError
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,8 @@ class Peers:
         self._known_until = 0.0
         self._refreshing = asyncio.Lock()
 
-    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> str | None:
-        """Fills the job's entries from another replica; its name, or ``None`` if they are to be computed."""
+    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> Sourced | None:
+        """Fills the job's entries from another replica, all or none."""
         keys = [documents[entry] for entry in job.entries if entry in documents]
         if len(keys) < len(job.entries) or any(entry.identity.scope.adapter for entry in job.entries):
             return None  # an adapter of the same name may be another one there
@@ -80,7 +81,7 @@ class Peers:
                 holders = _holders_of_all(found, others)
                 if holders and self._is_worth_it(job):
                     if await self._fetched(job, peers[holders[0]], transfers, deadline):
-                        return peers[holders[0]].name
+                        return Sourced(ChunkStatus.FETCHED, origin=peers[holders[0]].name)
                     in_vain.add(holders[0])
                 elif holders or not any(each.filler in others for each in found):
                     return None

@@ -105,13 +105,18 @@ def _counters(manager: ChunkCacheManager) -> Iterator[Metric]:
         "kind",
         _filled_up(counted.tokens, "reused", "computed", "fill_computed"),
     )
-    outcomes = _filled_up(counted.fills, "succeeded", "fetched", "failed", "aborted")
+    outcomes = _filled_up(counted.fills, "succeeded", "fetched", "loaded", "failed", "aborted")
     yield _counter_by("fills", "Fills ended, by outcome", "outcome", outcomes)
     fetches = _filled_up(counted.fetches, "fetched", "absent", "failed", "refused", "late")
     yield _counter_by("fetches", "Attempts to get chunks from other replicas, by outcome", "outcome", fetches)
     fetched = CounterMetricFamily("tessera_fetched_bytes", "KV that came from other replicas")
     fetched.add_metric([], counted.fetched_bytes)
     yield fetched
+    tiers = CounterMetricFamily("tessera_tier_events", "What tiers did", labels=["tier", "event"])
+    for (tier, event), count in counted.tier_events.items():
+        tiers.add_metric([tier, event], count)
+    yield tiers
+    yield _counter_by("loaded_bytes", "KV that came from tiers", "tier", counted.loaded_bytes)
     yield _counter_by(
         "removals", "Segments that can't be found any more", "reason", _filled_up(counted.removals, *Removal)
     )
@@ -139,6 +144,7 @@ def _gauges(manager: ChunkCacheManager, fills: "FillRunner") -> Iterator[Metric]
     yield _gauge("oldest_lease_seconds", "Age of the oldest lease; 0 without any", manager.oldest_lease_seconds())
     yield _gauge("fills_running", "Fill requests in the engine", fills.num_running)
     yield _gauge("fills_queued", "Fill requests that wait for their turn", fills.num_queued)
+    yield _gauge("archive_waiting", "Segments that wait to be stored in tiers", len(fills.archive or ()))
     yield _gauge("registered_ids", "Chunk ids that requests may name", len(manager.ids))
 
 

@@ -59,7 +59,7 @@ async def _fetching(
         yield
         return
     async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
-        engine.fills.source = Peers(
+        peers = Peers(
             registry,
             lambda: publisher.replica_id,
             engine.manager,
@@ -69,10 +69,11 @@ async def _fetching(
             secret=settings.peer_secret.get_secret_value(),
             wait_s=settings.peer_wait,
         )
+        engine.fills.sources.append(peers)
         try:
             yield
         finally:
-            engine.fills.source = None
+            engine.fills.sources.remove(peers)
 
 
 def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> Callable[[str], Replica | None]:

@@ -27,6 +27,7 @@ from app.retry_after import RetryAfterMiddleware
 from app.routes import cache, chunks, peer, rag
 from app.segments import SegmentRenderer
 from app.settings import Settings
+from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.engine import ChunkEngine, FillLimits
 from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
 from engine_ext.support import check_flags
@@ -80,10 +81,12 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
 
 
 def prepare(args: argparse.Namespace, settings: Settings) -> None:
-    """What comes before the engine. Raises :class:`UnsupportedFlagError`."""
+    """What comes before the engine. Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`."""
     configure_logging(settings)
     _set_cpu_defaults(args)
     check_flags(args)
+    for url in parse_tiers(settings.chunk_cache_tiers or ""):
+        make_tier(url).close()  # each worker makes its own, which would be late to find that it can't
 
 
 @asynccontextmanager
@@ -104,6 +107,8 @@ async def _started_engine(engine_args: AsyncEngineArgs, settings: Settings) -> A
         eviction=settings.chunk_cache_eviction,
         max_pinned_share=settings.chunk_cache_max_pinned,
         fill_limits=FillLimits(settings.chunk_cache_max_fills, settings.chunk_cache_max_queued_fills),
+        tiers=tuple(parse_tiers(settings.chunk_cache_tiers or "")),
+        tier_timeout_s=settings.chunk_cache_tier_timeout,
         shares=settings.registry is not None and settings.peer_secret is not None,
     )
     starting = start_chunk_engine(engine_args, options)

@@ -6,12 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import ByteSize, Field, SecretStr
+from pydantic import ByteSize, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cache.config import HashAlgorithm
 from cache.eviction import EvictionPolicyName
 from cache.layout import PositionStrategy
+from cache.tiers.config import parse_tiers
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
@@ -53,6 +54,14 @@ class Settings(BaseSettings):
     chunk_position_strategy: PositionStrategy = Field(
         PositionStrategy.SHARED, description="position strategy of requests that name none"
     )
+    chunk_cache_tiers: str | None = Field(
+        None,
+        description="where chunks are kept beside the pool, the fastest first: "
+        "host://?size=4GiB,file:///var/cache/tessera?size=100GiB; default: nowhere",
+    )
+    chunk_cache_tier_timeout: float = Field(
+        1.0, gt=0, le=60, description="seconds to wait for a tier to give a chunk before computing it"
+    )
     registry: str | None = Field(
         None, description="Redis or Valkey in which replicas find one another, e.g. redis://host:6379/0; default: none"
     )
@@ -85,6 +94,12 @@ class Settings(BaseSettings):
         min_length=1,
         description="text that splits prompts on vLLM's own endpoints into chunks, e.g. ' # # '; default: none",
     )
+
+    @field_validator("chunk_cache_tiers")
+    @classmethod
+    def _tiers_can_be_read(cls, text: str | None) -> str | None:
+        parse_tiers(text or "")
+        return text
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 """What it takes to get KV, as seen on this machine of late: by computing it, and by fetching it."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
@@ -31,13 +32,21 @@ class Pace:
 
 
 class Costs:
-    """``computing`` is by tokens, ``fetching`` by bytes."""
+    """``computing`` is by tokens; ``fetching`` from other replicas and ``loading``, by tier, are by bytes."""
 
     def __init__(self) -> None:
         self.computing = Pace()
         self.fetching = Pace()
+        self.loading: defaultdict[str, Pace] = defaultdict(Pace)
 
     def is_worth_fetching(self, num_tokens: int, num_bytes: int) -> bool:
         """Whether to fetch is quicker than to compute; also if one of them is yet to be seen."""
-        computing, fetching = self.computing.seconds(num_tokens), self.fetching.seconds(num_bytes)
-        return computing is None or fetching is None or fetching < computing
+        return self._is_quicker(self.fetching.seconds(num_bytes), num_tokens)
+
+    def is_worth_loading(self, tier: str, num_tokens: int, num_bytes: int) -> bool:
+        """The same of loading from a tier."""
+        return self._is_quicker(self.loading[tier].seconds(num_bytes), num_tokens)
+
+    def _is_quicker(self, moving: float | None, num_tokens: int) -> bool:
+        computing = self.computing.seconds(num_tokens)
+        return computing is None or moving is None or moving < computing

@@ -76,6 +76,8 @@ class ChunkKVCache:
     pinned: bool = False
     """Eviction passes it over."""
     expires_at: float | None = None
+    stored: bool = False
+    """A tier has been given it."""
 
     @property
     def num_pages(self) -> int:

@@ -16,6 +16,8 @@ class ChunkStatus(StrEnum):
     WAITED = "waited"
     FETCHED = "fetched"
     """From another replica."""
+    LOADED = "loaded"
+    """From a tier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Removal(StrEnum):
     FILL_FAILED = "fill_failed"
     REFUSED = "refused"
     COLLISION = "collision"
+    ASLEEP = "asleep"
 
 
 class Wanted(NamedTuple):

@@ -32,6 +32,10 @@ class ChunkCacheMetrics:
     fetches: Counter[str] = field(default_factory=Counter)
     """Attempts to get missing segments from other replicas, by outcome: fetched, absent, failed, refused, late."""
     fetched_bytes: int = 0
+    tier_events: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """What tiers did, by tier and word: loaded, stored, corrupt, timeout, suspended, load_failed, store_failed."""
+    loaded_bytes: Counter[str] = field(default_factory=Counter)
+    """KV that came from tiers, by tier."""
     removals: Counter[str] = field(default_factory=Counter)
     """Segments that can't be found any more, by reason (:class:`cache.manager.Removal`)."""
     refused_loads: int = 0
@@ -56,6 +60,15 @@ class ChunkCacheMetrics:
             "fills": dict(self.fills),
             "fetches": dict(self.fetches),
             "fetched_bytes": self.fetched_bytes,
+            "tiers": _nested(self.tier_events),
+            "loaded_bytes": dict(self.loaded_bytes),
             "removals": dict(self.removals),
             "refused_loads": self.refused_loads,
         }
+
+
+def _nested(events: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    nested: dict[str, dict[str, int]] = {}
+    for (tier, word), count in events.items():
+        nested.setdefault(tier, {})[word] = count
+    return nested

@@ -12,18 +12,21 @@ from cache.lease import ChunkStatus
 class ChunkReport:
     """One chunk of the request. ``key`` and ``status`` are ``None`` when it ran in full attention.
 
-    ``origin`` names the replica that a chunk was fetched from.
+    ``origin`` names the replica that a chunk was fetched from, or the tier that it was loaded from; ``why`` says why a
+    chunk that may be in a tier was computed.
     """
 
     chunk: Chunk
     key: str | None = None
     status: ChunkStatus | None = None
     origin: str | None = None
+    why: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        origin = {"origin": self.origin} if self.origin is not None else {}
-        return {**self.chunk.label, "key": self.key, "tokens": self.chunk.num_tokens, "status": self.status, **origin}
+        shown = {"key": self.key, "tokens": self.chunk.num_tokens, "status": self.status}
+        origin = {name: text for name, text in (("origin", self.origin), ("why", self.why)) if text is not None}
+        return {**self.chunk.label, **shown, **origin}
 
 
 @dataclass(slots=True)

@@ -6,16 +6,28 @@ positions behind the segment's prefix. The metadata says what they are, with a c
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import xxhash
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
+from cache.tiers.tier import Buffer
+
 FORMAT = "tessera-kv-1"
+_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+}
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 16 << 20
 
@@ -48,31 +60,61 @@ def pack_file(label: ChunkFileLabel, tensors: Mapping[str, Tensor]) -> bytes:
     return save(dict(tensors), label.to_metadata(_checksum(tensors)))
 
 
-def unpack_file(data: bytes, label: ChunkFileLabel) -> dict[str, Tensor]:
-    """The tensors of a file that has exactly the KV that ``label`` says; raises :class:`ChunkFileError`."""
-    found = _metadata(data)
+def unpack_file(data: Buffer, label: ChunkFileLabel) -> dict[str, Tensor]:
+    """The tensors of a file that has exactly the KV that ``label`` says; raises :class:`ChunkFileError`.
+
+    They are views of ``data`` if that can be written to.
+    """
+    data = bytearray(data) if memoryview(data).readonly else data  # PyTorch has no tensors that are read-only
+    header, start = _header(data)
+    found = header.pop("__metadata__", None)
+    if not isinstance(found, dict):
+        raise ChunkFileError("no metadata")
     try:
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ChunkFileError(f"no safetensors: {error}") from error
-    wanted = label.to_metadata(_checksum(tensors))
-    for name, value in wanted.items():
+        tensors = {name: _view(data, start, **fields) for name, fields in header.items()}
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ChunkFileError(f"no safetensors: {error!r}") from error
+    for name, value in label.to_metadata(_checksum(tensors)).items():
         if found.get(name) != value:
             raise ChunkFileError(f"{name} is {_shown(found.get(name))}, not {_shown(value)}")
     return tensors
 
 
-def _metadata(data: bytes) -> dict[str, str]:
-    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    if length > min(len(data) - _LENGTH_BYTES, _LONGEST_HEADER):
-        raise ChunkFileError(f"{len(data)} bytes are too few for a header of {length}")
+def label_of(data: Buffer) -> ChunkFileLabel:
+    """What a file says that it is; raises :class:`ChunkFileError` if it says nothing of the kind."""
+    header, _ = _header(data)
+    found: Any = header.get("__metadata__")
     try:
-        metadata = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])["__metadata__"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ChunkFileError(f"no safetensors header with metadata: {error!r}") from error
-    if not isinstance(metadata, dict):
-        raise ChunkFileError("the metadata are no object")
-    return metadata
+        fingerprint, key, prefix, tokens = (found[name] for name in ("fingerprint", "key", "prefix", "tokens"))
+        return ChunkFileLabel(fingerprint, key, prefix, tokens, rank=int(found["rank"]), ranks=int(found["ranks"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ChunkFileError(f"no label: {error!r}") from error
+
+
+def _header(data: Buffer) -> tuple[dict[str, Any], int]:
+    """The header, and where the tensors begin."""
+    view = memoryview(data)
+    length = int.from_bytes(view[:_LENGTH_BYTES], "little")
+    if len(view) < _LENGTH_BYTES or length > min(len(view) - _LENGTH_BYTES, _LONGEST_HEADER):
+        raise ChunkFileError(f"{len(view)} bytes are too few for a header of {length}")
+    try:
+        header = json.loads(bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + length]))
+    except (ValueError, RecursionError) as error:
+        raise ChunkFileError(f"no safetensors header: {error!r}") from error
+    if not isinstance(header, dict):
+        raise ChunkFileError("the header is no object")
+    return header, _LENGTH_BYTES + length
+
+
+def _view(data: Buffer, start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+    """A tensor without a copy, which safetensors' own ``load`` makes."""
+    begin, end = data_offsets
+    kind, count = _DTYPES[dtype], math.prod(shape)
+    if begin < 0 or any(size < 0 for size in shape) or end - begin != count * kind.itemsize:
+        raise ValueError(f"{shape} of {dtype} at {data_offsets}")
+    if count == 0:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(data, dtype=kind, count=count, offset=start + begin).view(shape)
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -111,7 +111,7 @@ class ChunkEngine:
         if self.manager is not None:
             self.manager.clear()
         if with_new_weights and self.transfers is not None:
-            logger.warning("chunks are no longer shared with other replicas: the weights may have changed")
+            logger.warning("chunks are no longer stored nor shared: the weights may have changed")
             self.transfers = None
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:

@@ -4,20 +4,23 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.costs import Costs
 from cache.index import ChunkKVCache, EntryState
-from cache.lease import FillJob, Lease
+from cache.lease import ChunkStatus, FillJob, Lease
 from cache.manager import ChunkCacheManager, Removal
 from cache.registry import DocumentKey
 from engine_ext.plan import TransferPlan
 from engine_ext.prefill import NotSavedError, run_prefill
 from engine_ext.request import FullAttentionError
+
+if TYPE_CHECKING:
+    from engine_ext.archive import Archive
 
 
 class FillError(FullAttentionError):
@@ -31,22 +34,30 @@ class FillError(FullAttentionError):
 class FillResult:
     """Tokens that the engine computed in one fill request: all of them, and those of the segments it saved.
 
-    None, if the segments came from ``origin``.
+    None, if the segments came from elsewhere.
     """
 
     num_computed: int
     num_computed_of_saved: int
-    origin: str | None = None
+    source: "Sourced | None" = None
 
 
 FillTask = asyncio.Task[FillResult]
 
 
+class Sourced(NamedTuple):
+    """Segments that came from ``origin``; with the status ``filled``, why they are to be computed all the same."""
+
+    status: ChunkStatus
+    origin: str | None = None
+    why: str | None = None
+
+
 class ChunkSource(Protocol):
     """Where missing segments may be had without computing them."""
 
-    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> str | None:
-        """Fills all of the job's entries and names where they came from; ``None`` if they are to be computed.
+    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> Sourced | None:
+        """Fills all of the job's entries; ``None`` if it has nothing to say of them.
 
         When it returns, even if cancelled, nothing is written to the entries' pages any more.
         """
@@ -64,7 +75,8 @@ class FillRunner:
         self._manager = manager
         self._on_end = on_end
         self._turns = asyncio.Semaphore(max_running)
-        self.source: ChunkSource | None = None
+        self.sources: list[ChunkSource] = []
+        self.archive: Archive | None = None
         self.costs = Costs()
         self.num_running = 0
         self._tasks: dict[FillJob, FillTask] = {}
@@ -132,11 +144,13 @@ class FillRunner:
         cache_salt: str | None,
         generate_kwargs: dict[str, Any],
     ) -> FillResult:
-        if self.source is not None and documents:
-            origin = await self.source.fetch(job, documents)
-            if origin is not None:
-                return FillResult(0, 0, origin)
-        return await self._compute(job, request_id, cache_salt, generate_kwargs)
+        found: Sourced | None = None
+        for source in self.sources:
+            found = await source.fetch(job, documents) or found
+            if found is not None and found.status is not ChunkStatus.FILLED:
+                return FillResult(0, 0, found)
+        computed = await self._compute(job, request_id, cache_salt, generate_kwargs)
+        return replace(computed, source=found)
 
     async def _compute(
         self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]
@@ -178,7 +192,13 @@ class FillRunner:
         elif task.exception() is not None:
             self._manager.fill_failed(job)
         else:
-            self._manager.fill_succeeded(job, "succeeded" if task.result().origin is None else "fetched")
+            source = task.result().source
+            status = source.status if source is not None else ChunkStatus.FILLED
+            self._manager.fill_succeeded(job, "succeeded" if status is ChunkStatus.FILLED else status)
+            for entry in job.entries:
+                entry.stored = status is ChunkStatus.LOADED
+            if self.archive is not None and status is not ChunkStatus.LOADED:
+                self.archive.add(job.entries)
         self._on_end()
 
 

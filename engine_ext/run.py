@@ -143,7 +143,7 @@ class ChunkedRun:
         if self.chunked_prompt is not None and self.ticket.options.explain:
             self.report.segments = explain_segments(self.chunked_prompt, None)
         for chunk in self.report.chunks:
-            chunk.key = chunk.status = chunk.origin = None
+            chunk.key = chunk.status = chunk.origin = chunk.why = None
         prompt = {**self.prompt}
         if (salt := self._plain_salt()) is not None:
             prompt["cache_salt"] = salt
@@ -223,12 +223,12 @@ class ChunkedRun:
 
     def _describe_chunks(self, lease: Lease) -> None:
         self.report.mode = "chunked"
-        origins = {job: result.origin for job, result in zip(lease.fills, self.filled, strict=False)}
-        fetched = {entry: origin for job, origin in origins.items() if origin for entry in job.entries}
+        pairs = zip(lease.fills, self.filled, strict=False)
+        sources = {entry: result.source for job, result in pairs if result.source for entry in job.entries}
         for chunk, segment in zip(self.report.chunks, lease.chunks, strict=True):
             chunk.key, chunk.status = str(segment.entry.key), segment.status
-            if (origin := fetched.get(segment.entry)) is not None:
-                chunk.status, chunk.origin = ChunkStatus.FETCHED, origin
+            if (source := sources.get(segment.entry)) is not None:
+                chunk.status, chunk.origin, chunk.why = source
 
     def _name_documents(self, lease: Lease) -> None:
         assert self.engine.manager is not None

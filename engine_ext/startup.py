@@ -16,6 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from cache.config import ChunkCacheConfig, HashAlgorithm
 from cache.eviction import EvictionPolicyName
 from cache.manager import ChunkCacheManager
+from engine_ext.archive import attached_tiers
 from engine_ext.engine import ChunkEngine, FillLimits
 from engine_ext.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.self_check import SelfCheck, SelfCheckError
@@ -39,6 +40,9 @@ class ChunkCacheOptions:
     fill_limits: FillLimits = field(default_factory=FillLimits)
     shares: bool = False
     """Whether replicas may exchange KV."""
+    tiers: tuple[str, ...] = ()
+    """URLs of tiers, the fastest first (:mod:`cache.tiers.config`)."""
+    tier_timeout_s: float = 1.0
     connector_class: str = "engine_ext.connector.ChunkCacheConnector"
     worker_extension_class: str = "engine_ext.worker_extension.ChunkCacheWorkerExtension"
 
@@ -50,14 +54,18 @@ async def start_chunk_engine(engine_args: AsyncEngineArgs, options: ChunkCacheOp
     async with build_async_engine_client_from_engine_args(engine_args) as llm, AsyncExitStack() as stack:
         manager = transfers = weights = None
         if reason is None:
-            weights = await _weights(llm.vllm_config) if options.shares else None
+            weights = await _weights(llm.vllm_config) if options.shares or options.tiers else None
             prepared = await prepare_cache(llm, options, weights)
             manager, reason = (None, prepared) if isinstance(prepared, str) else (prepared, None)
         if reason is not None:
             logger.warning("chunk cache off: %s", reason)
         if manager is not None and weights is not None:
-            transfers = await stack.enter_async_context(opened_transfers(llm, manager.config.fingerprint))
-        yield ChunkEngine(llm, manager, reason, options.fill_limits, transfers)
+            files = (manager.config.fingerprint, options.tiers, options.tier_timeout_s)
+            transfers = await stack.enter_async_context(opened_transfers(llm, *files))
+        engine = ChunkEngine(llm, manager, reason, options.fill_limits, transfers)
+        if options.tiers:
+            await stack.enter_async_context(attached_tiers(engine, options.tiers))
+        yield engine
 
 
 def _attach_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> str | None:
@@ -116,5 +124,5 @@ async def _weights(config: VllmConfig) -> str | None:
     try:
         return await asyncio.to_thread(weights_digest, config.model_config, config.load_config)
     except (UnknownWeightsError, OSError) as error:
-        logger.warning("chunks are not shared with other replicas: %s", error)
+        logger.warning("chunks are neither stored nor shared: %s", error)
         return None

@@ -1,34 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's thread that reads and writes the pool for the app, beside the engine's steps.
+"""A worker's threads that move KV between its pool and the app, or its pool and the tiers, beside the engine's steps.
 
-The app is responsible for what it names: pages that it reads are leased, and pages that it writes belong to an entry
+The app is responsible for what it names: pages that are read are leased, and pages that are written belong to an entry
 that nobody can load yet.
 """
 
 import json
 import logging
+import os
 import threading
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, Listener
+from typing import Any, Literal
+
+import torch
 
 from cache.layout import packed_length
+from cache.tiers.chain import Events, TierChain
+from cache.tiers.config import make_tier
+from cache.tiers.tier import Address
 from engine_ext.chunk_file import ChunkFileError, ChunkFileLabel, pack_file, unpack_file
 from engine_ext.worker import WorkerHalf, WrongPagesError
 
 logger = logging.getLogger(__name__)
 
+_LOWEST_PRIORITY = 19
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What to read, or, if ``is_write``, to write: then the file follows in a message of its own.
+    """What to do with the pages of a segment.
 
-    The answer is an error, or empty and, for a read, followed by the file.
+    ``read``: send them as a file, which follows the answer. ``write``: fill them from a file, which follows this.
+    ``load``: fill them from one of ``tiers``. ``store``: put them into every tier.
     """
 
+    verb: Literal["read", "write", "load", "store"]
     label: ChunkFileLabel
     pages: list[int]
     tag: int
-    is_write: bool
+    tiers: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """As it is sent."""
@@ -38,37 +50,90 @@ class Transfer:
     def from_bytes(cls, data: bytes) -> "Transfer":
         """What :meth:`to_bytes` made."""
         fields = json.loads(data)
-        return cls(ChunkFileLabel(**fields.pop("label")), **fields)
+        return cls(label=ChunkFileLabel(**fields.pop("label")), **fields)
 
 
-def serve_transfers(half: WorkerHalf, address: str) -> None:
-    """Serves one client at the Unix socket ``address``, in a thread, until the process ends."""
-    listener = Listener(address, "AF_UNIX")
-    threading.Thread(target=_serve, args=(half, listener), name="chunk-transfers", daemon=True).start()
+@dataclass(slots=True)
+class Answer:
+    """What came of a transfer: an error, or none; ``tier`` that a load came from, or ``None``; what tiers did."""
+
+    error: str = ""
+    tier: str | None = None
+    num_bytes: int = 0
+    events: list[tuple[str, str]] = field(default_factory=list)
+
+    def to_bytes(self) -> bytes:
+        """As it is sent."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Answer":
+        """What :meth:`to_bytes` made."""
+        return cls(**json.loads(data))
 
 
-def _serve(half: WorkerHalf, listener: Listener) -> None:
-    with listener, listener.accept() as connection:
-        while True:
-            try:
-                transfer = Transfer.from_bytes(connection.recv_bytes())
-                for part in _carried_out(half, transfer, connection):
-                    connection.send_bytes(part)
-            except (EOFError, OSError):
-                return
+class TransferServer:
+    """Serves clients at a Unix socket, each in a thread, until the process ends."""
+
+    def __init__(self, half: WorkerHalf, address: str, tier_urls: Sequence[str], tier_timeout_s: float) -> None:
+        """Raises :class:`cache.tiers.tier.TierConfigError`."""
+        self._half = half
+        allocate = None if half.device.type == "cpu" else _pinned
+        self._chain = TierChain([make_tier(url, allocate) for url in tier_urls], tier_timeout_s)
+        self._listener = Listener(address, "AF_UNIX")
+        threading.Thread(target=self._accept, name="transfers", daemon=True).start()
+
+    def _accept(self) -> None:
+        for number in range(2):
+            # The second client stores: whatever else there is to do comes first.
+            arguments = (self._listener.accept(), number > 0)
+            threading.Thread(target=self._serve, args=arguments, name=f"transfers-{number}", daemon=True).start()
+
+    def _serve(self, connection: Connection, is_background: bool) -> None:
+        if is_background:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        with connection:
+            while True:
+                try:
+                    transfer = Transfer.from_bytes(connection.recv_bytes())
+                    file = connection.recv_bytes() if transfer.verb == "write" else b""
+                    answer, found = self._carried_out(transfer, file)
+                    connection.send_bytes(answer.to_bytes())
+                    if transfer.verb == "read" and not answer.error:
+                        connection.send_bytes(found)
+                except (EOFError, OSError):
+                    return
+
+    def _carried_out(self, transfer: Transfer, file: bytes) -> tuple[Answer, bytes]:
+        answer = Answer()
+        try:
+            return answer, self._carry_out(transfer, file, answer)
+        except (WrongPagesError, ChunkFileError) as error:
+            answer.error = str(error)
+        except Exception as error:
+            logger.exception("a transfer failed")
+            answer.error = repr(error)
+        return answer, b""
+
+    def _carry_out(self, transfer: Transfer, file: bytes, answer: Answer) -> bytes:
+        label, num_tokens = transfer.label, packed_length(bytes.fromhex(transfer.label.tokens))
+        address, events = Address(label.key, label.rank, label.ranks), Events(answer.events)
+        if transfer.verb == "write":
+            self._half.write(transfer.pages, transfer.tag, num_tokens, unpack_file(file, label))
+        elif transfer.verb == "load":
+            found = self._chain.get(address, transfer.tiers, lambda data: (len(data), unpack_file(data, label)), events)
+            if found is not None:
+                answer.tier, (answer.num_bytes, tensors) = found
+                self._half.write(transfer.pages, transfer.tag, num_tokens, tensors)
+        else:
+            file = pack_file(label, self._half.read(transfer.pages, transfer.tag, num_tokens))
+            answer.num_bytes = len(file)
+            if transfer.verb == "store":
+                self._chain.put(address, file, events)
+        return file
 
 
-def _carried_out(half: WorkerHalf, transfer: Transfer, connection: Connection) -> list[bytes]:
-    """The answer."""
-    file = connection.recv_bytes() if transfer.is_write else b""
-    num_tokens = packed_length(bytes.fromhex(transfer.label.tokens))
-    try:
-        if transfer.is_write:
-            half.write(transfer.pages, transfer.tag, num_tokens, unpack_file(file, transfer.label))
-            return [b""]
-        return [b"", pack_file(transfer.label, half.read(transfer.pages, transfer.tag, num_tokens))]
-    except (WrongPagesError, ChunkFileError) as error:
-        return [str(error).encode()]
-    except Exception as error:
-        logger.exception("a transfer failed")
-        return [repr(error).encode()]
+def _pinned(num_bytes: int) -> memoryview:
+    """Host memory from which a device copies without staging."""
+    pinned: Any = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return memoryview(pinned)

@@ -145,8 +145,8 @@ class WorkerHalf:
         for name, tensor in tensors.items():
             for page, part in zip(pages, torch.split(tensor, self.page_tokens), strict=True):
                 pools[name][page, : len(part)].copy_(part)
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
         self._page_tags[list(pages)] = tag
 
     def take_refused_blocks(self) -> set[int]:
@@ -169,7 +169,8 @@ class WorkerHalf:
         )
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """Where the pool is."""
         return self.copier.layers[0].key_pool.device
 
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:

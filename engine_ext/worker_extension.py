@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from engine_ext import ascend
 from engine_ext.connector import ChunkCacheConnector
 from engine_ext.layers import UnsupportedModelError, attention_layers
-from engine_ext.transfer_server import serve_transfers
+from engine_ext.transfer_server import TransferServer
 from engine_ext.worker import PoolDescription, PoolTooSmallError, WorkerHalf
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
@@ -59,12 +59,12 @@ class ChunkCacheWorkerExtension:
         with ascend.pool_memory(self.vllm_config):
             return half.prepare(layers, ascend.reshape_and_cache())
 
-    def chunk_cache_serve_transfers(self, folder: str) -> str | None:
+    def chunk_cache_serve_transfers(self, folder: str, tier_urls: Sequence[str], tier_timeout_s: float) -> str | None:
         """Serves :class:`~engine_ext.transfers.PoolTransfers`; its address, or ``None`` if ``folder`` is not here."""
         if not Path(folder).is_dir():
             return None
         address = f"{folder}/{self.rank}"
-        serve_transfers(_worker_half(), address)
+        TransferServer(_worker_half(), address, tier_urls, tier_timeout_s)
         return address
 
     def chunk_cache_refused_tags(self, tags: Sequence[int]) -> list[int]:

@@ -81,7 +81,7 @@ class Node:
         mounts[f"http://{name}"] = httpx.ASGITransport(self.app)
         self.client = httpx.AsyncClient(mounts=mounts)
         self.is_up = True
-        self.source = self.engine.fills.source = Peers(
+        self.source = Peers(
             registry,
             lambda: self.id if self.is_up else None,
             self.manager,
@@ -91,6 +91,8 @@ class Node:
             secret=SECRET,
             wait_s=wait_s,
         )
+
+        self.engine.fills.sources.append(self.source)
 
     async def join(self):
         await self.registry.beat(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import load, save
 
-from engine_ext.chunk_file import FORMAT, ChunkFileError, ChunkFileLabel, pack_file, unpack_file
+from engine_ext.chunk_file import FORMAT, ChunkFileError, ChunkFileLabel, label_of, pack_file, unpack_file
 
 LABEL = ChunkFileLabel("engine", "0a" * 16, "01000000", "0200000003000000", rank=0, ranks=2)
 
@@ -22,7 +22,7 @@ def tensors(dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_what_was_packed_comes_back_bit_for_bit(dtype):
-    found = unpack_file(pack_file(LABEL, tensors(dtype)), LABEL)
+    found = unpack_file(bytearray(pack_file(LABEL, tensors(dtype))), LABEL)
     assert found.keys() == tensors().keys()
     for name, tensor in tensors(dtype).items():
         assert found[name].dtype == dtype
@@ -46,6 +46,18 @@ def test_another_segment_engine_or_worker_is_refused(field, value):
         unpack_file(data, LABEL)
 
 
+def test_safetensors_own_library_reads_it():
+    found = load(pack_file(LABEL, tensors()))
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors().items())
+
+
+def test_a_file_says_what_it_is():
+    assert label_of(pack_file(LABEL, tensors())) == LABEL
+    for other in (b"", save(tensors()), save(tensors(), {"key": "x"})):
+        with pytest.raises(ChunkFileError):
+            label_of(other)
+
+
 def test_another_format_is_refused():
     metadata = json.loads(json.dumps(LABEL.to_metadata("x")).replace(FORMAT, "tessera-kv-0"))
     with pytest.raises(ChunkFileError, match="format"):
@@ -63,7 +75,7 @@ def test_no_flipped_bit_goes_unnoticed(data):
     place = data.draw(st.integers(0, len(file) - 1))
     file[place] ^= 1 << data.draw(st.integers(0, 7))
     try:
-        found = unpack_file(bytes(file), LABEL)
+        found = unpack_file(file, LABEL)
     except ChunkFileError:
         return
     # The header has bytes that mean nothing: blanks behind it, the order of its fields.

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several tiers in an order, the fastest first, none of which may hold anybody up."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+from cache.tiers.tier import Address, Buffer, StorageTier, TierError
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+SUSPENDED_S: Final = 10.0
+"""How long a tier that failed to answer in time is left alone."""
+STORE_TIMEOUT_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class Events:
+    """What happened meanwhile, as pairs of a tier's name and a word, to be counted."""
+
+    happened: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, tier: str, word: str) -> None:
+        """One more."""
+        self.happened.append((tier, word))
+
+
+class TierChain:
+    """Every call of a tier runs in a thread of that tier, and is waited for for a bounded time.
+
+    A tier that does not answer in time is suspended; its thread ends when its call does.
+    """
+
+    def __init__(self, tiers: Sequence[StorageTier], timeout_s: float) -> None:
+        self.tiers = list(tiers)
+        self._timeout_s = timeout_s
+        self._readers = {tier.name: _Caller(f"{tier.name}-read") for tier in tiers}
+        self._writers = {tier.name: _Caller(f"{tier.name}-write") for tier in tiers}
+
+    def get(
+        self, address: Address, among: Collection[str], check: Callable[[Buffer], Result], events: Events
+    ) -> tuple[str, Result] | None:
+        """The tier of the first file that passes ``check``, which raises ``ValueError``, and what that returned."""
+        for i, tier in enumerate(self.tiers):
+            if tier.name not in among:
+                continue
+            file = self._call(self._readers[tier.name], tier, "load", partial(tier.get, address), events)
+            if file is None:
+                continue
+            try:
+                checked = check(file)
+            except ValueError as error:
+                logger.warning("%s: %s.%d: %s", tier.name, address.key, address.rank, error)
+                events.add(tier.name, "corrupt")
+                self._write(tier, partial(tier.quarantine, address), events)
+                continue
+            events.add(tier.name, "loaded")
+            for faster in self.tiers[:i]:
+                self._write(faster, partial(faster.put, address, file), events)
+            return tier.name, checked
+        return None
+
+    def put(self, address: Address, file: Buffer, events: Events) -> None:
+        """Stores in every tier that can."""
+        for tier in self.tiers:
+            before = len(events.happened)
+            self._write(tier, partial(tier.put, address, file), events)
+            if len(events.happened) == before:
+                events.add(tier.name, "stored")
+
+    def close(self) -> None:
+        """Ends the tiers; one that hangs is left to itself."""
+        for tier in self.tiers:
+            tier.close()
+
+    def _write(self, tier: StorageTier, call: Callable[[], None], events: Events) -> None:
+        self._call(self._writers[tier.name], tier, "store", call, events)
+
+    def _call(
+        self, caller: "_Caller", tier: StorageTier, verb: str, call: Callable[[], Result], events: Events
+    ) -> Result | None:
+        timeout_s = self._timeout_s if verb == "load" else STORE_TIMEOUT_S
+        try:
+            return caller.run(call, timeout_s)
+        except _SuspendedError:
+            events.add(tier.name, "suspended")
+        except FutureTimeoutError:
+            logger.warning("%s did not %s within %g s; it is left alone for a while", tier.name, verb, timeout_s)
+            events.add(tier.name, "timeout")
+        except (TierError, OSError) as error:
+            logger.warning("%s could not %s: %s", tier.name, verb, error)
+            events.add(tier.name, f"{verb}_failed")
+        return None
+
+
+class _SuspendedError(Exception):
+    pass
+
+
+class _Caller:
+    """One thread for calls that may hang."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._hanging: Future[object] | None = None
+        self._suspended_until = 0.0
+
+    def run(self, call: Callable[[], Result], timeout_s: float) -> Result:
+        is_hanging = self._hanging is not None and not self._hanging.done()
+        if is_hanging or time.monotonic() < self._suspended_until:
+            raise _SuspendedError
+        future = self._executor.submit(call)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeoutError:
+            if future.done():  # the call itself raised it
+                raise
+            self._hanging, self._suspended_until = future, time.monotonic() + SUSPENDED_S  # type: ignore[assignment]
+            raise

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiers from their URLs: ``host://?size=4GiB``, ``file:///var/cache/tessera?size=200GiB``, ``s3://bucket/prefix?size=1TiB``."""
+
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from cache.tiers.directory import DirectoryTier
+from cache.tiers.memory import MemoryTier
+from cache.tiers.tier import StorageTier, TierConfigError
+
+ENTRY_POINTS: Final = "tessera.tiers"
+"""Entry points of other packages: a URL's scheme, and a :data:`MakeTier`."""
+
+Allocate = Callable[[int], memoryview]
+MakeTier = Callable[[SplitResult, int, Mapping[str, str], Allocate | None], StorageTier]
+"""Makes a tier of a URL, its size in bytes, its other options, and what gives host memory (``None``: anything)."""
+
+
+def _host(url: SplitResult, max_bytes: int, options: Mapping[str, str], allocate: Allocate | None) -> StorageTier:
+    if url.netloc or url.path.strip("/") or options:
+        raise TierConfigError("host:// takes nothing but a size")
+    return MemoryTier(max_bytes, allocate)
+
+
+def _directory(url: SplitResult, max_bytes: int, options: Mapping[str, str], _: Allocate | None) -> StorageTier:
+    if url.netloc or not url.path.startswith("/") or options:
+        raise TierConfigError("file:// takes an absolute path (file:///var/cache/tessera) and a size")
+    return DirectoryTier(Path(unquote(url.path)), max_bytes)
+
+
+def _objects(url: SplitResult, max_bytes: int, options: Mapping[str, str], _: Allocate | None) -> StorageTier:
+    from cache.tiers.objects import ObjectTier
+
+    return ObjectTier(url, max_bytes, options)
+
+
+_MAKERS: dict[str, MakeTier] = {
+    "host": _host,
+    "file": _directory,
+    "s3": _objects,
+    "gs": _objects,
+    "az": _objects,
+}
+
+
+def parse_tiers(text: str) -> list[str]:
+    """URLs of a comma-separated list, each looked at; raises :class:`TierConfigError`."""
+    urls = [url.strip() for url in text.split(",") if url.strip()]
+    for url in urls:
+        _parse(url)
+    schemes = [urlsplit(url).scheme for url in urls]
+    if len(set(schemes)) < len(schemes):
+        raise TierConfigError("of each kind of tier there can be one")
+    return urls
+
+
+def make_tier(url: str, allocate: Allocate | None = None) -> StorageTier:
+    """The tier of a URL; raises :class:`TierConfigError`."""
+    parts, max_bytes, options, make = _parse(url)
+    try:
+        return make(parts, max_bytes, options, allocate)
+    except TierConfigError as error:
+        raise TierConfigError(f"tier {url}: {error}") from error
+
+
+def _parse(url: str) -> tuple[SplitResult, int, dict[str, str], MakeTier]:
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if (make := _maker(parts.scheme)) is None:
+        raise TierConfigError(f"tier {url}: no tier is called {parts.scheme!r}; there are {', '.join(_schemes())}")
+    if (size := options.pop("size", None)) is None:
+        raise TierConfigError(f"tier {url}: it needs a size, as in ?size=100GiB")
+    if size.isdigit():
+        raise TierConfigError(f"tier {url}: size={size} has no unit, as in 100GiB")
+    try:
+        max_bytes = int(TypeAdapter(ByteSize).validate_python(size))
+    except ValidationError as error:
+        raise TierConfigError(f"tier {url}: size={size} is no size, as in 100GiB") from error
+    if max_bytes < 1:
+        raise TierConfigError(f"tier {url}: size={size} holds nothing")
+    return parts, max_bytes, options, make
+
+
+def _maker(scheme: str) -> MakeTier | None:
+    if scheme in _MAKERS:
+        return _MAKERS[scheme]
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme):
+        found: Any = point.load()
+        return found  # type: ignore[no-any-return]
+    return None
+
+
+def _schemes() -> list[str]:
+    others = (point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS))
+    return sorted({*_MAKERS, *others})

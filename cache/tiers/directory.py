@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A directory: a local SSD, or a file system that several servers share (NFS).
+
+Files are ``ab/abcd….0-of-2.safetensors`` below the root. Whoever writes or deletes holds a lock on ``lock`` there,
+which has the number of bytes in the directory; it is corrected at every start. Readers take no lock: files appear by
+renaming, whole, and a reader that has opened one keeps it. So servers on one directory need nothing else of one
+another.
+"""
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
+
+SUFFIX: Final = ".safetensors"
+QUARANTINE: Final = "quarantine"
+_TEMPORARY: Final = ".tmp"
+_ROOM: Final = 0.05
+"""Share of the size that is freed at once, since looking for the oldest files takes a while."""
+_NAME: Final = re.compile(r"([0-9a-f]{2,128})\.(\d{1,5})-of-(\d{1,5})" + re.escape(SUFFIX))
+
+
+class DirectoryTier:
+    """A :class:`cache.tiers.tier.StorageTier`. A file's time of last change tells when it was used."""
+
+    def __init__(self, root: Path, max_bytes: int, name: str = "file") -> None:
+        """Raises :class:`TierConfigError` if the directory can't be made or written to."""
+        self.name = name
+        self.max_bytes = max_bytes
+        self.root = root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with self._locked() as lock:
+                for leftover in root.glob(f"*/*{_TEMPORARY}"):
+                    leftover.unlink(missing_ok=True)  # its writer held the lock, and is no more
+                self._shrink(lock, max_bytes)
+        except OSError as error:
+            raise TierConfigError(f"{root}: {error.strerror or error}") from error
+
+    def put(self, address: Address, file: Buffer) -> None:
+        path = self.path(address)
+        if len(file) > self.max_bytes:
+            raise TierError(f"{len(file)} bytes are more than the {self.max_bytes} that it may have")
+        if path.exists():
+            return
+        with self._locked() as lock:
+            if path.exists():
+                return
+            used = _read_number(lock)
+            if used is None or used + len(file) > self.max_bytes:
+                used = self._shrink(lock, min(self.max_bytes - len(file), int(self.max_bytes * (1 - _ROOM))))
+            _write_number(lock, used + len(file))
+            try:
+                _write_whole(path, file)
+            except BaseException:
+                _write_number(lock, used)
+                raise
+
+    def get(self, address: Address) -> Buffer | None:
+        path = self.path(address)
+        try:
+            with path.open("rb", buffering=0) as file:
+                data = bytearray(os.fstat(file.fileno()).st_size)
+                view, read = memoryview(data), 0
+                while (count := file.readinto(view[read:])) not in (0, None):
+                    read += count
+        except FileNotFoundError:
+            return None
+        with suppress(OSError):  # a directory that can be read only serves all the same
+            os.utime(path)
+        return data[:read] if read < len(data) else data
+
+    def stat(self, address: Address) -> Stored | None:
+        try:
+            found = self.path(address).stat()
+        except FileNotFoundError:
+            return None
+        return Stored(address, found.st_size, found.st_mtime)
+
+    def delete(self, address: Address) -> None:
+        with self._locked() as lock:
+            self._remove(lock, address)
+
+    def quarantine(self, address: Address) -> None:
+        """Below ``quarantine``, where it still counts; the oldest there go first when room is needed."""
+        with self._locked():
+            path = self.path(address)
+            target = self.root / QUARANTINE / path.name
+            target.parent.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):
+                path.rename(target)
+
+    def list(self) -> Iterator[Stored]:
+        for path, stat in _files(self.root):
+            if path.parent.name != QUARANTINE and (address := address_of(path.name)) is not None:
+                yield Stored(address, stat.st_size, stat.st_mtime)
+
+    def close(self) -> None:
+        """Nothing is open between calls."""
+
+    def path(self, address: Address) -> Path:
+        """Where the file of an address is, or would be."""
+        return self.root / address.key[:2] / f"{address.key}.{address.rank}-of-{address.ranks}{SUFFIX}"
+
+    def shrink(self, max_bytes: int) -> int:
+        """Drops files, those used least recently first, until ``max_bytes`` are left; returns how many are."""
+        with self._locked() as lock:
+            return self._shrink(lock, max_bytes)
+
+    def _shrink(self, lock: int, max_bytes: int) -> int:
+        files = sorted(_files(self.root), key=lambda file: (file[0].parent.name != QUARANTINE, file[1].st_mtime))
+        used = sum(stat.st_size for _, stat in files)
+        for path, stat in files:
+            if used <= max_bytes:
+                break
+            path.unlink(missing_ok=True)
+            used -= stat.st_size
+        _write_number(lock, used)
+        return used
+
+    def _remove(self, lock: int, address: Address) -> None:
+        if (stored := self.stat(address)) is not None:
+            self.path(address).unlink(missing_ok=True)
+            _write_number(lock, max(0, (_read_number(lock) or 0) - stored.num_bytes))
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield lock
+        finally:
+            os.close(lock)
+
+
+def address_of(name: str) -> Address | None:
+    """The address of a file's name; ``None`` for a name that no tier gives."""
+    if (match := _NAME.fullmatch(name)) is None:
+        return None
+    return Address(match[1], int(match[2]), int(match[3]))
+
+
+def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Files that count, those in quarantine too."""
+    for folder in root.iterdir():
+        if folder.is_dir():
+            for path in folder.glob(f"*{SUFFIX}"):
+                with suppress(FileNotFoundError):
+                    yield path, path.stat()
+
+
+def _write_whole(path: Path, file: Buffer) -> None:
+    """Under another name first; when it has its own, it is on the disk."""
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}-{time.monotonic_ns()}{_TEMPORARY}")
+    try:
+        with temporary.open("wb", buffering=0) as target:
+            view, written = memoryview(file).cast("B"), 0
+            while written < len(view):
+                written += target.write(view[written:]) or 0
+            os.fsync(target.fileno())
+        temporary.rename(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _read_number(lock: int) -> int | None:
+    text = os.pread(lock, 32, 0).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _write_number(lock: int, number: int) -> None:
+    os.pwrite(lock, f"{number:<31}\n".encode(), 0)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host memory: the fastest tier beside the pool, and gone with the process."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from cache.tiers.tier import Address, Buffer, Stored, TierError
+
+
+class MemoryTier:
+    """A :class:`cache.tiers.tier.StorageTier` in this process. ``allocate`` gives memory, pinned for instance."""
+
+    name = "host"
+
+    def __init__(self, max_bytes: int, allocate: Callable[[int], memoryview] | None = None) -> None:
+        self.max_bytes = max_bytes
+        self._allocate = allocate or (lambda size: memoryview(bytearray(size)))
+        self._files: OrderedDict[Address, tuple[memoryview, float]] = OrderedDict()
+        self._num_bytes = 0
+
+    def put(self, address: Address, file: Buffer) -> None:
+        size = len(file)
+        if size > self.max_bytes:
+            raise TierError(f"{size} bytes are more than the {self.max_bytes} that it may have")
+        if address in self._files:
+            return
+        while self._num_bytes + size > self.max_bytes:
+            self.delete(next(iter(self._files)))
+        memory = self._allocate(size)
+        memory[:] = file
+        self._files[address] = memory, time.time()
+        self._num_bytes += size
+
+    def get(self, address: Address) -> Buffer | None:
+        if (found := self._files.get(address)) is None:
+            return None
+        self._files[address] = found[0], time.time()
+        self._files.move_to_end(address)
+        return found[0]
+
+    def stat(self, address: Address) -> Stored | None:
+        found = self._files.get(address)
+        return None if found is None else Stored(address, len(found[0]), found[1])
+
+    def delete(self, address: Address) -> None:
+        if (found := self._files.pop(address, None)) is not None:
+            self._num_bytes -= len(found[0])
+
+    def quarantine(self, address: Address) -> None:
+        self.delete(address)
+
+    def list(self) -> Iterator[Stored]:
+        return (Stored(address, len(memory), used_at) for address, (memory, used_at) in list(self._files.items()))
+
+    def close(self) -> None:
+        self._files.clear()
+        self._num_bytes = 0

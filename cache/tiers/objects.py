@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Object stores (S3, Google Cloud Storage, Azure), by way of obstore."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, Final
+from urllib.parse import SplitResult
+
+import obstore
+from obstore.exceptions import BaseError, NotFoundError
+from obstore.store import from_url
+
+from cache.tiers.directory import QUARANTINE, SUFFIX, address_of
+from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
+
+_LISTED_S: Final = 60.0
+"""How long a listing is believed; others may write to the same place."""
+
+
+class ObjectTier:
+    """A :class:`cache.tiers.tier.StorageTier`. What was written first, and not read here since, makes room.
+
+    ``options`` are obstore's, beside those that it finds in the environment (``AWS_ACCESS_KEY_ID`` …). Where several
+    servers write to one place, it may have more than ``max_bytes`` for as long as a listing is believed.
+    """
+
+    def __init__(self, url: SplitResult, max_bytes: int, options: Mapping[str, str]) -> None:
+        """Raises :class:`TierConfigError` if the store can't be listed."""
+        self.name = url.scheme
+        self.max_bytes = max_bytes
+        self._files: dict[Address, Stored] = {}
+        self._listed_at = 0.0
+        self._read_at: dict[Address, float] = {}
+        given: dict[str, Any] = dict(options)
+        if "endpoint" in given and given["endpoint"].startswith("http://"):
+            given["client_options"] = {"allow_http": True}
+        retries = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
+        try:
+            make: Any = from_url  # its options depend on the scheme
+            self._store = make(url._replace(query="").geturl(), retry_config=retries, **given)
+            self._list_again()
+        except (BaseError, TierError, ValueError, TypeError) as error:
+            raise TierConfigError(_first_line(error)) from error
+
+    def put(self, address: Address, file: Buffer) -> None:
+        if len(file) > self.max_bytes:
+            raise TierError(f"{len(file)} bytes are more than the {self.max_bytes} that it may have")
+        if self.stat(address) is not None:
+            return
+        if time.monotonic() - self._listed_at > _LISTED_S:
+            self._list_again()
+        while self._num_bytes() + len(file) > self.max_bytes:
+            self.delete(min(self._files.values(), key=self._used_at).address)
+        with _told():
+            obstore.put(self._store, _path(address), bytes(file), use_multipart=False)
+        self._files[address] = Stored(address, len(file), time.time())
+
+    def get(self, address: Address) -> Buffer | None:
+        try:
+            with _told():
+                data = bytearray(obstore.get(self._store, _path(address)).bytes())
+        except FileNotFoundError:
+            return None
+        self._read_at[address] = time.time()
+        return data
+
+    def stat(self, address: Address) -> Stored | None:
+        try:
+            with _told():
+                found = obstore.head(self._store, _path(address))
+        except FileNotFoundError:
+            return None
+        return Stored(address, found["size"], found["last_modified"].timestamp())
+
+    def delete(self, address: Address) -> None:
+        with suppress(FileNotFoundError), _told():
+            obstore.delete(self._store, _path(address))
+        self._files.pop(address, None)
+        self._read_at.pop(address, None)
+
+    def quarantine(self, address: Address) -> None:
+        path = _path(address)
+        with suppress(FileNotFoundError), _told():
+            obstore.rename(self._store, path, f"{QUARANTINE}/{path.rpartition('/')[2]}")
+        self._files.pop(address, None)
+
+    def list(self) -> Iterator[Stored]:
+        with _told():
+            for found in (each for page in obstore.list(self._store) for each in page):
+                folder, _, name = found["path"].rpartition("/")
+                if not folder.endswith(QUARANTINE) and (address := address_of(name)) is not None:
+                    yield Stored(address, found["size"], found["last_modified"].timestamp())
+
+    def close(self) -> None:
+        """Nothing is open between calls."""
+
+    def _list_again(self) -> None:
+        self._files = {stored.address: stored for stored in self.list()}
+        self._listed_at = time.monotonic()
+
+    def _num_bytes(self) -> int:
+        return sum(stored.num_bytes for stored in self._files.values())
+
+    def _used_at(self, stored: Stored) -> float:
+        return max(stored.used_at, self._read_at.get(stored.address, 0.0))
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors of the store as :class:`TierError`, but for what is not there."""
+    try:
+        yield
+    except (NotFoundError, FileNotFoundError) as error:
+        raise FileNotFoundError(_first_line(error)) from error
+    except BaseError as error:
+        raise TierError(_first_line(error)) from error
+
+
+def _path(address: Address) -> str:
+    return f"{address.key[:2]}/{address.key}.{address.rank}-of-{address.ranks}{SUFFIX}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:300]

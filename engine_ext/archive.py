@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was computed is put into the tiers, behind the requests."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from cache.hashing import ChunkHash
+from cache.index import ChunkKVCache
+from cache.manager import Removal
+from engine_ext.tier_source import TierSource, note_events
+from engine_ext.transfers import PoolTransfers, TransferError
+
+if TYPE_CHECKING:
+    from engine_ext.engine import ChunkEngine
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING: Final = 10_000
+PAUSE: Final = 4
+"""While requests run, each copy is followed by a pause of so many times its length."""
+
+
+class Archive:
+    """Segments that wait for being stored, the newest first: the oldest are those that eviction takes next.
+
+    A segment that is evicted before its turn is not stored.
+    """
+
+    def __init__(self, engine: "ChunkEngine", transfers: Callable[[], PoolTransfers | None]) -> None:
+        self._engine = engine
+        self._transfers = transfers
+        self._waiting: dict[ChunkHash, None] = {}
+        self._has_work = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, entries: Iterable[ChunkKVCache]) -> None:
+        """Says that segments have been filled."""
+        for entry in entries:
+            self._waiting[entry.key] = None
+            if len(self._waiting) > MOST_WAITING:
+                del self._waiting[next(iter(self._waiting))]
+        self._has_work.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            while not self._waiting:
+                self._has_work.clear()
+                await self._has_work.wait()
+            key, _ = self._waiting.popitem()
+            started = time.monotonic()
+            await self._store(key)
+            if self._engine.llm.get_num_unfinished_requests():
+                await asyncio.sleep(PAUSE * (time.monotonic() - started))
+
+    async def _store(self, key: ChunkHash) -> None:
+        manager, transfers = self._engine.manager, self._transfers()
+        assert manager is not None
+        if transfers is None or (lease := manager.hold(key)) is None:
+            manager.metrics.tier_events["all", "skipped"] += 1
+            return
+        try:
+            answers = await transfers.store(lease.chunks[0].entry)
+            note_events(manager, answers)
+            lease.chunks[0].entry.stored = all(any(word == "stored" for _, word in each.events) for each in answers)
+        except TransferError as error:
+            logger.warning("a chunk can't be stored: %s", error)
+        finally:
+            self._engine.release(lease)
+
+    def sleep_cold(self, idle_s: float) -> tuple[int, int]:
+        """Takes segments out of the pool that are in a tier and were not used for ``idle_s``.
+
+        Pinned ones stay, and those that requests hold. Returns how many went, and their pages.
+        """
+        manager = self._engine.manager
+        assert manager is not None
+        before = time.time() - idle_s
+        cold = [
+            entry
+            for entry in manager.index
+            if entry.stored and not entry.pinned and not entry.leases and entry.last_used_at <= before
+        ]
+        for entry in cold:
+            manager.detach(entry, Removal.ASLEEP)
+        return len(cold), sum(entry.num_pages for entry in cold)
+
+
+@asynccontextmanager
+async def attached_tiers(engine: "ChunkEngine", urls: Sequence[str]) -> AsyncIterator[None]:
+    """Meanwhile, what is missing comes from tiers, and what is computed goes there."""
+    if engine.manager is None or engine.fills is None:
+        yield
+        return
+    names = [urlsplit(url).scheme for url in urls]
+    source = TierSource(names, engine.manager, lambda: engine.transfers, engine.fills.costs)
+    engine.fills.sources.append(source)
+    engine.fills.archive = Archive(engine, lambda: engine.transfers)
+    task = asyncio.create_task(engine.fills.archive.run(), name="archive")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

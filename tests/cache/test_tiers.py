@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every tier must do, and what each does in its own way; the S3 tier against a local S3 server."""
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.server_process import ROOT
+from cache.tiers import chain as chain_module
+from cache.tiers.chain import Events, TierChain
+from cache.tiers.config import make_tier, parse_tiers
+from cache.tiers.directory import DirectoryTier
+from cache.tiers.memory import MemoryTier
+from cache.tiers.tier import Address, TierConfigError, TierError
+
+MOST = 10_000
+
+
+def address(number, rank=0, ranks=1):
+    return Address(f"{number:032x}", rank, ranks)
+
+
+@pytest.fixture(scope="module")
+def s3():
+    moto = pytest.importorskip("moto.server", reason="moto is not installed")
+    boto3 = pytest.importorskip("boto3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "id")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        url = f"http://{host}:{port}"
+        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
+        yield url
+        server.stop()
+
+
+@pytest.fixture(params=["host", "file", "s3"])
+def tier(request, tmp_path):
+    if request.param == "host":
+        return MemoryTier(MOST)
+    if request.param == "file":
+        return DirectoryTier(tmp_path / "tier", MOST)
+    endpoint = request.getfixturevalue("s3")
+    return make_tier(f"s3://bucket/{tmp_path.name}?size={MOST}B&endpoint={endpoint}")
+
+
+def held(tier):
+    return {stored.address: stored.num_bytes for stored in tier.list()}
+
+
+def test_a_file_comes_back_as_it_was(tier):
+    assert tier.get(address(1)) is None
+    assert tier.stat(address(1)) is None
+    tier.put(address(1, 1, 2), b"some bytes")
+    assert bytes(tier.get(address(1, 1, 2))) == b"some bytes"
+    assert tier.stat(address(1, 1, 2))[:2] == (address(1, 1, 2), 10)
+    assert tier.get(address(1, 0, 2)) is None  # another worker's
+    assert tier.get(address(1, 1, 1)) is None  # of another number of workers
+    assert held(tier) == {address(1, 1, 2): 10}
+    tier.delete(address(1, 1, 2))
+    tier.delete(address(1, 1, 2))
+    assert (tier.get(address(1, 1, 2)), held(tier)) == (None, {})
+
+
+def test_what_is_there_is_not_written_again(tier):
+    tier.put(address(1), b"first")
+    tier.put(address(1), b"second")
+    assert bytes(tier.get(address(1))) == b"first"
+
+
+def test_it_never_holds_more_than_its_size(tier):
+    for number in range(8):
+        tier.put(address(number), bytes(3000))
+        assert sum(held(tier).values()) <= MOST
+        assert address(number) in held(tier)
+    with pytest.raises(TierError, match="10001 bytes are more"):
+        tier.put(address(9), bytes(MOST + 1))
+    assert len(held(tier)) == 3
+
+
+def test_what_was_used_least_recently_makes_room(tier):
+    for number in range(3):
+        tier.put(address(number), bytes(3000))
+        time.sleep(0.02)
+    assert tier.get(address(0)) is not None
+    tier.put(address(3), bytes(3000))
+    assert address(0) in held(tier)
+    assert address(1) not in held(tier)
+
+
+def test_a_damaged_file_is_found_no_more(tier):
+    tier.put(address(1), b"damaged")
+    tier.quarantine(address(1))
+    tier.quarantine(address(2))
+    assert (tier.get(address(1)), held(tier)) == (None, {})
+    tier.put(address(1), b"whole")
+    assert bytes(tier.get(address(1))) == b"whole"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from(["put", "get", "delete", "quarantine"]), st.integers(0, 5)), max_size=40))
+def test_whatever_is_done_it_has_what_it_says_and_not_too_much(tmp_path_factory, calls):
+    for tier in (MemoryTier(9000), DirectoryTier(tmp_path_factory.mktemp("tier"), 9000)):
+        for verb, number in calls:
+            arguments = [bytes([number]) * (1000 + 700 * number)] if verb == "put" else []
+            getattr(tier, verb)(address(number), *arguments)
+            assert sum(held(tier).values()) <= 9000
+        for found, size in held(tier).items():
+            file = tier.get(found)
+            assert len(file) == size
+            assert bytes(file) == bytes([int(found.key, 16)]) * size
+
+
+def test_a_directory_is_found_again_and_leftovers_of_the_killed_are_collected(tmp_path):
+    tier = DirectoryTier(tmp_path, MOST)
+    tier.put(address(1), bytes(3000))
+    leftover = tier.path(address(2)).with_suffix(".123-456.tmp")
+    leftover.parent.mkdir(exist_ok=True)
+    leftover.write_bytes(bytes(5000))
+    (tmp_path / "lock").write_text("999999")  # as after a kill between promise and file
+    again = DirectoryTier(tmp_path, MOST)
+    assert not leftover.exists()
+    assert held(again) == {address(1): 3000}
+    again.put(address(2), bytes(3000))
+    assert len(held(again)) == 2
+
+
+def test_a_directory_that_became_smaller_is_shrunk_at_the_start(tmp_path):
+    for number in range(3):
+        DirectoryTier(tmp_path, MOST).put(address(number), bytes(3000))
+        time.sleep(0.02)
+    assert set(held(DirectoryTier(tmp_path, 6500))) == {address(1), address(2)}
+
+
+def test_what_is_quarantined_counts_and_goes_first(tmp_path):
+    tier = DirectoryTier(tmp_path, MOST)
+    tier.put(address(1), bytes(4000))
+    tier.quarantine(address(1))
+    assert [path.name for path in (tmp_path / "quarantine").iterdir()] == [tier.path(address(1)).name]
+    tier.put(address(2), bytes(4000))
+    tier.put(address(3), bytes(4000))
+    assert list((tmp_path / "quarantine").iterdir()) == []
+    assert len(held(tier)) == 2
+
+
+def test_names_that_no_tier_gives_are_left_alone(tmp_path):
+    tier = DirectoryTier(tmp_path, MOST)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "ab").mkdir()
+    (tmp_path / "ab" / "other.safetensors").write_text("mine, too")
+    assert held(tier) == {}
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from cache.tiers.directory import DirectoryTier
+from cache.tiers.tier import Address
+tier = DirectoryTier(Path(sys.argv[1]), 1 << 30)
+for number in range(200):
+    tier.put(Address(f"{number:032x}", 0, 1), (b"%032x" % number) * 10_000)
+    print(number, flush=True)
+"""
+
+
+def test_whoever_is_killed_while_writing_leaves_whole_files_only(tmp_path):
+    """50 times, at any moment; two writers share each directory."""
+    for attempt in range(25):
+        folder = tmp_path / str(attempt)
+        command = [sys.executable, "-c", WRITER, str(folder)]
+        writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
+        for writer in writers:
+            writer.stdout.readline()  # it has begun
+        time.sleep(0.002 * attempt)
+        for writer in writers:
+            writer.kill()
+        said = {int(line) for writer in writers for line in writer.communicate()[0].split()}
+        tier = DirectoryTier(folder, 1 << 30)
+        assert not list(folder.rglob("*.tmp"))
+        stored = held(tier)
+        assert {address(number) for number in said} <= stored.keys()
+        for found in stored:
+            assert bytes(tier.get(found)) == found.key.encode() * 10_000
+        assert int((folder / "lock").read_text()) == sum(stored.values())
+        shutil.rmtree(folder)
+
+
+class HangingTier(MemoryTier):
+    """As a file system whose server is gone."""
+
+    def __init__(self):
+        super().__init__(MOST)
+        self.may_answer = threading.Event()
+
+    def get(self, address):
+        self.may_answer.wait(30)
+        return super().get(address)
+
+    put = None
+
+
+def whole(file):
+    if bytes(file) == b"damaged":
+        raise ValueError("it is damaged")
+    return bytes(file)
+
+
+def test_a_chain_takes_the_first_that_has_it_and_tells_the_faster():
+    tiers = [MemoryTier(MOST), MemoryTier(MOST)]
+    tiers[1].name = "other"
+    both = TierChain(tiers, timeout_s=5)
+    tiers[1].put(address(1), b"file")
+    events = Events()
+    assert both.get(address(1), ["host", "other"], whole, events) == ("other", b"file")
+    assert both.get(address(1), ["host", "other"], whole, events) == ("host", b"file")
+    assert both.get(address(1), ["nothing"], whole, events) is None
+    assert both.get(address(2), ["host", "other"], whole, events) is None
+    assert events.happened == [("other", "loaded"), ("host", "loaded")]
+    both.put(address(3), b"new", stored := Events())
+    assert stored.happened == [("host", "stored"), ("other", "stored")]
+
+
+def test_a_chain_quarantines_what_is_damaged_and_asks_the_next():
+    tiers = [MemoryTier(MOST), MemoryTier(MOST)]
+    tiers[1].name = "other"
+    tiers[0].put(address(1), b"damaged")
+    tiers[1].put(address(1), b"whole")
+    events = Events()
+    assert TierChain(tiers, timeout_s=5).get(address(1), ["host", "other"], whole, events) == ("other", b"whole")
+    assert events.happened == [("host", "corrupt"), ("other", "loaded")]
+    assert bytes(tiers[0].get(address(1))) == b"whole"
+
+
+def test_a_tier_that_hangs_is_waited_for_once_and_left_alone(monkeypatch):
+    monkeypatch.setattr(chain_module, "SUSPENDED_S", 0.2)
+    hanging, other = HangingTier(), MemoryTier(MOST)
+    hanging.name = "nfs"
+    other.put(address(1), b"file")
+    both = TierChain([hanging, other], timeout_s=0.1)
+    hanging._files[address(1)] = memoryview(bytearray(b"file")), 0.0
+    hanging.put = lambda *_: None
+    words = []
+    for _ in range(3):
+        events = Events()
+        assert both.get(address(1), ["nfs", "host"], whole, events) == ("host", b"file")
+        words += [word for name, word in events.happened if name == "nfs"]
+    assert words == ["timeout", "suspended", "suspended"]
+    hanging.may_answer.set()
+    time.sleep(0.4)
+    assert both.get(address(1), ["nfs", "host"], whole, Events()) == ("nfs", b"file")
+
+
+def test_errors_of_a_tier_are_counted_and_passed_over(tmp_path):
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    full, other = MemoryTier(MOST), MemoryTier(MOST)
+    full.name, full.put, full.get = "file", fails, fails
+    both = TierChain([full, other], timeout_s=5)
+    both.put(address(1), b"file", stored := Events())
+    assert stored.happened == [("file", "store_failed"), ("host", "stored")]
+    assert both.get(address(1), ["file", "host"], whole, loaded := Events()) == ("host", b"file")
+    assert ("file", "load_failed") in loaded.happened
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("disk:///tmp/x?size=1GiB", "no tier is called 'disk'; there are .*file.*host.*s3"),
+        ("/tmp/x", "no tier is called ''"),
+        ("file:///tmp/x", "needs a size"),
+        ("host://?size=100", "size=100 has no unit"),
+        ("host://?size=much", "size=much is no size"),
+        ("host://?size=0GiB", "holds nothing"),
+        ("host://?size=1GiB,host://?size=2GiB", "can be one"),
+    ],
+)
+def test_what_is_wrong_in_a_configuration_is_said(text, message):
+    with pytest.raises(TierConfigError, match=message):
+        parse_tiers(text)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("file://relative/path?size=1GiB", "absolute path"),
+        ("file:///tmp/x?size=1GiB&colour=red", "absolute path .* and a size"),
+        ("file:///proc/nowhere?size=1GiB", "/proc/nowhere: No such file or directory"),
+        ("host://there?size=1GiB", "nothing but a size"),
+    ],
+)
+def test_what_can_not_be_made_is_said(url, message):
+    with pytest.raises(TierConfigError, match=message):
+        make_tier(url)
+
+
+def test_an_unknown_bucket_is_said(s3):
+    with pytest.raises(TierConfigError, match="no-such-bucket"):
+        make_tier(f"s3://no-such-bucket/x?size=1GiB&endpoint={s3}")
+
+
+def test_several_tiers_are_read_in_their_order():
+    urls = ["host://?size=4GiB", "file:///var/x?size=1TiB"]
+    assert parse_tiers(" , ".join(urls)) == urls
+    assert parse_tiers("") == []
