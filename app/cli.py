@@ -18,6 +18,7 @@ _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-â€
        tessera bench [WORKLOAD ...] [options] [any vllm serve flag]
        tessera route [--registry URL] [--host HOST] [--port PORT]
        tessera cluster [MODEL] [--replicas N] [--port PORT] [any tessera serve flag]
+       tessera cache ls|verify|gc|export|import DIRECTORY
        tessera --version
 
 commands:
@@ -27,6 +28,7 @@ commands:
   eval      measure accuracy and speed on questions, with full attention and with chunks reused
   bench     measure speed beside stock vLLM, both on the same model and requests
   route     one address for many replicas that serve with --registry
+  cache     look at, check, tidy up and move what a directory tier has
   cluster   Redis, replicas and a router on this machine
 
 tessera serve --help shows the flags, tessera serve --help=all vLLM's as well."""
@@ -157,6 +159,12 @@ def _cluster(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _cache(arguments: list[str]) -> int:
+    from app.cache_command import main
+
+    return main(arguments)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "demo": _demo,
@@ -164,6 +172,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": _bench,
     "route": _route,
     "cluster": _cluster,
+    "cache": _cache,
 }
 
 

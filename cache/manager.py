@@ -76,6 +76,7 @@ class ChunkCacheManager:
         self._clock = clock
         self._policy: EvictionPolicy[ChunkKVCache] = make_policy(config.eviction)
         self._expiry = ExpiryQueue()
+        self.on_expired: Callable[[ChunkHash], None] = lambda _: None
         self._leases: set[Lease] = set()
         self._filling: set[ChunkKVCache] = set()
         self._detached: set[ChunkKVCache] = set()
@@ -183,6 +184,7 @@ class ChunkCacheManager:
         """Detaches what has expired."""
         for entry in self._expiry.due(self._clock()):
             self.detach(entry, Removal.EXPIRED)
+            self.on_expired(entry.key)
 
     def detach(self, entry: ChunkKVCache, why: Removal) -> None:
         """Makes ``entry`` unfindable; its pages are freed once nobody reads or writes them."""
@@ -193,12 +195,12 @@ class ChunkCacheManager:
             self._forget(entry, why)
         self._reclaim(entry)
 
-    def clear(self, namespace: str | None = None) -> int:
-        """Detaches every entry (of ``namespace``, if given); returns how many."""
+    def clear(self, namespace: str | None = None, why: Removal = Removal.CLEARED) -> list[ChunkHash]:
+        """Detaches every entry (of ``namespace``, if given); returns their keys."""
         entries = [e for e in self.index if namespace is None or e.identity.scope.namespace == namespace]
         for entry in entries:
-            self.detach(entry, Removal.CLEARED)
-        return len(entries)
+            self.detach(entry, why)
+        return [entry.key for entry in entries]
 
     def check_integrity(self) -> None:
         """Raises :class:`IntegrityError` unless every page has one owner and every lease is accounted for."""

@@ -26,19 +26,21 @@ PAUSE: Final = 4
 
 
 class Archive:
-    """Segments that wait for being stored, the newest first: the oldest are those that eviction takes next.
+    """Segments that wait to be stored, in the order in which they were filled.
 
-    A segment that is evicted before its turn is not stored.
+    One that is evicted before its turn is not stored.
     """
 
     def __init__(self, engine: "ChunkEngine", transfers: Callable[[], PoolTransfers | None]) -> None:
         self._engine = engine
         self._transfers = transfers
         self._waiting: dict[ChunkHash, None] = {}
+        self._to_drop: set[ChunkHash] = set()
+        self._is_storing = False
         self._has_work = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + self._is_storing
 
     def add(self, entries: Iterable[ChunkKVCache]) -> None:
         """Says that segments have been filled."""
@@ -48,17 +50,42 @@ class Archive:
                 del self._waiting[next(iter(self._waiting))]
         self._has_work.set()
 
+    def drop_later(self, key: ChunkHash) -> None:
+        """Says that a segment is to be kept nowhere any more."""
+        self._to_drop.add(key)
+        self._has_work.set()
+
+    async def drop(self, keys: Iterable[ChunkHash]) -> None:
+        """Drops segments from all tiers."""
+        for key in keys:
+            self._waiting.pop(key, None)
+            if (transfers := self._transfers()) is not None:
+                try:
+                    await transfers.drop(key)
+                except TransferError as error:
+                    logger.warning("a chunk can't be dropped from tiers: %s", error)
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            while not self._waiting:
+            while not self._waiting and not self._to_drop:
                 self._has_work.clear()
                 await self._has_work.wait()
-            key, _ = self._waiting.popitem()
-            started = time.monotonic()
+            dropped, self._to_drop = self._to_drop, set()
+            await self.drop(dropped)
+            if self._waiting:
+                await self._store_next()
+
+    async def _store_next(self) -> None:
+        key = next(iter(self._waiting))
+        del self._waiting[key]
+        self._is_storing, started = True, time.monotonic()
+        try:
             await self._store(key)
-            if self._engine.llm.get_num_unfinished_requests():
-                await asyncio.sleep(PAUSE * (time.monotonic() - started))
+        finally:
+            self._is_storing = False
+        if self._engine.llm.get_num_unfinished_requests():
+            await asyncio.sleep(PAUSE * (time.monotonic() - started))
 
     async def _store(self, key: ChunkHash) -> None:
         manager, transfers = self._engine.manager, self._transfers()
@@ -102,8 +129,9 @@ async def attached_tiers(engine: "ChunkEngine", urls: Sequence[str]) -> AsyncIte
     names = [urlsplit(url).scheme for url in urls]
     source = TierSource(names, engine.manager, lambda: engine.transfers, engine.fills.costs)
     engine.fills.sources.append(source)
-    engine.fills.archive = Archive(engine, lambda: engine.transfers)
-    task = asyncio.create_task(engine.fills.archive.run(), name="archive")
+    engine.fills.archive = archive = Archive(engine, lambda: engine.transfers)
+    engine.manager.on_expired = archive.drop_later
+    task = asyncio.create_task(archive.run(), name="archive")
     try:
         yield
     finally:

@@ -133,13 +133,15 @@ class BackgroundFills:
         assert self._engine.fills is not None
         (segment,) = lease.chunks
         try:
-            await self._engine.fills.wait(lease, tasks)
+            results = await self._engine.fills.wait(lease, tasks)
             if segment.entry.detached:
                 raise ChunkCacheError("it was removed while it was computed")
             ingestion.keep(chunk, segment.entry)
         except (FullAttentionError, ChunkCacheError) as error:
             return Ingested(chunk, str(segment.entry.key), error=str(error))
-        return Ingested(chunk, str(segment.entry.key), segment.status)
+        sources = [r.source for job, r in zip(lease.fills, results, strict=True) if segment.entry in job.entries]
+        status = sources[0].status if sources and sources[0] is not None else segment.status
+        return Ingested(chunk, str(segment.entry.key), status)
 
 
 class _Queue:

@@ -3,6 +3,7 @@
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from cache.errors import CapacityError, IntegrityError
-from cache.hashing import CacheScope
+from cache.hashing import CacheScope, ChunkHash
 from cache.holdings import Holdings
 from cache.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
 from cache.lease import Lease
-from cache.manager import ChunkCacheManager
+from cache.manager import ChunkCacheManager, Removal
 from engine_ext.background import BackgroundFills
 from engine_ext.fills import FillRunner
 from engine_ext.plan import PARAMS_KEY
@@ -109,10 +110,15 @@ class ChunkEngine:
     def _forget_everything(self, *, with_new_weights: bool) -> None:
         """Empties the chunk cache. What others computed with weights that may be others is not used from now on."""
         if self.manager is not None:
-            self.manager.clear()
+            self.manager.clear(why=Removal.ASLEEP)
         if with_new_weights and self.transfers is not None:
             logger.warning("chunks are no longer stored nor shared: the weights may have changed")
             self.transfers = None
+
+    async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
+        """Segments that shall be kept nowhere any more."""
+        if self.fills is not None and self.fills.archive is not None:
+            await self.fills.archive.drop(keys)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """vLLM's check before it accepts a request; also refuses (status 503) while too many fills wait."""

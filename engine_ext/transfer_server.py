@@ -27,16 +27,18 @@ logger = logging.getLogger(__name__)
 
 _LOWEST_PRIORITY = 19
 
+Verb = Literal["read", "write", "load", "store", "drop"]
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """What to do with the pages of a segment.
 
     ``read``: send them as a file, which follows the answer. ``write``: fill them from a file, which follows this.
-    ``load``: fill them from one of ``tiers``. ``store``: put them into every tier.
+    ``load``: fill them from one of ``tiers``. ``store``: put them into every tier. ``drop``: out of every tier.
     """
 
-    verb: Literal["read", "write", "load", "store"]
+    verb: Verb
     label: ChunkFileLabel
     pages: list[int]
     tag: int
@@ -118,7 +120,9 @@ class TransferServer:
     def _carry_out(self, transfer: Transfer, file: bytes, answer: Answer) -> bytes:
         label, num_tokens = transfer.label, packed_length(bytes.fromhex(transfer.label.tokens))
         address, events = Address(label.key, label.rank, label.ranks), Events(answer.events)
-        if transfer.verb == "write":
+        if transfer.verb == "drop":
+            self._chain.delete(address, events)
+        elif transfer.verb == "write":
             self._half.write(transfer.pages, transfer.tag, num_tokens, unpack_file(file, label))
         elif transfer.verb == "load":
             found = self._chain.get(address, transfer.tiers, lambda data: (len(data), unpack_file(data, label)), events)

@@ -7,17 +7,15 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Client
-from typing import Literal
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from cache.hashing import ChunkHash
 from cache.index import ChunkKVCache
 from engine_ext.chunk_file import ChunkFileLabel
-from engine_ext.transfer_server import Answer, Transfer
+from engine_ext.transfer_server import Answer, Transfer, Verb
 
 logger = logging.getLogger(__name__)
-
-Verb = Literal["read", "write", "load", "store"]
 
 
 class TransferError(Exception):
@@ -62,6 +60,12 @@ class PoolTransfers:
         Raises :class:`TransferError`.
         """
         return await self._all("store", entry, self._storing)
+
+    async def drop(self, key: ChunkHash) -> None:
+        """Drops a segment from every tier; raises :class:`TransferError`."""
+        for rank, worker in enumerate(self._workers):
+            label = ChunkFileLabel(self._fingerprint, str(key), "", "", rank, self.num_workers)
+            await worker.ask(Transfer("drop", label, [], 0))
 
     def close(self) -> None:
         """Ends the connections."""

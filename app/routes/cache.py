@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of the chunk cache."""
 
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
+from vllm.exceptions import GracefulHTTPError
 
 from engine_ext.engine import ChunkEngine
 
@@ -31,10 +33,33 @@ class ClearRequest(BaseModel):
 
 @router.post("/clear", summary="Empty the chunk cache")
 async def clear(request: Request, body: ClearRequest | None = None) -> dict[str, int]:
-    """Drops every cached segment, pinned ones too. Requests that run with them now keep them until they end."""
+    """Drops every segment in the pool, pinned ones too, from the pool and from all tiers.
+
+    Requests that run with them now keep them until they end. What is in tiers alone stays there.
+    """
     engine: ChunkEngine = request.app.state.engine_client
-    namespace = body.namespace if body else None
-    return {"cleared": engine.manager.clear(namespace) if engine.manager is not None else 0}
+    keys = engine.manager.clear(body.namespace if body else None) if engine.manager is not None else []
+    await engine.drop_from_tiers(keys)
+    return {"cleared": len(keys)}
+
+
+class SleepRequest(BaseModel):
+    """What to take out of the pool."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"idle_s": 600}})
+
+    idle_s: float = Field(600, ge=0, allow_inf_nan=False, description="only what was not used for so many seconds")
+
+
+@router.post("/sleep", summary="Take cold chunks out of the pool that are in a tier")
+async def sleep(request: Request, body: SleepRequest | None = None) -> dict[str, int]:
+    """They are loaded again when they are asked about, or by ``POST /v1/rag/chunks``. Pinned chunks stay."""
+    engine: ChunkEngine = request.app.state.engine_client
+    archive = engine.fills.archive if engine.fills is not None else None
+    if archive is None:
+        raise GracefulHTTPError("there are no tiers (--chunk-cache-tiers)", HTTPStatus.CONFLICT)
+    segments, pages = archive.sleep_cold((body or SleepRequest()).idle_s)
+    return {"segments": segments, "pages": pages}
 
 
 def cache_stats(engine: ChunkEngine) -> dict[str, Any]:
@@ -48,6 +73,7 @@ def cache_stats(engine: ChunkEngine) -> dict[str, Any]:
             "running_fills": engine.fills.num_running,
             "queued_fills": engine.fills.num_queued,
             "registered_ids": len(engine.manager.ids),
+            "archive_waiting": len(engine.fills.archive or ()),
         }
         state["counters"] = engine.manager.metrics.snapshot()
     return state

@@ -120,9 +120,12 @@ async def get_chunk(key: Annotated[str, Path()], raw_request: Request) -> dict[s
 
 @router.delete("/{key}", summary="Drop one cached segment", response_model=None)
 async def delete_chunk(key: Annotated[str, Path()], raw_request: Request) -> dict[str, Any]:
-    """No later request finds it; those that run with it now keep it until they end."""
-    manager = _manager(raw_request.app.state.engine_client)
-    manager.detach(_entry(manager, key), Removal.DELETED)
+    """No later request finds it, in the pool or in a tier; those that run with it now keep it until they end."""
+    engine: ChunkEngine = raw_request.app.state.engine_client
+    manager = _manager(engine)
+    entry = _entry(manager, key)
+    manager.detach(entry, Removal.DELETED)
+    await engine.drop_from_tiers([entry.key])
     return {"key": key, "deleted": True}
 
 
@@ -201,7 +204,7 @@ class _Ingest:
         cached = sum(self.manager.index.by_key(ChunkHash(bytes.fromhex(key))) is not None for key in self.keys)
         return {
             "documents": len(self.documents),
-            **{name: self.statuses[name] for name in ("hit", "filled", "waited", "failed")},
+            **{name: self.statuses[name] for name in ("hit", "loaded", "filled", "waited", "failed")},
             "tokens": self.tokens,
             "cached": cached,
             "evicted": len(self.keys) - cached,

@@ -75,6 +75,11 @@ class TierChain:
             if len(events.happened) == before:
                 events.add(tier.name, "stored")
 
+    def delete(self, address: Address, events: Events) -> None:
+        """Drops it from every tier that answers."""
+        for tier in self.tiers:
+            self._write(tier, partial(tier.delete, address), events)
+
     def close(self) -> None:
         """Ends the tiers; one that hangs is left to itself."""
         for tier in self.tiers:

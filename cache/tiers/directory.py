@@ -108,6 +108,13 @@ class DirectoryTier:
         """Where the file of an address is, or would be."""
         return self.root / address.key[:2] / f"{address.key}.{address.rank}-of-{address.ranks}{SUFFIX}"
 
+    def empty_quarantine(self) -> None:
+        """Drops what is kept there for people to look at."""
+        with self._locked() as lock:
+            for path in (self.root / QUARANTINE).glob(f"*{SUFFIX}"):
+                path.unlink(missing_ok=True)
+            self._shrink(lock, self.max_bytes)
+
     def shrink(self, max_bytes: int) -> int:
         """Drops files, those used least recently first, until ``max_bytes`` are left; returns how many are."""
         with self._locked() as lock:

@@ -25,7 +25,7 @@ OPENED_BY = {")": "(", "]": "[", "}": "{"}
 
 def series() -> set[str]:
     """Names of every time series that a server with the cache on has."""
-    fills = SimpleNamespace(num_running=0, num_queued=0)
+    fills = SimpleNamespace(num_running=0, num_queued=0, archive=None)
     engine = SimpleNamespace(manager=make_manager(), fills=fills, disabled_reason=None)
     collected = ChunkCacheCollector(engine, wanted=True, in_loop=lambda read: read()).collect()
     kinds = {metric.name: metric.type for metric in collected}

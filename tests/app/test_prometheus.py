@@ -16,7 +16,7 @@ A, B = (100, 101, 102, 103), (200, 201)
 
 
 def make_engine(manager=None, reason=None):
-    fills = SimpleNamespace(num_running=2, num_queued=3) if manager is not None else None
+    fills = SimpleNamespace(num_running=2, num_queued=3, archive=None) if manager is not None else None
     return SimpleNamespace(manager=manager, fills=fills, disabled_reason=reason)
 
 

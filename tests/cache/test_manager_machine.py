@@ -168,7 +168,7 @@ class Books(RuleBasedStateMachine):
     @rule(namespace=st.sampled_from([None, "one"]))
     def clear(self, namespace):
         cleared = [k for name, k in self.cached.items() if namespace in (None, name[1].scope.namespace)]
-        assert self.manager.clear(namespace) == len(cleared)
+        assert len(self.manager.clear(namespace)) == len(cleared)
         for known in cleared:
             self._detached(known.entry, Removal.CLEARED)
 

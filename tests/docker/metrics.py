@@ -32,7 +32,7 @@ def replica_series() -> dict[str, Series]:
     """By name, of a replica with its cache on."""
     manager = make_manager()
     manager.metrics.full_reasons["capacity"] += 1
-    fills = SimpleNamespace(num_running=0, num_queued=0)
+    fills = SimpleNamespace(num_running=0, num_queued=0, archive=None)
     engine = SimpleNamespace(manager=manager, fills=fills, disabled_reason=None)
     publisher = SimpleNamespace(is_up=True, num_published=0, num_errors=0)
     collected = list(ChunkCacheCollector(engine, wanted=True, in_loop=lambda read: read()).collect())

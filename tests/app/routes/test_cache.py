@@ -31,7 +31,7 @@ async def test_a_running_cache_shows_its_state_and_checks_its_books():
     manager, checks = ChunkCacheManager(ChunkCacheConfig(4, 16, "engine")), []
     shown = await stats(
         manager=manager,
-        fills=SimpleNamespace(num_running=2, num_queued=1),
+        fills=SimpleNamespace(num_running=2, num_queued=1, archive=None),
         disabled_reason=None,
         check_integrity=lambda: checks.append(1),
     )
@@ -40,6 +40,7 @@ async def test_a_running_cache_shows_its_state_and_checks_its_books():
         "running_fills": 2,
         "queued_fills": 1,
         "registered_ids": 0,
+        "archive_waiting": 0,
     }
     assert shown["counters"] == manager.metrics.snapshot()
     assert checks == [1]
