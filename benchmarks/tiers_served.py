@@ -65,7 +65,7 @@ def _hits(kind: str, folder: Path) -> list[dict[str, Any]]:
     with _server(folder / f"{kind}.log", _POOL_QUESTIONS, tier) as server:
         for chunks in track(questions, f"{kind}: filling", console=Console(stderr=True)):
             _ask(server, chunks, {"filled"})
-        _wait_stored(server)
+            _wait_stored(server)
         for number, chunks in enumerate(track(questions, f"{kind}: asking", console=Console(stderr=True))):
             name = "tier"
             if kind == "file" and number % 2:

@@ -7,7 +7,6 @@ that nobody can load yet.
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -86,14 +85,11 @@ class TransferServer:
         threading.Thread(target=self._accept, name="transfers", daemon=True).start()
 
     def _accept(self) -> None:
-        for number in range(2):
-            # The second client stores: whatever else there is to do comes first.
-            arguments = (self._listener.accept(), number > 0)
-            threading.Thread(target=self._serve, args=arguments, name=f"transfers-{number}", daemon=True).start()
+        while True:
+            arguments = (self._listener.accept(),)
+            threading.Thread(target=self._serve, args=arguments, name="transfers", daemon=True).start()
 
-    def _serve(self, connection: Connection, is_background: bool) -> None:
-        if is_background:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+    def _serve(self, connection: Connection) -> None:
         with connection:
             while True:
                 try:

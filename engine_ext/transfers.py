@@ -55,7 +55,7 @@ class PoolTransfers:
         return await self._all("load", entry, self._workers, tiers=tuple(tiers))
 
     async def store(self, entry: ChunkKVCache) -> list[Answer]:
-        """Puts a segment that the caller leases into every tier, behind all else that workers do.
+        """Puts a segment that the caller leases into every tier; other calls need not wait for it.
 
         Raises :class:`TransferError`.
         """
