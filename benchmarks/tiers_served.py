@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tiers give and take on a real server: time to first token by where chunks come from; storing beside traffic.
+"""What tiers give and take on a real server: time to first token by where chunks come from; moving beside traffic.
 
     python -m benchmarks.tiers_served
 
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints; 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=["host", "file", "beside"], default=["host", "file", "beside"])
-    parser.add_argument("--rounds", type=int, default=3, help="of storing beside traffic (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of moving beside traffic (default: %(default)s)")
     args = parser.parse_args(arguments)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="tessera-tiers-") as folder:
@@ -86,24 +87,32 @@ def _hits(kind: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def _beside(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """What storing 1 GB costs an answer that is being written, against nothing being stored."""
+    """What bringing 1 GB from a directory to the pool costs an answer that is being written, against nothing."""
     texts, ratios = Texts("beside"), []
-    with _server(folder / "beside.log", _QUESTIONS + 1, f"file://{folder}/beside?size=64GiB") as server:
+    questions = [texts.chunks(CHUNKS, CHUNK_TOKENS) for _ in range(_QUESTIONS)]
+    everything = {"system": "Answer.", "chunks": [chunk for chunks in questions for chunk in chunks]}
+    with _server(folder / "beside.log", _QUESTIONS + 1, f"file://{folder}/beside?size=8GiB") as server:
+        for chunks in track(questions, "beside: filling", console=Console(stderr=True)):
+            _ask(server, chunks, {"filled"})
+        _wait_stored(server)
+        _seconds_per_token(server)  # the first is slower
         for _ in range(rounds):
-            beside, alone = [], []
-            for _ in range(_QUESTIONS):
-                _ask(server, texts.chunks(CHUNKS, CHUNK_TOKENS), {"filled"})
-            while _waiting(server):
-                beside.append(_seconds_per_token(server))
-            if len(beside) < 2:
-                say("everything was stored before anything could be measured beside it")
-                continue
-            for _ in beside:
-                alone.append(_seconds_per_token(server))
-            server.client.post("/v1/cache/clear").raise_for_status()
-            ratios.append(median(beside[:-1]) / median(alone))  # nothing may have been left to store in the last
-            say(f"{len(beside)} answers beside storing, {median(alone) * 1e3:.1f} ms per token alone")
-    return [_claim("time per output token, while storing / alone", statistics.median(ratios), GROWTH_AT_MOST)]
+            server.client.post("/v1/cache/sleep", json={"idle_s": 0}).raise_for_status()
+            with ThreadPoolExecutor(1) as thread:
+                moving = thread.submit(server.client.post, "/v1/rag/chunks", json=everything)
+                beside = []
+                while not moving.done():
+                    beside.append(_seconds_per_token(server))
+            summary = json.loads(moving.result().text.splitlines()[-1])["summary"]
+            alone = [_seconds_per_token(server) for _ in beside]
+            kept = beside[:-1] or beside  # the last may have ended when nothing moved any more
+            ratios.append(median(kept) / median(alone))
+            gigabytes = summary["loaded"] * CHUNK_TOKENS * TOKEN_BYTES / 1e9
+            say(
+                f"beside: {gigabytes:.2f} GB moved in {summary['seconds']:.1f} s beside {len(kept)} answers; "
+                f"{median(kept) * 1e3:.1f} ms per token, {median(alone) * 1e3:.1f} alone"
+            )
+    return [_claim("time per output token, while moving / alone", statistics.median(ratios), GROWTH_AT_MOST)]
 
 
 @contextmanager

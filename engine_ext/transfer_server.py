@@ -24,7 +24,6 @@ from engine_ext.worker import WorkerHalf, WrongPagesError
 
 logger = logging.getLogger(__name__)
 
-_LOWEST_PRIORITY = 19
 
 Verb = Literal["read", "write", "load", "store", "drop"]
 
@@ -90,6 +89,7 @@ class TransferServer:
             threading.Thread(target=self._serve, args=arguments, name="transfers", daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
+        torch.set_num_threads(1)  # of this thread: more would only get in the engine's way
         with connection:
             while True:
                 try:

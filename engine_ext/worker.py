@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector's worker half: the pool's memory, and the copies between it and the engine's KV blocks."""
 
+import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,10 +74,14 @@ class WorkerHalf:
             _allocate(layer, layout, num_pages, self.page_tokens)
             for layer, layout in zip(attention_layers, layouts, strict=True)
         ]
-        self.copier = copier_for(layers, reshape_and_cache)
-        self._page_tags = torch.full((num_pages,), -1, dtype=torch.int64)
+        self.attach(layers, reshape_and_cache)
         self._token_bytes = token_bytes
         return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
+
+    def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
+        """Takes the layers' pools as this worker's; they hold nothing yet."""
+        self.copier = copier_for(layers, reshape_and_cache)
+        self._page_tags = torch.full((len(layers[0].key_pool),), -1, dtype=torch.int64)
 
     def probe(self, layer: AttentionLayer) -> BlockLayout:
         """Finds out, by writing through the engine's own op, where the layer's cache keeps K and V."""
@@ -143,8 +148,7 @@ class WorkerHalf:
                 raise WrongPagesError(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {wanted}")
         self._page_tags[list(pages)] = -1
         for name, tensor in tensors.items():
-            for page, part in zip(pages, torch.split(tensor, self.page_tokens), strict=True):
-                pools[name][page, : len(part)].copy_(part)
+            self._fill(pools[name], pages, tensor)
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         self._page_tags[list(pages)] = tag
@@ -175,6 +179,17 @@ class WorkerHalf:
 
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
         self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self._token_bytes)
+
+    def _fill(self, pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:
+        """Copies ``[tokens, heads, size]`` to pages, as many at once as lie side by side."""
+        full = len(tensor) // self.page_tokens
+        start = 0
+        for first, count in _runs(pages[:full]):
+            end = start + count * self.page_tokens
+            pool[first : first + count].copy_(tensor[start:end].view(count, self.page_tokens, *tensor.shape[1:]))
+            start = end
+        if start < len(tensor):
+            pool[pages[full], : len(tensor) - start].copy_(tensor[start:])
 
     def _pools(self) -> list[tuple[str, Tensor]]:
         """The pool of each layer's K and V, ``[pages, page_tokens, heads, size]``."""
@@ -210,6 +225,13 @@ class WorkerHalf:
         block_ids = torch.tensor(transfer.block_ids, dtype=torch.int64)
         size = self.engine_block_size
         return block_ids[tokens // size] * size + tokens % size
+
+
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First page and number of pages of each run of successive ones."""
+    for _, run in itertools.groupby(enumerate(pages), key=lambda item: item[1] - item[0]):
+        numbers = [page for _, page in run]
+        yield numbers[0], len(numbers)
 
 
 def _allocate(layer: AttentionLayer, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments of a worker's pool, read and written whole."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.device_checks.memory import frequencies
+from engine_ext.worker import WorkerHalf, WrongPagesError
+from kernels.paged import LayerKV, make_pool
+
+PAGES, PAGE_TOKENS, HEADS, SIZE = 12, 4, 2, 6
+
+
+def worker(order=(0, 1, 2, 3)):
+    """A worker with a pool of two layers whose pages lie in memory as ``order`` has it."""
+    half = WorkerHalf(0, PAGE_TOKENS, 16)
+    blocks = torch.zeros(2, 16, HEADS, SIZE).permute(*order).contiguous().permute(*torch.tensor(order).argsort())
+    layers = [
+        LayerKV(blocks, blocks, *(make_pool(blocks, PAGES, PAGE_TOKENS).zero_() for _ in range(2)), frequencies(SIZE))
+        for _ in range(2)
+    ]
+    half.attach(layers)
+    return half
+
+
+def segment(num_tokens, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    names = [f"{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
+    return {name: torch.randn(num_tokens, HEADS, SIZE, generator=generator) for name in names}
+
+
+@given(st.integers(1, 30), st.randoms(), st.sampled_from([(0, 1, 2, 3), (0, 2, 1, 3)]))
+def test_what_is_written_to_any_pages_is_read_again_and_nothing_else_changes(num_tokens, rng, order):
+    half, count = worker(order), -(-num_tokens // PAGE_TOKENS)
+    pages = sorted(rng.sample(range(PAGES), count))
+    others = [page for page in range(PAGES) if page not in pages]
+    half.write(pages, 7, num_tokens, segment(num_tokens))
+    found = half.read(pages, 7, num_tokens)
+    assert all(torch.equal(found[name], tensor) for name, tensor in segment(num_tokens).items())
+    for _, pool in half._pools():
+        assert not pool[others].any()
+        assert not pool[pages].flatten(0, 1)[num_tokens:].any()
+
+
+def test_pages_of_another_tag_are_not_read():
+    half = worker()
+    half.write([3, 4], 7, 8, segment(8))
+    with pytest.raises(WrongPagesError, match="tag 8"):
+        half.read([3, 4], 8, 8)
+    half.write([4], 9, 4, segment(4))
+    with pytest.raises(WrongPagesError):
+        half.read([3, 4], 7, 8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found.pop("0.key"),
+        lambda found: found.update(more=torch.zeros(8, HEADS, SIZE)),
+        lambda found: found.update({"1.key": torch.zeros(7, HEADS, SIZE)}),
+        lambda found: found.update({"1.key": torch.zeros(8, HEADS + 1, SIZE)}),
+        lambda found: found.update({"1.key": torch.zeros(8, HEADS, SIZE, dtype=torch.float16)}),
+    ],
+)
+def test_what_is_no_kv_of_this_pool_is_refused_and_nothing_is_written(change):
+    half, found = worker(), segment(8)
+    half.write([3, 4], 7, 8, segment(8, seed=1))
+    change(found)
+    with pytest.raises(WrongPagesError):
+        half.write([3, 4], 8, 8, found)
+    before = half.read([3, 4], 7, 8)
+    assert all(torch.equal(before[name], tensor) for name, tensor in segment(8, seed=1).items())
