@@ -39,12 +39,19 @@ def _objects(url: SplitResult, max_bytes: int, options: Mapping[str, str], _: Al
     return ObjectTier(url, max_bytes, options)
 
 
+def _mooncake(url: SplitResult, max_bytes: int, options: Mapping[str, str], _: Allocate | None) -> StorageTier:
+    from cache.tiers.mooncake import MooncakeTier
+
+    return MooncakeTier(url, max_bytes, options)
+
+
 _MAKERS: dict[str, MakeTier] = {
     "host": _host,
     "file": _directory,
     "s3": _objects,
     "gs": _objects,
     "az": _objects,
+    "mooncake": _mooncake,
 }
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,7 @@ from cache.tiers.chain import Events, TierChain
 from cache.tiers.config import make_tier, parse_tiers
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.memory import MemoryTier
+from cache.tiers.mooncake import MooncakeTier
 from cache.tiers.tier import Address, TierConfigError, TierError
 
 MOST = 10_000
@@ -26,25 +28,36 @@ def address(number, rank=0, ranks=1):
     return Address(f"{number:032x}", rank, ranks)
 
 
-@pytest.fixture(scope="module")
-def s3():
-    moto = pytest.importorskip("moto.server", reason="moto is not installed")
-    boto3 = pytest.importorskip("boto3")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "id")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        url = f"http://{host}:{port}"
-        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
-        yield url
-        server.stop()
+class FakeMooncake:
+    """`MooncakeDistributedStore` as it was seen to behave (its package 0.3.13, over TCP)."""
+
+    def __init__(self):
+        self.files = {}
+
+    def setup(self, *arguments):
+        return 0 if arguments[-1] == "master:1" else -1
+
+    def put(self, name, data):
+        self.files.setdefault(name, data)
+        return 0
+
+    def get(self, name):
+        return self.files.get(name, b"")
+
+    def get_size(self, name):
+        return len(self.files[name])
+
+    def is_exist(self, name):
+        return int(name in self.files)
+
+    def remove(self, name, force):
+        return 0 if self.files.pop(name, None) is not None and force else -704
 
 
-@pytest.fixture(params=["host", "file", "s3"])
+@pytest.fixture(params=["host", "file", "s3", "mooncake"])
 def tier(request, tmp_path):
+    if request.param == "mooncake":
+        return MooncakeTier(urlsplit("mooncake://master:1"), MOST, {}, FakeMooncake())
     if request.param == "host":
         return MemoryTier(MOST)
     if request.param == "file":
@@ -163,6 +176,7 @@ def test_names_that_no_tier_gives_are_left_alone(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
 tier = DirectoryTier(Path(sys.argv[1]), 1 << 30)
@@ -296,6 +310,8 @@ def test_what_is_wrong_in_a_configuration_is_said(text, message):
         ("file:///tmp/x?size=1GiB&colour=red", "absolute path .* and a size"),
         ("file:///proc/nowhere?size=1GiB", "/proc/nowhere: No such file or directory"),
         ("host://there?size=1GiB", "nothing but a size"),
+        ("mooncake://?size=1GiB", "takes the master's address"),
+        ("mooncake://master:1?size=1GiB&colour=red", "colour is no option"),
     ],
 )
 def test_what_can_not_be_made_is_said(url, message):
@@ -306,6 +322,11 @@ def test_what_can_not_be_made_is_said(url, message):
 def test_an_unknown_bucket_is_said(s3):
     with pytest.raises(TierConfigError, match="no-such-bucket"):
         make_tier(f"s3://no-such-bucket/x?size=1GiB&endpoint={s3}")
+
+
+def test_a_mooncake_that_is_not_there_is_said():
+    with pytest.raises(TierConfigError, match="master at other:1 can't be reached"):
+        MooncakeTier(urlsplit("mooncake://other:1"), MOST, {}, FakeMooncake())
 
 
 def test_several_tiers_are_read_in_their_order():

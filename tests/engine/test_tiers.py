@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,47 @@ from tests.engine.server import TesseraServer
 from tests.engine.test_exactness import ask, assert_exact, statuses
 from tests.oracle import Oracle
 
-STEPS = ("shared", "offset")
 Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
 
 
+class Directory:
+    """A directory, and the servers of one model that keep their chunks there."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.path = folder / "kv"
+        self.tiers = f"file://{self.path}?size=1GiB"
+        self._folder, self._model = folder, str(model)
+        self._started: list[TesseraServer] = []
+        self.server = self.start(self.tiers)
+
+    def start(self, tiers: str, *flags: str, wait: bool = True, **kwargs: Any) -> TesseraServer:
+        log = self._folder / f"server-{len(self._started)}.log"
+        model = (self._model, "--dtype", "float32")
+        server = TesseraServer(log, *model, *COMMON, "--chunk-cache-tiers", tiers, *flags, **kwargs)
+        self._started.append(server)
+        return server.wait_ready() if wait else server
+
+    def stop(self) -> None:
+        for server in self._started:
+            server.stop()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Directory]:
+    made = Directory(tmp_path_factory.mktemp("tiers"), model_path("tiny-llama"))
+    yield made
+    made.stop()
+
+
 @pytest.fixture
-def start(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[StartServer]:
+def start(directory: Directory) -> Iterator[StartServer]:
+    """Starts servers with other tiers, for one test."""
     started: list[TesseraServer] = []
 
-    def start_server(tiers: str, *flags: str, wait: bool = True, **kwargs: Any) -> TesseraServer:
-        log = tmp_path / f"server-{len(started)}.log"
-        arguments = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
-        server = TesseraServer(log, *arguments, "--chunk-cache-tiers", tiers, *flags, **kwargs)
-        started.append(server)
-        return server.wait_ready() if wait else server
+    def start_server(*arguments: Any, **kwargs: Any) -> TesseraServer:
+        started.append(directory.start(*arguments, **kwargs))
+        return started[-1]
 
     yield start_server
     for server in started:
@@ -58,22 +85,32 @@ def origins(response: dict[str, Any]) -> list[str | None]:
     return [chunk.get("origin") or chunk["status"] for chunk in response["cache"]["chunks"]]
 
 
+@pytest.mark.parametrize("kind", ["file", "s3", "two workers"])
 def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
-    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
+    kind: str,
+    start: StartServer,
+    tmp_path: Path,
+    oracle: Callable[[str], Oracle],
+    text: Text,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """Of host memory, a directory, the pool and computing; with system segments long and short."""
-    folder = tmp_path / "kv"
-    server = start(f"host://?size=600KiB,file://{folder}?size=1GiB", "--chunk-cache-page-tokens", "16")
+    """Of host memory, a slower tier, the pool and computing."""
+    slower, flags, environment = f"file://{tmp_path}/kv?size=1GiB", ("--chunk-cache-page-tokens", "16"), {}
+    if kind == "s3":
+        slower = f"s3://bucket/{tmp_path.name}?size=1GiB&endpoint={request.getfixturevalue('s3')}"
+    elif kind == "two workers":
+        flags, environment = (*flags, "--tensor-parallel-size", "2"), {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    server, name = start(f"host://?size=600KiB,{slower}", *flags, environment=environment), slower.partition(":")[0]
     a, b, c, d, e = (text(n) for n in (100, 37, 260, 64, 150))
     for strategy in ("shared", "offset"):
         assert_exact(ask(server, strategy, [a, b, c, d], "What?"), oracle("tiny-llama"), strategy)
     to_sleep(server)
-    first = ask(server, "shared", [d, a, c], "Which?")  # 600 KiB hold the last of them
-    assert set(origins(first)) <= {"file", "host"}
+    first = ask(server, "shared", [d, a, c], "Which?")  # 600 KiB hold some of them
+    assert set(origins(first)) <= {name, "host"}
     assert_exact(first, oracle("tiny-llama"), "shared")
     mixed = ask(server, "offset", [b, e, a], "Which?")
     assert origins(mixed)[1:] == ["filled", "hit"]
-    assert origins(mixed)[0] in ("file", "host")
+    assert origins(mixed)[0] in (name, "host")
     assert_exact(mixed, oracle("tiny-llama"), "offset")
     to_sleep(server)
     loaded = set()
@@ -81,57 +118,22 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
         again = ask(server, "shared", chunks, "Which?")
         loaded |= set(origins(again))
         assert_exact(again, oracle("tiny-llama"), "shared")
-    assert {"file", "host"} <= loaded
+    assert name in loaded
     counted = server.stats()["counters"]
-    assert counted["loaded_bytes"]["file"] > 0
+    assert counted["loaded_bytes"][name] > 0
     assert counted["fills"]["loaded"] > 0
     assert again["cache"]["tokens"]["reused"] > 0
 
 
-def test_after_kill_9_the_first_request_finds_everything_that_was_stored(
-    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
-) -> None:
-    tiers = f"file://{tmp_path}/kv?size=1GiB"
-    server, chunks = start(tiers), [text(300), text(120)]
-    ask(server, "shared", chunks, "What?")
-    archived(server)
-    os.killpg(server.process.pid, signal.SIGKILL)
-    server.process.wait()
-    again = start(tiers)
-    answer = ask(again, "shared", chunks[::-1], "What?")
-    assert origins(answer) == ["file", "file"]
-    assert answer["cache"]["tokens"]["computed"] == len(answer["cache"]["segments"][-1]["token_ids"])
-    assert_exact(answer, oracle("tiny-llama"), "shared")
-
-
-def test_two_servers_on_one_directory_need_nothing_else(
-    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
-) -> None:
-    tiers = f"file://{tmp_path}/kv?size=1GiB"
-    one, two = start(tiers), start(tiers)
-    chunks = [text(300), text(120)]
-    ask(one, "shared", chunks, "What?")
-    archived(one)
-    answer = ask(two, "offset", chunks, "What?")
-    assert origins(answer) == ["file", "file"]
-    assert_exact(answer, oracle("tiny-llama"), "offset")
-    key = answer["cache"]["chunks"][0]["key"]
-    assert two.client.delete(f"/v1/rag/chunks/{key}").status_code == 200
-    assert not list((tmp_path / "kv").rglob(f"{key}*"))
-
-
 def test_damaged_files_are_computed_anew_and_quarantined(
-    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
+    directory: Directory, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
-    folder = tmp_path / "kv"
-    server = start(f"file://{folder}?size=1GiB")
-    chunks = [text(200) for _ in range(6)]
-    ask(server, "shared", chunks, "What?", system="S")
+    server, chunks = directory.server, [text(200) for _ in range(6)]
+    answer = ask(server, "shared", chunks, "What?", system="S")
+    keys = [str(chunk["key"]) for chunk in answer["cache"]["chunks"]]
     to_sleep(server)
-    files = {path.name.split(".")[0]: path for path in folder.glob("??/*.safetensors")}
-    keys = [str(chunk["key"]) for chunk in ask(server, "shared", chunks, "What?", system="S")["cache"]["chunks"]]
-    to_sleep(server)
-    flipped, cut, empty, foreign, formatted, _ = (files[key] for key in keys)
+    files = {key: next(directory.path.glob(f"??/{key}.*")) for key in keys}
+    flipped, cut, empty, foreign, formatted, _ = files.values()
     change(flipped, lambda data: data[:-50] + bytes([data[-50] ^ 4]) + data[-49:])
     change(cut, lambda data: data[: len(data) // 2])
     change(empty, lambda _: b"")
@@ -141,11 +143,60 @@ def test_damaged_files_are_computed_anew_and_quarantined(
     assert sorted(origins(answer)) == ["file"] + ["filled"] * 5
     assert_exact(answer, oracle("tiny-llama"), "shared")
     assert server.stats()["counters"]["tiers"]["file"]["corrupt"] == 5
-    assert {path.name.split(".")[0] for path in (folder / "quarantine").iterdir()} == set(keys[:5])
+    assert {path.name.split(".")[0] for path in (directory.path / "quarantine").iterdir()} == set(keys[:5])
     to_sleep(server)
     again = ask(server, "shared", chunks, "What?", system="S")
     assert origins(again) == ["file"] * 6
     assert_exact(again, oracle("tiny-llama"), "shared")
+
+
+def test_a_file_system_that_hangs_is_waited_for_once(
+    directory: Directory, oracle: Callable[[str], Oracle], text: Text
+) -> None:
+    """A FIFO where the file should be: whoever opens it waits for somebody to write to it."""
+    server, chunks = directory.server, [text(200) for _ in range(4)]
+    answer = ask(server, "shared", chunks, "What?", system="S")
+    to_sleep(server)
+    before = server.stats()["counters"]["tiers"]["file"]
+    fifos = [next(directory.path.glob(f"??/{chunk['key']}.*")) for chunk in answer["cache"]["chunks"]]
+    for path in fifos:
+        path.unlink()
+        os.mkfifo(path)
+    answer = ask(server, "shared", chunks, "What?", system="S")
+    assert sum(status == "filled" for status in statuses(answer)) >= 3
+    assert_exact(answer, oracle("tiny-llama"), "shared")
+    happened = server.stats()["counters"]["tiers"]["file"]
+    assert happened["timeout"] - before.get("timeout", 0) == 1
+    assert happened["suspended"] - before.get("suspended", 0) >= 2
+    assert_exact(ask(server, "shared", [text(50), *chunks], "What?", system="S"), oracle("tiny-llama"), "shared")
+    for path in fifos:
+        with suppress(OSError):  # nobody waits at most of them
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        path.unlink()
+
+
+def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_server(
+    directory: Directory, start: StartServer, oracle: Callable[[str], Oracle], text: Text
+) -> None:
+    server, chunks = directory.server, [text(300), text(120)]
+    ask(server, "shared", chunks, "What?")
+    archived(server)
+    os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait()
+    again = start(directory.tiers)
+    answer = ask(again, "shared", chunks[::-1], "What?")
+    assert origins(answer) == ["file", "file"]
+    assert answer["cache"]["tokens"]["computed"] == len(answer["cache"]["segments"][-1]["token_ids"])
+    assert_exact(answer, oracle("tiny-llama"), "shared")
+    other, new = start(directory.tiers), [text(200)]
+    ask(again, "offset", new, "What?")
+    archived(again)
+    found = ask(other, "offset", new, "What?")
+    assert origins(found) == ["file"]
+    assert_exact(found, oracle("tiny-llama"), "offset")
+    key = found["cache"]["chunks"][0]["key"]
+    assert other.client.delete(f"/v1/rag/chunks/{key}").status_code == 200
+    assert not list(directory.path.rglob(f"{key}*"))
 
 
 def change(path: Path, how: Callable[[bytes], bytes]) -> None:
@@ -172,29 +223,6 @@ def test_a_full_disk_and_one_that_can_not_be_written_to_cost_nothing_but_the_tie
         assert server.stop() == 0
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_file_system_that_hangs_is_waited_for_once(
-    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
-) -> None:
-    """A FIFO where the file should be: whoever opens it waits for somebody to write to it."""
-    folder = tmp_path / "kv"
-    server = start(f"file://{folder}?size=1GiB", "--chunk-cache-tier-timeout", "0.3")
-    chunks = [text(200) for _ in range(4)]
-    ask(server, "shared", chunks, "What?", system="S")
-    to_sleep(server)
-    for path in folder.glob("??/*.safetensors"):
-        path.unlink()
-        os.mkfifo(path)
-    answer = ask(server, "shared", chunks, "What?", system="S")
-    assert statuses(answer) == ["filled"] * 4
-    assert_exact(answer, oracle("tiny-llama"), "shared")
-    happened = server.stats()["counters"]["tiers"]["file"]
-    assert happened["timeout"] == 1
-    assert happened["suspended"] >= 3
-    answered = time.monotonic()
-    assert_exact(ask(server, "shared", [text(50), *chunks], "What?", system="S"), oracle("tiny-llama"), "shared")
-    assert server.process.poll() is None, answered
 
 
 def test_a_wrong_configuration_stops_the_start_in_one_line(start: StartServer) -> None:
