@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from cache.manager import ChunkCacheManager
 from engine_ext.engine import ChunkEngine
 
 router = APIRouter(prefix="/v1/cache", tags=["Chunk cache"])
@@ -49,5 +50,16 @@ def cache_stats(engine: ChunkEngine) -> dict[str, Any]:
             "queued_fills": engine.fills.num_queued,
             "registered_ids": len(engine.manager.ids),
         }
+        state["tiers"] = {"pool": _pool_bytes(engine.manager)}
         state["counters"] = engine.manager.metrics.snapshot()
     return state
+
+
+def _pool_bytes(manager: ChunkCacheManager) -> dict[str, int]:
+    """The pool's memory, on all workers together."""
+    occupancy, page_bytes = manager.occupancy(), manager.config.page_bytes
+    return {
+        "bytes_total": occupancy["pages_total"] * page_bytes,
+        "bytes_used": (occupancy["pages_total"] - occupancy["pages_free"]) * page_bytes,
+        "bytes_pinned": occupancy["pages_pinned"] * page_bytes,
+    }
