@@ -12,9 +12,8 @@ from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from xxhash import xxh3_64_hexdigest
 
 from app.pdf_text import PdfError, pdf_text
-from app.segments import SegmentRenderer
 from app.settings import Settings
-from app.splitting import Piece, split_markdown, split_text
+from app.splitting import CountTokens, Piece, split_markdown, split_text
 
 router = APIRouter(prefix="/v1/rag", tags=["Chunks"])
 
@@ -51,7 +50,9 @@ async def split(
     file = await _body(request, settings.split_max_bytes)
     async with _SPLITTING:
         text = await _text(file, suffix)
-        chunks = await asyncio.to_thread(_chunks, text, suffix, filename, limit, request.app.state.engine_client.renderer)
+        chunks = await asyncio.to_thread(
+            _chunks, text, suffix, filename, limit, request.app.state.engine_client.renderer
+        )
     if not chunks:
         raise VLLMValidationError(f"there is no text in {filename!r}", parameter="body")
     return {"chunks": chunks}
@@ -80,14 +81,14 @@ async def _text(file: bytes, suffix: str) -> str:
         raise VLLMValidationError(f"the file is not UTF-8 text: {error.reason}", parameter="body") from error
 
 
-def _chunks(text: str, suffix: str, filename: str, limit: int, renderer: SegmentRenderer) -> list[dict[str, Any]]:
-    pieces = (split_markdown if suffix in (".md", ".markdown") else split_text)(text, limit, renderer.num_tokens)
+def _chunks(text: str, suffix: str, filename: str, limit: int, count: CountTokens) -> list[dict[str, Any]]:
+    pieces = (split_markdown if suffix in (".md", ".markdown") else split_text)(text, limit, count)
     return list(_described(pieces, filename))
 
 
 def _described(pieces: Iterator[Piece], filename: str) -> Iterator[dict[str, Any]]:
     for number, piece in enumerate(pieces, start=1):
-        digest = xxh3_64_hexdigest(piece.document.render())[:8]
+        digest = xxh3_64_hexdigest(piece.document.render().encode())[:8]
         yield {
             "id": f"{filename}#{number}-{digest}",
             "title": piece.document.title,

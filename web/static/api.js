@@ -81,13 +81,15 @@ export async function* lines(response) {
 
 /** Data of a stream of server-sent events, parsed; ends at [DONE]. Throws ApiError for an event that is an error. */
 export async function* serverEvents(response) {
+  let isDone = false; // read on to the end all the same: to cancel a stream looks like leaving
   for await (const line of lines(response)) {
     if (!line.startsWith("data: ")) continue;
     const data = line.slice(6);
-    if (data === "[DONE]") return;
+    if (data === "[DONE]") isDone = true;
+    if (isDone) continue;
     const event = JSON.parse(data);
     if (event.error) throw new ApiError(event.error.message ?? String(event.error), event.error.code ?? 500);
     yield event;
   }
-  throw new ApiError("The connection broke off before the answer was complete.", 0);
+  if (!isDone) throw new ApiError("The connection broke off before the answer was complete.", 0);
 }

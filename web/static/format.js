@@ -21,8 +21,9 @@ export function duration(ms) {
 
 export function bytes(value) {
   if (value === null || value === undefined) return NONE;
-  if (value >= 1 << 30) return `${short.format(value / 2 ** 30)} GiB`;
-  return `${short.format(value / 2 ** 20)} MiB`;
+  const [amount, unit] = value >= 2 ** 30 ? [value / 2 ** 30, "GiB"] : [value / 2 ** 20, "MiB"];
+  const digits = amount === 0 || amount >= 100 ? 0 : amount >= 10 ? 1 : 2;
+  return `${amount.toFixed(digits)} ${unit}`;
 }
 
 export const percent = (share) => (share === null || share === undefined ? NONE : `${whole.format(100 * share)} %`);
