@@ -50,9 +50,8 @@ async def split(
     file = await _body(request, settings.split_max_bytes)
     async with _SPLITTING:
         text = await _text(file, suffix)
-        chunks = await asyncio.to_thread(
-            _chunks, text, suffix, filename, limit, request.app.state.engine_client.renderer
-        )
+        count = request.app.state.engine_client.renderer.num_tokens
+        chunks = await asyncio.to_thread(_chunks, text, suffix, filename, limit, count)
     if not chunks:
         raise VLLMValidationError(f"there is no text in {filename!r}", parameter="body")
     return {"chunks": chunks}

@@ -56,8 +56,8 @@ export class Answer {
   described() {
     if (this.content === "") say(this.text, "(an empty answer)");
     const facts = [
-      ["First token, seen here", duration(this.firstTokenMs)],
-      ["Whole answer, seen here", duration(this.totalMs)],
+      ["First token (browser)", duration(this.firstTokenMs)],
+      ["Whole answer (browser)", duration(this.totalMs)],
       ...(this.replica ? [["Replica", this.replica]] : []),
     ];
     const { report } = this;

@@ -6,7 +6,7 @@ import { byId, el, say } from "./dom.js";
 import { Editor } from "./editor.js";
 import { loadExample } from "./example.js";
 import { split, takeDrops } from "./files.js";
-import { count, duration, several } from "./format.js";
+import { count, duration, several, tokens } from "./format.js";
 import { computeAhead } from "./ingest.js";
 import { remember } from "./known.js";
 import { statusByDocument } from "./status.js";
@@ -146,12 +146,15 @@ function compare(reused, full) {
   const [ratio, word] = times >= 1 ? [times, "faster"] : [1 / times, "slower"];
   const speed = times === null ? "" : `${ratio.toFixed(1)} × ${word} to the first token with chunks reused`;
   const found = reused.report === null ? "" : ` (${chunkSummary(reused.report)})`;
+  const repeated = full.report?.tokens.reused ?? 0;
   card.replaceChildren(
     el("h2", {}, "Compared"),
     el("p", { className: "speed" }, speed),
     el("p", {}, `${duration(reused.firstTokenMs)} with chunks reused${found}, ${duration(full.firstTokenMs)} in full attention.`),
     el("p", { className: isEqual ? "equal" : "different" },
       isEqual ? "✓ The answers are equal." : "≠ The answers differ."),
+    repeated ? el("p", { className: "different" }, `Full attention found ${tokens(repeated)} of the same prompt in vLLM’s own `
+      + "prefix cache, from an earlier run in this order. Shuffle the chunks for a fair comparison.") : "",
     el("p", { className: "hint" }, "They ran one after the other. One round is no measurement; tessera bench makes some."),
   );
   card.hidden = false;
