@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs the servers that tests start by themselves, where this machine lacks them and it can be done without asking.
+# Installs the servers and the browser that tests start by themselves, where this machine lacks them and it can be done without asking.
 set -uo pipefail
 
 as_root=()
@@ -15,4 +15,7 @@ install() {
 
 if ! command -v redis-server >/dev/null && ! command -v valkey-server >/dev/null; then
     install redis-server || echo "redis-server is not installed: the tests of the registry in Redis will be skipped"
+fi
+if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
+    install chromium || echo "Chromium is not installed: the tests of the web page will be skipped"
 fi

@@ -62,7 +62,7 @@ export class Answer {
     ];
     const { report } = this;
     return report === null ? [factList(facts)] : [
-      factList(facts), tokenBar(report.tokens), timings(report.timings_ms), chunkTable(report),
+      factList(facts), tokenBar(report.tokens), timings(report.timings_ms), chunkTable(report, this.title),
       ...(report.reason ? [el("p", { className: "reason" }, `In full attention: ${report.reason}.`)] : []),
     ];
   }
@@ -92,7 +92,7 @@ function timings(ms) {
     shown.map(([name, label]) => [el("th", { scope: "row" }, label), number(duration(ms[name]))]));
 }
 
-function chunkTable(report) {
+function chunkTable(report, title) {
   const rows = report.chunks.map((chunk) => [
     number(String(chunk.index + 1) + (chunk.part ? `, part ${chunk.part.join("/")}` : "")),
     badge(chunk.status ?? "full", chunk.origin),
@@ -101,7 +101,7 @@ function chunkTable(report) {
   ]);
   return el("details", {},
     el("summary", {}, chunkSummary(report)),
-    el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": "Chunks of this answer" },
+    el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": `Chunks, ${title}` },
       table("Chunks of this answer", ["#Chunk", "Status", "#Tokens", "Key"], rows)));
 }
 
