@@ -71,9 +71,9 @@ def test_is_accessible(routed, theme, width):
 
 def test_the_cache_shown_is_that_of_the_replica_chosen(routed):
     routed.get_by_role("link", name="Cache").click()
-    expect(routed.get_by_label("Replica")).to_have_value("a")
+    expect(routed.locator("#replica")).to_have_value("a")
     with routed.expect_request(lambda request: request.headers.get("x-tessera-replica") == "b"):
-        routed.get_by_label("Replica").select_option("b")
+        routed.locator("#replica").select_option("b")
 
 
 def test_a_replica_by_itself_knows_the_others_and_no_decisions(router, page):

@@ -40,9 +40,11 @@ export class ChunkList {
   follow(stats) {
     const { occupancy, counters } = stats;
     if (!occupancy) return;
-    const state = JSON.stringify([occupancy.segments, occupancy.pages_pinned, counters.lookups, counters.fills, counters.removals]);
+    const { segments, pages_pinned, registered_ids } = occupancy;
+    const { lookups, fills, removals } = counters;
+    const state = JSON.stringify([segments, pages_pinned, registered_ids, lookups, fills, removals]);
     if (state === this.seen) return;
-    if (this.seen !== null && occupancy.segments > REFRESHED_BY_ITSELF) {
+    if (this.seen !== null && segments > REFRESHED_BY_ITSELF) {
       say(byId("list-status"), "The cache has changed since; Refresh shows it as it is.");
       return;
     }

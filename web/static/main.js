@@ -29,7 +29,7 @@ async function ask() {
   }
   if (hasCluster === null || (hasCluster && (replica !== null || isShown("cluster")))) await askCluster();
   const asked = replica;
-  const stats = await getJson("v1/cache/stats", { replica: asked });
+  const stats = await getJson("v1/cache/stats?check=false", { replica: asked });
   if (asked !== replica) return;
   showStats(stats, Date.now());
   if (isShown("cache")) list.follow(stats);

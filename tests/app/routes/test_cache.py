@@ -12,12 +12,12 @@ from cache.manager import ChunkCacheManager
 from tests.cache.helpers import acquire
 
 
-async def stats(**engine):
+async def stats(query="", **engine):
     app = FastAPI()
     app.include_router(router)
     app.state.engine_client = SimpleNamespace(**engine)
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
-        return (await client.get("/v1/cache/stats")).json()
+        return (await client.get(f"/v1/cache/stats{query}")).json()
 
 
 async def test_a_cache_that_is_off_says_why():
@@ -57,4 +57,16 @@ async def test_a_running_cache_shows_its_state_and_checks_its_books():
     }
     assert shown["tiers"] == {"pool": {"bytes_total": 4 * 8192, "bytes_used": 0, "bytes_pinned": 0}}
     assert shown["counters"] == manager.metrics.snapshot()
+    assert checks == [1]
+
+
+async def test_who_asks_all_the_time_may_do_without_the_check():
+    manager, checks = ChunkCacheManager(ChunkCacheConfig(4, 16, "engine")), []
+    engine = {
+        "manager": manager,
+        "fills": SimpleNamespace(num_running=0, num_queued=0),
+        "disabled_reason": None,
+        "check_integrity": lambda: checks.append(1),
+    }
+    assert await stats("?check=false", **engine) == await stats(**engine)
     assert checks == [1]
