@@ -160,7 +160,7 @@ def test_errors_are_told_in_words(example):
     example.get_by_label("Question").fill("Why?")
     example.get_by_label("Answer, tokens at most").fill("1000000")
     example.get_by_role("button", name="Ask", exact=True).click()
-    expect(problem).to_contain_text("the model's maximum context length is")
+    expect(problem).to_contain_text("cannot be greater than max_model_len=")
     drop(example, "#chunks-card", "a.docx", "x")
     expect(example.locator("#chunks-problem")).to_contain_text("a.docx: 'a.docx' is no file that can be split")
     drop(example, "#chunks-card", "a.pdf", "x")

@@ -79,10 +79,13 @@ def filled(server, cache: Page) -> Page:
     return cache
 
 
-def test_chunks_are_searched_and_sorted(filled):
+def test_chunks_are_searched_and_sorted(filled, server):
     filled.get_by_label("Search").fill("D1")
     expect(rows(filled)).to_have_count(3)  # d1, d10, d11
     expect(filled.locator("#listed-count")).to_have_text("3 of 13")
+    (chunk,) = server.get("/v1/rag/chunks", id="d7")["data"]
+    filled.get_by_label("Search").fill(chunk["key"][:12])
+    expect(rows(filled)).to_have_count(1)
     filled.get_by_label("Search").fill("no such chunk")
     expect(filled.locator("#list")).to_contain_text("Nothing matches the search.")
     filled.get_by_label("Search").fill("")

@@ -18,7 +18,7 @@ SPAN_S = 12
 @pytest.fixture
 def opened(server, page):
     """The view "Cache" with some chunks, the page's time standing still."""
-    server.ingest([f"This is chunk {i}." for i in range(60)])
+    server.ingest([f"This is chunk {i}." for i in range(20)])
     page.clock.install()
     page.reload()
     page.get_by_text("Connected").wait_for()

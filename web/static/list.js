@@ -9,6 +9,7 @@ import { knownText } from "./known.js";
 const MOST = 5000;
 const PER_REQUEST = 1000;
 const PER_PAGE = 50;
+const KEY_BEGINNING = 4; // with fewer characters, ids like d1 would find keys
 const REFRESHED_BY_ITSELF = 500;
 const COLUMNS = [
   { title: "Chunk", value: (chunk) => name(chunk).toLowerCase() },
@@ -94,8 +95,9 @@ export class ChunkList {
 
   matching() {
     const wanted = byId("search").value.trim().toLowerCase();
-    const texts = (chunk) => [...chunk.ids, chunk.key, chunk.namespace, chunk.kind, knownText(chunk.key)];
-    return this.chunks.filter((chunk) => texts(chunk).some((text) => text.toLowerCase().includes(wanted)));
+    const texts = (chunk) => [...chunk.ids, chunk.namespace, chunk.kind, knownText(chunk.key)];
+    const hasKey = (chunk) => wanted.length >= KEY_BEGINNING && chunk.key.startsWith(wanted);
+    return this.chunks.filter((chunk) => hasKey(chunk) || texts(chunk).some((text) => text.toLowerCase().includes(wanted)));
   }
 
   show() {
