@@ -28,7 +28,7 @@ from cache.registry import Replica
 from training.language import DEFAULT_SYSTEM
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
-COLOURS = 128
+COLOURS = 256
 ROUTE = ("app.cli", "route")
 
 
@@ -94,7 +94,7 @@ def _use_cache(page: Page, server: str) -> None:
     page.locator("#ingest-system").fill(DEFAULT_SYSTEM)
     for step in range(12):
         chunks = [{"text": document.text} for document in DOCUMENTS[step % 5 :]]
-        new = [{"text": f"The room number of Tivek is {100 + step}."}] if step % 3 else []
+        new = [{"text": f"The room number of Tivek is {100 + step}."}] if step % 4 == 1 else []
         fields = {**body, "chunks": [*chunks, *new], "question": QUESTIONS[step % 5]}
         page.request.post(f"{server}/v1/rag/chat", data=fields)
         page.wait_for_timeout(1500)
@@ -128,7 +128,9 @@ def _take(page: Page, name: str, *, is_whole: bool = True) -> None:
         page.emulate_media(color_scheme=theme)
         taken = Image.open(io.BytesIO(page.screenshot(full_page=is_whole)))
         path = IMAGES / f"web-{name}-{theme}.png"
-        taken.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+        taken.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )
         print(f"{path.name}: {path.stat().st_size / 1000:.0f} KB")
 
 

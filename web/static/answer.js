@@ -6,7 +6,7 @@ import { el, number, say, table } from "./dom.js";
 import { count, duration, percent, tokens } from "./format.js";
 import { badge } from "./status.js";
 
-const NAMES = {
+const STEPS = {
   plan: "Finding the chunks",
   fill: "Waiting for missing ones",
   queue: "Waiting for the engine",
@@ -56,15 +56,25 @@ export class Answer {
   described() {
     if (this.content === "") say(this.text, "(an empty answer)");
     const facts = [
-      ["First token (browser)", duration(this.firstTokenMs)],
-      ["Whole answer (browser)", duration(this.totalMs)],
+      ["First token", duration(this.firstTokenMs)],
+      ["Whole answer", duration(this.totalMs)],
       ...(this.replica ? [["Replica", this.replica]] : []),
     ];
     const { report } = this;
     return report === null ? [factList(facts)] : [
-      factList(facts), tokenBar(report.tokens), timings(report.timings_ms), chunkTable(report, this.title),
+      factList(facts), tokenBar(report.tokens), this.timings(), chunkTable(report, this.title),
       ...(report.reason ? [el("p", { className: "reason" }, `In full attention: ${report.reason}.`)] : []),
     ];
+  }
+
+  /** What this browser measured, beside the server's own times from its receipt of the prompt. */
+  timings() {
+    const here = { first_token: this.firstTokenMs, total: this.totalMs };
+    const there = this.report.timings_ms;
+    const shown = Object.entries(STEPS).filter(([name]) => name in there);
+    return table("Times, measured in this browser and on the server", ["Time", "#Browser", "#Server"],
+      shown.map(([name, label]) =>
+        [el("th", { scope: "row" }, label), number(name in here ? duration(here[name]) : ""), number(duration(there[name]))]));
   }
 }
 
@@ -84,12 +94,6 @@ function tokenBar({ prompt, reused, computed }) {
     el("span", { className: "key computed" }, `${count(computed)} computed`),
     el("span", {}, `of ${tokens(prompt)}`));
   return el("div", {}, bar, words);
-}
-
-function timings(ms) {
-  const shown = Object.entries(NAMES).filter(([name]) => name in ms);
-  return table("The server’s own times, from its receipt of the prompt", ["On the server", "#Time"],
-    shown.map(([name, label]) => [el("th", { scope: "row" }, label), number(duration(ms[name]))]));
 }
 
 function chunkTable(report, title) {

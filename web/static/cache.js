@@ -51,7 +51,7 @@ function showTiles(stats) {
   const totals = totalsOf(stats);
   const { occupancy, tiers } = stats;
   const prompt = totals.reused + totals.computed;
-  tile("Hit rate", totals.lookups ? percent(totals.hits / totals.lookups) : "–", `of ${several(totals.lookups, "chunk")} asked for`);
+  tile("Hit rate", totals.lookups ? percent(totals.hits / totals.lookups) : "–", `of ${several(totals.lookups, "chunk")}`);
   tile("Tokens reused", prompt ? percent(totals.reused / prompt) : "–", `${count(totals.reused)} of ${tokens(prompt)}`);
   for (const [name, tier] of Object.entries(tiers)) {
     tile(`Memory, ${name}`, bytes(tier.bytes_used), `of ${bytes(tier.bytes_total)}; ${bytes(tier.bytes_pinned)} pinned`);

@@ -27,7 +27,7 @@ function registryWords({ up, invalid_entries: invalid }, isRouter) {
 
 function replicaTable(replicas) {
   const isRouter = replicas.some((replica) => "requests_here" in replica);
-  const headers = ["Replica", "Models", "#Requests", ...(isRouter ? ["#Through this router"] : []), "Held", "URL"];
+  const headers = ["Replica", "Models", "#Requests now", ...(isRouter ? ["#Of this router"] : []), "Held", "URL"];
   return table("Replicas", headers, replicas.map((replica) => [
     el("th", { scope: "row" }, replica.name),
     replica.models.join(", "),

@@ -229,8 +229,8 @@ function described(chunk) {
 }
 
 function kept(chunk) {
-  if (chunk.state === "filling") return "being computed";
   const until = chunk.expires_at === null ? "" : `until ${clock(chunk.expires_at)}`;
-  if (chunk.pinned) return el("span", { className: "badge pinned" }, `pinned ${until}`.trim());
-  return until || "as room allows";
+  const pinned = el("span", { className: "badge pinned" }, `pinned ${until}`.trim());
+  const words = chunk.state === "filling" ? "being computed" : until || "as room allows";
+  return el("td", { className: "kept" }, chunk.pinned ? pinned : words);
 }
