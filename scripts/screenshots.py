@@ -128,10 +128,16 @@ def _take(page: Page, name: str, *, is_whole: bool = True) -> None:
         page.emulate_media(color_scheme=theme)
         taken = Image.open(io.BytesIO(page.screenshot(full_page=is_whole)))
         path = IMAGES / f"web-{name}-{theme}.png"
-        taken.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            path, optimize=True
-        )
+        _with_few_colours(taken.convert("RGB")).save(path, optimize=True)
         print(f"{path.name}: {path.stat().st_size / 1000:.0f} KB")
+
+
+def _with_few_colours(taken: Image.Image) -> Image.Image:
+    """The most frequent colours are kept as they are; those between, at the edges of letters, become the nearest."""
+    frequent = sorted(taken.getcolors(taken.width * taken.height), reverse=True)[:COLOURS]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([value for _, colour in frequent for value in colour])
+    return taken.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,9 @@ def test_polling_costs_the_server_under_a_hundredth_of_a_core(server, page):
     assert len(asked) >= SPAN_S // 3
     page.goto("about:blank")
     without = cpu_seconds_of(server, page)
-    assert (with_page - without) / SPAN_S < 0.01
+    share = (with_page - without) / SPAN_S
+    print(f"polling took {100 * share:.2f} % of a core")
+    assert share < 0.01
 
 
 def cpu_seconds_of(server, page: Page) -> float:

@@ -143,8 +143,7 @@ function compare(reused, full) {
   const isEqual = reused.content === full.content;
   const card = byId("comparison");
   const times = reused.firstTokenMs && full.firstTokenMs ? full.firstTokenMs / reused.firstTokenMs : null;
-  const [ratio, word] = times >= 1 ? [times, "faster"] : [1 / times, "slower"];
-  const speed = times === null ? "" : `${ratio.toFixed(1)} × ${word} to the first token with chunks reused`;
+  const speed = times === null ? "" : `${ratioWords(times)} to the first token with chunks reused`;
   const found = reused.report === null ? "" : ` (${chunkSummary(reused.report)})`;
   const repeated = full.report?.tokens.reused ?? 0;
   card.replaceChildren(
@@ -158,6 +157,11 @@ function compare(reused, full) {
     el("p", { className: "hint" }, "They ran one after the other. One round is no measurement; tessera bench makes some."),
   );
   card.hidden = false;
+}
+
+function ratioWords(times) {
+  if (times > 0.95 && times < 1.05) return "As fast";
+  return times > 1 ? `${times.toFixed(1)} × faster` : `${(1 / times).toFixed(1)} × slower`;
 }
 
 async function addFiles(files) {
