@@ -32,6 +32,7 @@ class DemoServer:
         self.process = self.start()
 
     def start(self, *flags: str, port: int | None = None) -> TesseraServer:
+        self.has_other_flags = bool(flags)
         log = self._folder / f"web-{len(list(self._folder.iterdir()))}.log"
         self.process = TesseraServer(log, str(DEMO_MODEL), *self._flags, *flags, port=port)
         return self.process.wait_ready()
@@ -60,6 +61,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
 @pytest.fixture
 def server(demo: DemoServer) -> Iterator[TesseraServer]:
     """The running server, its cache empty; idle again after the test, with its books in order."""
+    if demo.has_other_flags:  # another test has left it so
+        demo.process.stop()
+        demo.start()
     demo.process.post("/v1/cache/clear", {})
     yield demo.process
     demo.process.wait_idle()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server goes and comes back while the page is open. The last of these modules: it comes back with an API key."""
+"""The server goes and comes back while the page is open; it comes back with an API key."""
 
 from playwright.sync_api import expect
 
