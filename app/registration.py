@@ -34,6 +34,7 @@ async def registered(app: FastAPI, args: argparse.Namespace, settings: Settings)
         timeout_s=settings.registry_timeout,
         lease_s=settings.registry_lease,
     )
+    app.state.tessera_registry = registry
     engine: ChunkEngine = app.state.engine_client
     publisher = Publisher(registry, description(app, args, settings), engine.holdings)
     collector = _PublisherCollector(publisher)
@@ -47,6 +48,7 @@ async def registered(app: FastAPI, args: argparse.Namespace, settings: Settings)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+        app.state.tessera_registry = None
         await registry.close()
 
 

@@ -76,6 +76,10 @@ class SegmentRenderer:
         """A document as one chunk, or as several if it is longer than a chunk may be; safe in any thread."""
         return self._chunks(document.render(), document.id, index, namespace)
 
+    def num_tokens(self, document: Document) -> int:
+        """Tokens of a document in a prompt; safe in any thread."""
+        return len(self._tokenizer.encode_document(document.render()))
+
     def _split(self, text: str) -> MarkedPrompt:
         try:
             return self._marks.split(text)

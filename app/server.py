@@ -24,7 +24,7 @@ from app.progress import progress, say
 from app.prometheus import exported
 from app.registration import registered
 from app.retry_after import RetryAfterMiddleware
-from app.routes import cache, chunks, peer, rag
+from app.routes import cache, chunks, cluster, peer, rag, split
 from app.segments import SegmentRenderer
 from app.settings import Settings
 from cache.tiers.config import make_tier, parse_tiers
@@ -32,6 +32,7 @@ from engine_ext.engine import ChunkEngine, FillLimits
 from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
 from engine_ext.support import check_flags
 from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
+from web import page
 
 # Each goes around those before it. vLLM imports them by name.
 _MIDDLEWARE = (DocumentsMiddleware, CutOffMiddleware, RetryAfterMiddleware)
@@ -49,10 +50,8 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
     args.middleware = [*args.middleware, *MIDDLEWARE]
     app: FastAPI = build_app(args, supported_tasks, engine.llm.model_config)
     app.title = "Tessera"
-    app.include_router(rag.router)
-    app.include_router(chunks.router)
-    app.include_router(cache.router)
-    app.include_router(peer.router)
+    for module in (rag, split, chunks, cache, cluster, peer, page):
+        app.include_router(module.router)
     app.state.tessera_marks = marks
     app.state.tessera_settings = settings
     await init_app_state(engine, app.state, args, supported_tasks)

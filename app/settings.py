@@ -50,6 +50,9 @@ class Settings(BaseSettings):
         4096, ge=1, description="longer documents are split into chunks of so many tokens, each cached on its own"
     )
     chunk_max_per_call: int = Field(5000, ge=1, description="documents that one call of POST /v1/rag/chunks may bring")
+    split_max_bytes: ByteSize = Field(
+        ByteSize(16 << 20), gt=0, description="largest file that POST /v1/rag/split takes, e.g. 64MiB"
+    )
     chunk_cache_hash: HashAlgorithm = Field("xxh3_128", description="hash function of chunk keys")
     chunk_position_strategy: PositionStrategy = Field(
         PositionStrategy.SHARED, description="position strategy of requests that name none"

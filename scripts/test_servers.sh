@@ -22,3 +22,6 @@ fi
 if ! command -v redis-server >/dev/null && ! command -v valkey-server >/dev/null; then
     install redis-server || echo "redis-server is not installed: the tests of the registry in Redis will be skipped"
 fi
+if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
+    install chromium || echo "Chromium is not installed: the tests of the web page will be skipped"
+fi

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("app", "benchmarks", "cache", "engine_ext", "evaluation", "kernels", "training")
+PACKAGES = ("app", "benchmarks", "cache", "engine_ext", "evaluation", "kernels", "training", "web")
 MODULES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 FORBIDDEN = {
     "kernels": {"vllm", "fastapi", "cache", "engine_ext", "app"},
@@ -17,6 +17,7 @@ FORBIDDEN = {
     "benchmarks": {"vllm", "fastapi", "engine_ext"},
     "evaluation": {"vllm", "fastapi", "torch", "cache", "engine_ext", "kernels"},
     "training": {"vllm", "fastapi", "cache", "engine_ext", "kernels", "evaluation"},
+    "web": {"vllm", "torch", "app", "cache", "engine_ext", "kernels", "evaluation", "training"},
     "app": set(),
 }
 COMPAT = "engine_ext/vllm_compat.py"

@@ -18,6 +18,7 @@ from app.router.metrics import RouterMetrics
 from app.router.proxy import Proxy, http_client
 from app.router.settings import RouterSettings
 from cache.redis_registry import RedisRegistry
+from web import page
 
 
 def build_app(settings: RouterSettings) -> FastAPI:
@@ -68,6 +69,7 @@ def build_app(settings: RouterSettings) -> FastAPI:
         """Replicas ask one another, and not through a router."""
         return JSONResponse({"error": {"message": "only replicas have this"}}, HTTPStatus.NOT_FOUND)
 
+    app.include_router(page.router)
     proxy = Proxy(chooser, client, metrics)
     everywhere = Everywhere(directory, client, proxy)
     app.mount("/", everywhere)

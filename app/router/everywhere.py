@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that concern the chunk caches of all replicas: clear, and delete."""
+"""Requests that concern the chunk caches of all replicas: clear, pin, and delete."""
 
 import asyncio
 from http import HTTPStatus
@@ -17,7 +17,7 @@ _TIMEOUT_S = 30.0
 
 
 class Everywhere:
-    """Sends ``POST /v1/cache/clear`` and ``DELETE /v1/rag/chunks/{key}`` to every replica; the rest to ``proxy``."""
+    """Sends ``POST /v1/cache/clear``, and what drops or pins a chunk, to every replica; the rest to ``proxy``."""
 
     def __init__(self, directory: Directory, client: httpx.AsyncClient, proxy: Proxy) -> None:
         self._directory = directory
@@ -51,11 +51,13 @@ class Everywhere:
 
 
 def concerns_all(scope: Scope) -> bool:
-    """Whether a request is for every replica: it clears or deletes, and names none."""
+    """Whether a request is for every replica: it clears, deletes or pins, and names none."""
     if any(name == REPLICA_HEADER for name, _ in scope["headers"]):
         return False
     method, path = scope["method"], scope["path"]
-    return (method, path) == ("POST", "/v1/cache/clear") or (method == "DELETE" and path.startswith("/v1/rag/chunks/"))
+    return (method, path) == ("POST", "/v1/cache/clear") or (
+        method in ("DELETE", "PATCH") and path.startswith("/v1/rag/chunks/")
+    )
 
 
 def merged(answers: dict[str, tuple[int, Any]]) -> JSONResponse:

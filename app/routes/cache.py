@@ -2,25 +2,32 @@
 """The state of the chunk cache."""
 
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from vllm.exceptions import GracefulHTTPError
 
+from cache.manager import ChunkCacheManager
 from engine_ext.engine import ChunkEngine
 
 router = APIRouter(prefix="/v1/cache", tags=["Chunk cache"])
 
 
 @router.get("/stats", summary="State and counters of the chunk cache")
-async def stats(request: Request) -> dict[str, Any]:
+async def stats(
+    request: Request,
+    check: Annotated[
+        bool, Query(description="check the cache's books too; takes time in proportion to the pool's pages")
+    ] = True,
+) -> dict[str, Any]:
     """Whether the cache is on (and why not), what it holds, and what it has done since the start.
 
-    Asking checks the cache's books as well: a defect in them would turn it off, with the reason given here.
+    Asking checks the cache's books as well: a defect in them would turn it off, with the reason given here. Those who
+    ask all the time may do without (``?check=false``): the books are also checked whenever the cache is idle.
     """
     engine: ChunkEngine = request.app.state.engine_client
-    return cache_stats(engine)
+    return cache_stats(engine, is_checked=check)
 
 
 class ClearRequest(BaseModel):
@@ -62,9 +69,9 @@ async def sleep(request: Request, body: SleepRequest | None = None) -> dict[str,
     return {"segments": segments, "pages": pages}
 
 
-def cache_stats(engine: ChunkEngine) -> dict[str, Any]:
+def cache_stats(engine: ChunkEngine, *, is_checked: bool = True) -> dict[str, Any]:
     """The JSON of ``GET /v1/cache/stats``."""
-    if engine.manager is not None:
+    if engine.manager is not None and is_checked:
         engine.check_integrity()
     state: dict[str, Any] = {"enabled": engine.disabled_reason is None, "reason": engine.disabled_reason}
     if engine.manager is not None and engine.fills is not None:
@@ -75,5 +82,16 @@ def cache_stats(engine: ChunkEngine) -> dict[str, Any]:
             "registered_ids": len(engine.manager.ids),
             "archive_waiting": len(engine.fills.archive or ()),
         }
+        state["tiers"] = {"pool": _pool_bytes(engine.manager)}
         state["counters"] = engine.manager.metrics.snapshot()
     return state
+
+
+def _pool_bytes(manager: ChunkCacheManager) -> dict[str, int]:
+    """The pool's memory, on all workers together."""
+    occupancy, page_bytes = manager.occupancy(), manager.config.page_bytes
+    return {
+        "bytes_total": occupancy["pages_total"] * page_bytes,
+        "bytes_used": (occupancy["pages_total"] - occupancy["pages_free"]) * page_bytes,
+        "bytes_pinned": occupancy["pages_pinned"] * page_bytes,
+    }

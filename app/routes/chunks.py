@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/v1/rag/chunks``: compute chunks ahead of time, list, inspect and delete them."""
+"""``/v1/rag/chunks``: compute chunks ahead of time, list, inspect, pin and delete them."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
 from app.documents import Document
@@ -20,6 +20,7 @@ from app.rendering import Rendered, open_ticket, render
 from app.segments import SegmentRenderer
 from cache.chunk_ids import IdConflictError, RegisteredText
 from cache.document_keys import id_key
+from cache.errors import CapacityError
 from cache.hashing import ChunkHash
 from cache.index import ChunkKVCache, EntryState
 from cache.layout import Chunk
@@ -116,6 +117,26 @@ async def get_chunk(key: Annotated[str, Path()], raw_request: Request) -> dict[s
     """State, size, age and use of one segment."""
     manager = _manager(raw_request.app.state.engine_client)
     return _describe(manager, _entry(manager, key))
+
+
+class ChunkChange(BaseModel):
+    """What to change of a cached segment."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pinned: bool = Field(strict=True, description="never evict it; or, false, evict it like others")
+
+
+@router.patch("/{key}", summary="Pin or unpin one cached segment", response_model=None)
+async def change_chunk(key: Annotated[str, Path()], change: ChunkChange, raw_request: Request) -> dict[str, Any]:
+    """Its time to live stays. 409 if pinning it would leave too little for others (``--chunk-cache-max-pinned``)."""
+    manager = _manager(raw_request.app.state.engine_client)
+    entry = _entry(manager, key)
+    try:
+        manager.retain(entry, pinned=change.pinned, expires_at=entry.expires_at)
+    except CapacityError as error:
+        raise GracefulHTTPError(str(error), HTTPStatus.CONFLICT) from error
+    return _describe(manager, entry)
 
 
 @router.delete("/{key}", summary="Drop one cached segment", response_model=None)
@@ -273,6 +294,7 @@ def _describe(manager: ChunkCacheManager, entry: ChunkKVCache) -> dict[str, Any]
         "ids": manager.ids.ids(entry.key),
         "tokens": entry.identity.num_tokens,
         "pages": entry.num_pages,
+        "bytes": entry.num_pages * manager.config.page_bytes,
         "state": "ready" if entry.state is EntryState.READY else "filling",
         "pinned": entry.pinned,
         "created_at": entry.created_at,

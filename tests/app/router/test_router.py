@@ -251,7 +251,8 @@ async def test_clearing_clears_everywhere(cluster, stand_ins):
 
 
 @pytest.mark.parametrize(("statuses", "status"), [((200, 404), 200), ((404, 404), 404), ((200, 500), 500)])
-async def test_deleting_deletes_wherever_it_is(cluster, stand_ins, statuses, status):
+@pytest.mark.parametrize("method", ["DELETE", "PATCH"])
+async def test_deleting_and_pinning_go_wherever_the_chunk_is(cluster, stand_ins, method, statuses, status):
     def answering(number):
         async def answer(stand_in, scope, receive, send):
             await send({"type": "http.response.start", "status": number, "headers": []})
@@ -261,7 +262,15 @@ async def test_deleting_deletes_wherever_it_is(cluster, stand_ins, statuses, sta
 
     for stand_in, number in zip(stand_ins, statuses, strict=True):
         stand_in.answer = answering(number)
-    assert (await cluster.client.delete("/v1/rag/chunks/00ff")).status_code == status
+    answer = await cluster.client.request(method, "/v1/rag/chunks/00ff", json={"pinned": True})
+    assert answer.status_code == status
+    assert [body for stand_in in stand_ins for _, body in stand_in.requests] == [b'{"pinned":true}'] * 2
+
+
+async def test_the_page_comes_from_the_router_itself(redis_server):
+    async with Cluster(redis_server).running() as cluster:
+        answer = await cluster.client.get("/")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
 
 
 async def test_health_says_whether_there_is_a_replica(redis_server):

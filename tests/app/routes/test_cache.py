@@ -9,14 +9,15 @@ from httpx import ASGITransport, AsyncClient
 from app.routes.cache import router
 from cache.config import ChunkCacheConfig
 from cache.manager import ChunkCacheManager
+from tests.cache.helpers import acquire
 
 
-async def stats(**engine):
+async def stats(query="", **engine):
     app = FastAPI()
     app.include_router(router)
     app.state.engine_client = SimpleNamespace(**engine)
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
-        return (await client.get("/v1/cache/stats")).json()
+        return (await client.get(f"/v1/cache/stats{query}")).json()
 
 
 async def test_a_cache_that_is_off_says_why():
@@ -27,8 +28,21 @@ async def test_a_cache_that_is_off_says_why():
     }
 
 
+async def test_memory_in_use_and_pinned_is_told_in_bytes():
+    manager = ChunkCacheManager(ChunkCacheConfig(8, 4, "engine", page_bytes=1000))
+    lease = acquire(manager, (3, 4, 5, 6, 7), system=(1, 2))
+    manager.retain(lease.chunks[0].entry, pinned=True, expires_at=None)
+    shown = await stats(
+        manager=manager,
+        fills=SimpleNamespace(num_running=0, num_queued=0),
+        disabled_reason=None,
+        check_integrity=lambda: None,
+    )
+    assert shown["tiers"]["pool"] == {"bytes_total": 8000, "bytes_used": 3000, "bytes_pinned": 2000}
+
+
 async def test_a_running_cache_shows_its_state_and_checks_its_books():
-    manager, checks = ChunkCacheManager(ChunkCacheConfig(4, 16, "engine")), []
+    manager, checks = ChunkCacheManager(ChunkCacheConfig(4, 16, "engine", page_bytes=8192)), []
     shown = await stats(
         manager=manager,
         fills=SimpleNamespace(num_running=2, num_queued=1, archive=None),
@@ -42,5 +56,18 @@ async def test_a_running_cache_shows_its_state_and_checks_its_books():
         "registered_ids": 0,
         "archive_waiting": 0,
     }
+    assert shown["tiers"] == {"pool": {"bytes_total": 4 * 8192, "bytes_used": 0, "bytes_pinned": 0}}
     assert shown["counters"] == manager.metrics.snapshot()
+    assert checks == [1]
+
+
+async def test_who_asks_all_the_time_may_do_without_the_check():
+    manager, checks = ChunkCacheManager(ChunkCacheConfig(4, 16, "engine")), []
+    engine = {
+        "manager": manager,
+        "fills": SimpleNamespace(num_running=0, num_queued=0),
+        "disabled_reason": None,
+        "check_integrity": lambda: checks.append(1),
+    }
+    assert await stats("?check=false", **engine) == await stats(**engine)
     assert checks == [1]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of a PDF, in a process of its own: a hostile file costs its time and memory, and nothing else.
+
+Run as a program it reads the file from standard input and writes JSON: ``{"text": …}`` or ``{"error": …}``.
+"""
+
+import asyncio
+import io
+import json
+import os
+import resource
+import sys
+from typing import Any
+
+MAX_PAGES = 2000
+MAX_CHARACTERS = 16 << 20
+MAX_SECONDS = 60
+MAX_MEMORY_BYTES = 2 << 30
+
+
+class PdfError(ValueError):
+    """A file whose text can't be had; the message says why."""
+
+
+async def pdf_text(file: bytes) -> str:
+    """Text of all pages, a blank line between them. Raises :class:`PdfError`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",  # or this folder's modules would stand before the standard library's
+        __file__,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(MAX_SECONDS):
+            said, _ = await process.communicate(file)
+    except TimeoutError as error:
+        raise PdfError(f"reading this PDF takes longer than {MAX_SECONDS} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return _parsed(said)
+
+
+def _parsed(said: bytes) -> str:
+    try:
+        answer: dict[str, Any] = json.loads(said)
+    except ValueError as error:  # it ended in the middle: its memory or its time was over
+        raise PdfError(f"reading this PDF takes more than {MAX_MEMORY_BYTES >> 30} GiB of memory") from error
+    if "error" in answer:
+        raise PdfError(answer["error"])
+    return str(answer["text"])
+
+
+def read(file: bytes) -> str:
+    """What the process does: the text, or :class:`PdfError`."""
+    from pypdf import PdfReader
+    from pypdf.errors import PyPdfError
+
+    try:
+        reader = PdfReader(io.BytesIO(file))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise PdfError("this PDF is encrypted: remove its password first")
+        if len(reader.pages) > MAX_PAGES:
+            raise PdfError(f"this PDF has {len(reader.pages)} pages; at most {MAX_PAGES} are read")
+        text = _joined(reader)
+    except PyPdfError as error:
+        raise PdfError(f"this is not a PDF that can be read: {error}") from error
+    if not text:
+        raise PdfError("there is no text in this PDF; a scan would have to go through OCR first")
+    return text
+
+
+def _joined(reader: Any) -> str:
+    pages: list[str] = []
+    length = 0
+    for page in reader.pages:
+        pages.append(page.extract_text().strip())
+        length += len(pages[-1])
+        if length > MAX_CHARACTERS:
+            raise PdfError(f"there are more than {MAX_CHARACTERS >> 20} million characters in this PDF")
+    return "\n\n".join(page for page in pages if page)
+
+
+def _main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
+    os.nice(10)  # answers come first
+    try:
+        answer = {"text": read(sys.stdin.buffer.read())}
+    except PdfError as error:
+        answer = {"error": str(error)}
+    except MemoryError:
+        return
+    except Exception as error:  # whatever a broken file makes of a parser
+        answer = {"error": f"this is not a PDF that can be read: {type(error).__name__}: {error}"}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``GET /v1/cluster`` as a replica sees it; a router's own answer has its decisions too."""
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Request
+from vllm.exceptions import GracefulHTTPError
+
+from cache.redis_registry import RedisRegistry
+from cache.registry import RegistryError
+
+router = APIRouter(prefix="/v1", tags=["Cluster"])
+
+
+@router.get("/cluster", summary="The replicas that the registry knows", response_model=None)
+async def cluster(request: Request) -> dict[str, Any]:
+    """404 without ``--registry``. While the registry is lost, no replica is named."""
+    registry: RedisRegistry | None = getattr(request.app.state, "tessera_registry", None)
+    if registry is None:
+        raise GracefulHTTPError("this server has no registry (--registry)", HTTPStatus.NOT_FOUND)
+    try:
+        replicas, is_up = [replica.to_dict() for replica in await registry.replicas()], True
+    except RegistryError:
+        replicas, is_up = [], False
+    return {"registry": {"up": is_up, "invalid_entries": registry.num_invalid}, "replicas": replicas}

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``POST /v1/rag/split``: a file becomes chunks; nothing is computed or kept."""
+
+import asyncio
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import PurePath
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from xxhash import xxh3_64_hexdigest
+
+from app.pdf_text import PdfError, pdf_text
+from app.settings import Settings
+from app.splitting import CountTokens, Piece, split_markdown, split_text
+
+router = APIRouter(prefix="/v1/rag", tags=["Chunks"])
+
+SUFFIXES = (".txt", ".md", ".markdown", ".pdf")
+DEFAULT_MAX_TOKENS = 512
+_SPLITTING = asyncio.Semaphore(2)
+"""Files that are read at once; others wait for their turn."""
+
+
+@router.post(
+    "/split",
+    summary="Split a text, Markdown or PDF file into chunks",
+    response_model=None,
+    openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}, "required": True}},
+)
+async def split(
+    request: Request,
+    filename: Annotated[str, Query(min_length=1, max_length=255, description="its end says what the file is")],
+    max_tokens: Annotated[int | None, Query(ge=16, description="tokens of a chunk at most; default: 512")] = None,
+) -> dict[str, list[dict[str, Any]]]:
+    """The body is the file. Markdown is split at its headings, which become titles; all else at paragraphs.
+
+    The chunks can be sent to ``/v1/rag/chat`` and ``/v1/rag/chunks`` as they are, but for ``tokens``. An ``id`` goes by
+    the chunk's content: a changed chunk gets another. 415 for another kind of file, 413 for one that is too large.
+    """
+    settings: Settings = request.app.state.tessera_settings
+    limit = min(max_tokens or DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
+    suffix = PurePath(filename).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise GracefulHTTPError(
+            f"{filename!r} is no file that can be split; these can: {', '.join(SUFFIXES)}",
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        )
+    file = await _body(request, settings.split_max_bytes)
+    async with _SPLITTING:
+        text = await _text(file, suffix)
+        count = request.app.state.engine_client.renderer.num_tokens
+        chunks = await asyncio.to_thread(_chunks, text, suffix, filename, limit, count)
+    if not chunks:
+        raise VLLMValidationError(f"there is no text in {filename!r}", parameter="body")
+    return {"chunks": chunks}
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The file, read no further than ``limit`` bytes."""
+    parts, length = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        length += len(part)
+        if length > limit:
+            raise GracefulHTTPError(
+                f"the file is larger than {limit} bytes (--split-max-bytes)", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            )
+    return b"".join(parts)
+
+
+async def _text(file: bytes, suffix: str) -> str:
+    """Raises ``VLLMValidationError`` (400) if there is none to be had."""
+    try:
+        return await pdf_text(file) if suffix == ".pdf" else file.decode("utf-8-sig")
+    except PdfError as error:
+        raise VLLMValidationError(str(error), parameter="body") from error
+    except UnicodeDecodeError as error:
+        raise VLLMValidationError(f"the file is not UTF-8 text: {error.reason}", parameter="body") from error
+
+
+def _chunks(text: str, suffix: str, filename: str, limit: int, count: CountTokens) -> list[dict[str, Any]]:
+    pieces = (split_markdown if suffix in (".md", ".markdown") else split_text)(text, limit, count)
+    return list(_described(pieces, filename))
+
+
+def _described(pieces: Iterator[Piece], filename: str) -> Iterator[dict[str, Any]]:
+    for number, piece in enumerate(pieces, start=1):
+        digest = xxh3_64_hexdigest(piece.document.render().encode())[:8]
+        yield {
+            "id": f"{filename}#{number}-{digest}",
+            "title": piece.document.title,
+            "text": piece.document.text,
+            "tokens": piece.num_tokens,
+        }

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Chromium, and a real server with the demo model."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, sync_playwright
+
+from app.demo_model import DEMO_MODEL
+from app.redis_process import NoRedisError, RedisProcess
+from tests.engine.server import TesseraServer
+
+FLAGS = ("--served-model-name", "demo", "--chunk-cache-memory", "64MiB", "--kv-cache-memory-bytes", "256M")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/web/" in str(item.path) and "server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.engine)
+
+
+class DemoServer:
+    """The demo model's server, which can be stopped and started again at the same address."""
+
+    def __init__(self, folder: Path, redis: RedisProcess | None) -> None:
+        self.redis = redis
+        self._folder = folder
+        self._flags = [*FLAGS, *(["--registry", redis.url, "--replica-name", "a"] if redis else [])]
+        self.process = self.start()
+
+    def start(self, *flags: str, port: int | None = None) -> TesseraServer:
+        self.has_other_flags = bool(flags)
+        log = self._folder / f"web-{len(list(self._folder.iterdir()))}.log"
+        self.process = TesseraServer(log, str(DEMO_MODEL), *self._flags, *flags, port=port)
+        return self.process.wait_ready()
+
+    @property
+    def url(self) -> str:
+        return self.process.url
+
+
+@pytest.fixture(scope="package")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed (scripts/test_servers.sh)")
+    folder = tmp_path_factory.mktemp("web")
+    try:
+        redis = RedisProcess(folder)
+    except NoRedisError:
+        redis = None  # the tests of the cluster's view are skipped
+    server = DemoServer(folder, redis)
+    yield server
+    server.process.stop()
+    if redis is not None:
+        redis.stop()
+
+
+@pytest.fixture
+def server(demo: DemoServer) -> Iterator[TesseraServer]:
+    """The running server, its cache empty; idle again after the test, with its books in order."""
+    if demo.has_other_flags:  # another test has left it so
+        demo.process.stop()
+        demo.start()
+    demo.process.post("/v1/cache/clear", {})
+    yield demo.process
+    demo.process.wait_idle()
+
+
+@pytest.fixture(scope="module")
+def browser(demo: DemoServer) -> Iterator[Browser]:
+    """For a module only: while Playwright runs, no test can have an event loop of its own."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """What a page did that it must not: errors (also of the Content-Security-Policy), requests to other hosts."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.errors: list[str] = []
+        self.requests: list[Request] = []
+        self._url = url
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        page.on("request", self._note)
+
+    def _note(self, request: Request) -> None:
+        self.requests.append(request)
+        if not request.url.startswith(self._url):
+            self.errors.append(f"a request to {request.url}")
+
+
+@pytest.fixture
+def page(server: TesseraServer, browser: Browser) -> Iterator[Page]:
+    """The page, just loaded; the test fails if anything was wrong in it, but for answers that are errors."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(20_000)
+    page = context.new_page()
+    page.watched = Watched(page, server.url)
+    page.goto(server.url)
+    page.get_by_text("Connected").wait_for()
+    yield page
+    context.close()
+    assert [error for error in page.watched.errors if not error.startswith("Failed to load resource")] == []

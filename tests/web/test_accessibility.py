@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""axe-core finds nothing on any view, in either theme; contrast is among what it looks at."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from app.demo import DOCUMENTS
+from training.language import DEFAULT_SYSTEM
+
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+
+
+def check(page: Page) -> None:
+    """Fails on every violation, of whatever impact, and unless contrast was measured."""
+    found = Axe().run(page, options=RULES).response
+    told = [(rule["id"], rule["impact"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]]
+    assert told == []
+    assert "color-contrast" in {rule["id"] for rule in found["passes"]}
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.fixture(params=["light", "dark"])
+def themed(request, page):
+    """The page in a theme, which its own button sets against the system's."""
+    return in_theme(page, request.param)
+
+
+@pytest.fixture(params=[("light", 1280), ("dark", 1280), ("light", 360)], ids=["light", "dark", "phone"])
+def sized(request, page):
+    theme, width = request.param
+    page.set_viewport_size({"width": width, "height": 800})
+    return in_theme(page, theme)
+
+
+def in_theme(page: Page, theme: str) -> Page:
+    page.emulate_media(color_scheme="dark" if theme == "light" else "light", reduced_motion="reduce")
+    while page.locator("html").get_attribute("data-theme") != theme:
+        page.get_by_role("button", name="Theme").click()
+    return page
+
+
+def test_ask(sized):
+    check(sized)
+    sized.get_by_role("button", name="Load example and ask").click()
+    expect(sized.locator("#chunks .badge.hit")).to_have_count(len(DOCUMENTS))
+    sized.get_by_text("Sampling and cache").click()
+    sized.get_by_role("checkbox", name="Use chunk 2 of 12").uncheck()
+    sized.get_by_role("button", name="Compare with full attention").click()
+    expect(sized.locator("#comparison")).to_contain_text("The answers are equal.")
+    for summary in sized.locator(".answer summary").all():
+        summary.click()
+    check(sized)
+    sized.get_by_label("Question").fill("")
+    sized.get_by_role("button", name="Ask", exact=True).click()
+    expect(sized.locator("#ask-problem")).to_be_visible()
+    check(sized)
+
+
+def test_every_status_can_be_read(themed):
+    themed.get_by_role("button", name="Load example and ask").click()
+    expect(themed.locator("#chunks .badge.hit")).to_have_count(len(DOCUMENTS))
+    themed.evaluate("""async () => {
+        const { badge } = await import("/web/status.js");
+        for (const status of ["filled", "waited", "fetched", "full", "failed"])
+            document.querySelector("#ask-status").append(badge(status, status === "fetched" ? "b" : undefined));
+    }""")
+    expect(themed.locator("#ask-status .badge")).to_have_text(
+        ["+ filled", "… waited", "⇄ fetched from b", "○ full", "! failed"]
+    )
+    check(themed)
+
+
+def test_cache(sized, server):
+    sized.get_by_role("link", name="Cache").click()
+    expect(sized.locator("#list")).to_contain_text("The cache is empty.")
+    check(sized)
+    chunks = [{"id": f"d{i}", "text": document.text} for i, document in enumerate(DOCUMENTS)]
+    server.ingest(chunks, system=DEFAULT_SYSTEM, pin=True, ttl_s=9999)
+    expect(sized.locator("#list tbody tr")).to_have_count(len(DOCUMENTS) + 1)
+    sized.get_by_role("button", name="Compute ahead").click()
+    check(sized)
+    sized.get_by_role("button", name="Clear cache…").click()
+    expect(sized.get_by_role("dialog")).to_be_visible()
+    check(sized)
+
+
+def test_without_a_server_and_without_a_key(sized):
+    sized.route("**/v1/**", lambda route: route.abort())
+    expect(sized.locator("#trouble")).to_be_visible()
+    check(sized)
+    sized.unroute("**/v1/**")
+    refusal = {"status": 401, "body": '{"error": "Unauthorized"}'}
+    sized.route("**/v1/**", lambda route: route.fulfill(**refusal))
+    expect(sized.get_by_role("dialog")).to_be_visible()
+    check(sized)
+
+
+def test_the_whole_page_goes_by_keyboard(page):
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.get_by_role("button", name="Load example", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Question")).to_be_focused()
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#chunks .badge")).to_have_count(len(DOCUMENTS))
+    page.get_by_role("button", name="Move chunk 1 of 12 down").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Move chunk 2 of 12 down")).to_be_focused()
+    expect(page.locator("#ask-status")).to_have_text("Chunk moved to place 2 of 12.")

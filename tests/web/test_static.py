@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page's files and how they are served."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from httpx import ASGITransport, AsyncClient
+
+from app.demo import DOCUMENTS, QUESTIONS
+from training.language import DEFAULT_SYSTEM
+from web.page import STATIC, router
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(path.name for path in STATIC.iterdir())
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "connect-src": "'self'",
+    "img-src": "'self' data:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+
+
+async def get(path, **headers):
+    app = FastAPI()
+    app.include_router(router)
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
+        return await client.get(path, headers=headers)
+
+
+@pytest.mark.parametrize("path", ["/", *(f"/web/{name}" for name in FILES), "/web/none.js"])
+async def test_every_answer_has_strict_headers(path):
+    answer = await get(path)
+    assert dict(rule.split(" ", 1) for rule in answer.headers["content-security-policy"].split("; ")) == POLICY
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-cache"
+
+
+async def test_what_has_not_changed_is_not_sent_again():
+    answer = await get("/")
+    again = await get("/", **{"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", answer.headers["etag"])
+    assert (await get("/", **{"if-none-match": '"other"'})).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/web/", "/web/x", "/web/../page.py", "/web/%2e%2e/page.py", "/web//etc/passwd"])
+async def test_there_is_nothing_else(path):
+    assert (await get(path)).status_code == 404
+
+
+def test_the_example_is_that_of_the_demo():
+    example = json.loads((STATIC / "example.json").read_text())
+    assert example == {
+        "system": DEFAULT_SYSTEM,
+        "documents": [document.text for document in DOCUMENTS],
+        "questions": list(QUESTIONS),
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.endswith(".json")])
+def test_files_are_short_have_a_licence_and_name_no_other_host(name):
+    text = (STATIC / name).read_text()
+    assert "SPDX-License-Identifier: Apache-2.0" in text
+    assert len(text.splitlines()) < 300
+    assert set(re.findall(r"https?://[^\"' /]+", text)) <= {"http://www.w3.org"}  # the name of SVG, never fetched
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js")])
+def test_nothing_is_read_as_html_or_code(name):
+    text = (STATIC / name).read_text()
+    forbidden = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser")
+    assert [word for word in forbidden if word in text] == []
+
+
+def test_the_page_has_no_inline_script_and_no_inline_style():
+    text = (STATIC / "index.html").read_text()
+    assert re.findall(r"<script(?![^>]* src=)[^>]*>|<style| style=| on[a-z]+=|javascript:", text) == []
+
+
+def test_the_package_has_the_page():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for target in project["tool"]["hatch"]["build"]["targets"].values():
+        assert "web" in target.get("packages", target.get("include"))

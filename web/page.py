@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves the web page at ``/`` and its files below ``/web``, without asking for an API key: they hold no secret."""
+
+import hashlib
+from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple
+
+from fastapi import APIRouter, Request, Response
+
+STATIC = Path(__file__).parent / "static"
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # kept, but asked for each time: an update shows at once
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+class _File(NamedTuple):
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def _read(path: Path) -> _File:
+    content = path.read_bytes()
+    return _File(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+# Read once: what is not here can't be asked for, whatever its path.
+_FILES = {path.relative_to(STATIC).as_posix(): _read(path) for path in sorted(STATIC.rglob("*")) if path.is_file()}
+
+
+@router.get("/")
+async def index(request: Request) -> Response:
+    """The page. Its links are relative, so it also works behind a proxy's prefix."""
+    return _answer(request, "index.html")
+
+
+@router.get("/web/{name:path}")
+async def file(request: Request, name: str) -> Response:
+    """A file of the page."""
+    return _answer(request, name)
+
+
+def _answer(request: Request, name: str) -> Response:
+    found = _FILES.get(name)
+    if found is None:
+        return Response("not found", HTTPStatus.NOT_FOUND, HEADERS, "text/plain")
+    headers = {**HEADERS, "etag": found.etag}
+    if found.etag in request.headers.get("if-none-match", ""):
+        return Response(None, HTTPStatus.NOT_MODIFIED, headers)
+    return Response(found.content, HTTPStatus.OK, headers, found.media_type)

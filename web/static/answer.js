@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// One answer as it streams in, and the report behind it.
+
+import { send, serverEvents } from "./api.js";
+import { el, number, say, table } from "./dom.js";
+import { count, duration, percent, tokens } from "./format.js";
+import { badge } from "./status.js";
+
+const STEPS = {
+  plan: "Finding the chunks",
+  fill: "Waiting for missing ones",
+  queue: "Waiting for the engine",
+  first_token: "First token",
+  total: "Whole answer",
+};
+
+/** A card for one answer; `run` fills it. */
+export class Answer {
+  constructor(title) {
+    this.title = title;
+    this.content = "";
+    this.firstTokenMs = null;
+    this.report = null;
+    this.replica = null;
+    this.text = el("p", { className: "answer-text" });
+    this.details = el("div", { className: "report" });
+    this.element = el("article", { className: "card answer", "aria-label": `Answer, ${title}` },
+      el("h2", {}, title), this.text, this.details);
+  }
+
+  /** Asks, and shows the answer as it comes. Throws ApiError or AbortError; what has come stays. */
+  async run(body, signal) {
+    const started = performance.now();
+    this.element.classList.add("running");
+    try {
+      const response = await send("POST", "v1/rag/chat", { json: { ...body, stream: true }, signal });
+      this.replica = response.headers.get("x-tessera-replica");
+      for await (const event of serverEvents(response)) this.take(event, started);
+      this.totalMs = performance.now() - started;
+      this.details.replaceChildren(...this.described());
+    } finally {
+      this.element.classList.remove("running");
+    }
+  }
+
+  take(event, started) {
+    const piece = event.choices?.[0]?.delta?.content;
+    if (piece) {
+      this.firstTokenMs ??= performance.now() - started;
+      this.content += piece;
+      this.text.append(piece);
+    }
+    if (event.cache) this.report = event.cache;
+  }
+
+  described() {
+    if (this.content === "") say(this.text, "(an empty answer)");
+    const facts = [
+      ["First token", duration(this.firstTokenMs)],
+      ["Whole answer", duration(this.totalMs)],
+      ...(this.replica ? [["Replica", this.replica]] : []),
+    ];
+    const { report } = this;
+    return report === null ? [factList(facts)] : [
+      factList(facts), tokenBar(report.tokens), this.timings(), chunkTable(report, this.title),
+      ...(report.reason ? [el("p", { className: "reason" }, `In full attention: ${report.reason}.`)] : []),
+    ];
+  }
+
+  /** What this browser measured, beside the server's own times from its receipt of the prompt. */
+  timings() {
+    const here = { first_token: this.firstTokenMs, total: this.totalMs };
+    const there = this.report.timings_ms;
+    const shown = Object.entries(STEPS).filter(([name]) => name in there);
+    return table("Times, measured in this browser and on the server", ["Time", "#Browser", "#Server"],
+      shown.map(([name, label]) =>
+        [el("th", { scope: "row" }, label), number(name in here ? duration(here[name]) : ""), number(duration(there[name]))]));
+  }
+}
+
+function factList(facts) {
+  return el("dl", { className: "facts" },
+    ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+/** Tokens reused against computed, as a bar; the words below it say the same. */
+function tokenBar({ prompt, reused, computed }) {
+  const bar = el("div", { className: "bar", "aria-hidden": "true" },
+    el("span", { className: "reused" }), el("span", { className: "computed" }));
+  bar.children[0].style.flexGrow = reused;
+  bar.children[1].style.flexGrow = computed;
+  const words = el("p", { className: "bar-words" },
+    el("span", { className: "key reused" }, `${count(reused)} reused (${percent(prompt ? reused / prompt : 0)})`),
+    el("span", { className: "key computed" }, `${count(computed)} computed`),
+    el("span", {}, `of ${tokens(prompt)}`));
+  return el("div", {}, bar, words);
+}
+
+function chunkTable(report, title) {
+  const rows = report.chunks.map((chunk) => [
+    number(String(chunk.index + 1) + (chunk.part ? `, part ${chunk.part.join("/")}` : "")),
+    badge(chunk.status ?? "full", chunk.origin),
+    number(count(chunk.tokens)),
+    el("code", {}, chunk.key ? `${chunk.key.slice(0, 8)}…` : "–"),
+  ]);
+  return el("details", {},
+    el("summary", {}, chunkSummary(report)),
+    el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": `Chunks, ${title}` },
+      table("Chunks of this answer", ["#Chunk", "Status", "#Tokens", "Key"], rows)));
+}
+
+/** "12 chunks: 11 hit, 1 filled" */
+export function chunkSummary({ chunks }) {
+  const statuses = new Map();
+  for (const { status } of chunks) statuses.set(status ?? "full", (statuses.get(status ?? "full") ?? 0) + 1);
+  const parts = [...statuses].map(([status, number]) => `${number} ${status}`).join(", ");
+  return `${count(chunks.length)} ${chunks.length === 1 ? "chunk" : "chunks"}${parts ? `: ${parts}` : ""}`;
+}

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+// The documents and questions of `tessera demo`.
+
+/** `{system, documents, questions}`; documents and questions are texts. */
+export async function loadExample() {
+  return (await fetch("web/example.json")).json();
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Starts the page: views, theme, and what is asked of the server while it is open.
+
+import { apiKey, events, getJson } from "./api.js";
+import { setModels, startAsk } from "./ask.js";
+import { drawPlots, forgetHistory, showStats, startCache } from "./cache.js";
+import { showCluster } from "./cluster.js";
+import { byId, el, say } from "./dom.js";
+import { ChunkList } from "./list.js";
+import { Poller } from "./poller.js";
+import { startTheme } from "./theme.js";
+
+const VIEWS = ["ask", "cache", "cluster"];
+const EVERY_MS = 2000;
+const LONGEST_MS = 15_000;
+
+const list = new ChunkList(() => replica);
+let replica = null; // whose cache is shown, behind a router
+let hasModels = false;
+let hasCluster = null; // null: not asked yet
+
+const poller = new Poller(ask, { everyMs: EVERY_MS, longestMs: LONGEST_MS, onFailure: showFailure });
+
+async function ask() {
+  if (!hasModels) {
+    const { data } = await getJson("v1/models");
+    setModels(data.map((model) => model.id));
+    hasModels = true;
+  }
+  if (hasCluster === null || (hasCluster && (replica !== null || isShown("cluster")))) await askCluster();
+  const asked = replica;
+  const stats = await getJson("v1/cache/stats?check=false", { replica: asked });
+  if (asked !== replica) return;
+  showStats(stats, Date.now());
+  if (isShown("cache")) list.follow(stats);
+  showState("up", stats.enabled ? "Connected" : "Connected, chunk cache off");
+  byId("trouble").hidden = true;
+}
+
+async function askCluster() {
+  try {
+    const cluster = await getJson("v1/cluster");
+    hasCluster = true;
+    byId("trouble").hidden = true;
+    showCluster(cluster);
+    if (cluster.decisions !== undefined) setReplicas(cluster.replicas.map((each) => each.name));
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    hasCluster = false;
+  }
+  document.querySelector('[data-view="cluster"]').hidden = !hasCluster;
+  showView();
+}
+
+/** Through a router, cache and list are those of one replica, which can be chosen. */
+function setReplicas(names) {
+  const field = byId("replica");
+  byId("replica-field").hidden = false;
+  if ([...field.options].map((option) => option.value).join("\n") !== names.join("\n")) {
+    field.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+  }
+  if (names.includes(replica)) field.value = replica;
+  else chooseReplica(field.value || null);
+}
+
+function chooseReplica(name) {
+  replica = name;
+  forgetHistory();
+  list.seen = null;
+}
+
+function showFailure(error, retryMs) {
+  if (error.status === 401) return showState("away", "API key needed");
+  hasModels = hasModels && error.status !== 0; // it may come back with another model
+  const words = error.status === 0 ? "Server not reachable" : `The server refuses: ${error.message}`;
+  showState("away", error.status === 0 ? words : "Trouble");
+  byId("trouble").hidden = false;
+  say(byId("trouble"), `${words}. This page asks again every ${Math.round(retryMs / 1000)} s; what you wrote stays.`);
+}
+
+function showState(state, words) {
+  byId("connection").dataset.state = state;
+  say(byId("connection"), words);
+}
+
+const isShown = (view) => !byId(`view-${view}`).hidden;
+
+function showView() {
+  const wanted = location.hash.slice(1);
+  const view = VIEWS.includes(wanted) && (wanted !== "cluster" || hasCluster) ? wanted : "ask";
+  for (const name of VIEWS) byId(`view-${name}`).hidden = name !== view;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.dataset.view === view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${view[0].toUpperCase()}${view.slice(1)} · Tessera`;
+  if (view === "cache") drawPlots();
+}
+
+function askForKey() {
+  const dialog = byId("key-dialog");
+  if (dialog.open) return;
+  say(byId("key-problem"), apiKey.get() ? "The server does not take the key given." : "");
+  byId("key").value = "";
+  dialog.showModal();
+}
+
+byId("key-dialog").addEventListener("close", () => {
+  if (!byId("key").value) return;
+  apiKey.set(byId("key").value);
+  poller.now();
+});
+byId("replica").addEventListener("change", ({ target }) => {
+  chooseReplica(target.value);
+  poller.now();
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the part behind # is the view's
+  byId("main").focus();
+});
+events.addEventListener("unauthorized", askForKey);
+window.addEventListener("hashchange", () => {
+  showView();
+  if (isShown("cache") && !byId("ingest-system").value) byId("ingest-system").value = byId("system").value;
+  poller.now();
+});
+startTheme();
+startAsk();
+startCache();
+showView();
+poller.now();
