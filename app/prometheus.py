@@ -2,6 +2,7 @@
 """The chunk cache on ``GET /metrics``, beside vLLM's own metrics."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from cache.lease import ChunkStatus
 from cache.manager import ChunkCacheManager, Removal
+from cache.metrics import TIER_EVENTS
 
 if TYPE_CHECKING:
     from engine_ext.engine import ChunkEngine
@@ -48,6 +50,7 @@ class ChunkCacheCollector(Collector):
         metrics = list(self._state())
         if manager is not None and fills is not None:
             metrics += [*_counters(manager), *_gauges(manager, fills), *_histograms(manager)]
+            metrics += _tier_counters(manager, fills.archive.tiers if fills.archive else ())
         return metrics
 
     def _state(self) -> Iterator[Metric]:
@@ -112,17 +115,21 @@ def _counters(manager: ChunkCacheManager) -> Iterator[Metric]:
     fetched = CounterMetricFamily("tessera_fetched_bytes", "KV that came from other replicas")
     fetched.add_metric([], counted.fetched_bytes)
     yield fetched
-    tiers = CounterMetricFamily("tessera_tier_events", "What tiers did", labels=["tier", "event"])
-    for (tier, event), count in counted.tier_events.items():
-        tiers.add_metric([tier, event], count)
-    yield tiers
-    yield _counter_by("loaded_bytes", "KV that came from tiers", "tier", counted.loaded_bytes)
     yield _counter_by(
         "removals", "Segments that can't be found any more", "reason", _filled_up(counted.removals, *Removal)
     )
     refused = CounterMetricFamily("tessera_refused_loads", "Requests whose load a worker refused")
     refused.add_metric([], counted.refused_loads)
     yield refused
+
+
+def _tier_counters(manager: ChunkCacheManager, tiers: Iterable[str]) -> Iterator[Metric]:
+    events = CounterMetricFamily("tessera_tier_events", "What tiers did", labels=["tier", "event"])
+    for tier, event in itertools.product(tiers, TIER_EVENTS):
+        events.add_metric([tier, event], manager.metrics.tier_events[tier, event])
+    yield events
+    loaded = _filled_up(manager.metrics.loaded_bytes, *tiers)
+    yield _counter_by("loaded_bytes", "KV that came from tiers", "tier", loaded)
 
 
 def _gauges(manager: ChunkCacheManager, fills: "FillRunner") -> Iterator[Metric]:

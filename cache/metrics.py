@@ -15,6 +15,18 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
     return Histogram(name, text, buckets=buckets, registry=None)
 
 
+TIER_EVENTS = (
+    "loaded",
+    "stored",
+    "skipped",
+    "corrupt",
+    "timeout",
+    "suspended",
+    "load_failed",
+    "store_failed",
+)
+
+
 @dataclass(slots=True)
 class ChunkCacheMetrics:
     """Monotonic counters and histograms (in seconds); ``app/prometheus.py`` shows them on ``GET /metrics``."""
@@ -33,7 +45,9 @@ class ChunkCacheMetrics:
     """Attempts to get missing segments from other replicas, by outcome: fetched, absent, failed, refused, late."""
     fetched_bytes: int = 0
     tier_events: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """What tiers did, by tier and word: loaded, stored, corrupt, timeout, suspended, load_failed, store_failed."""
+    """What tiers did, by tier and word: those of :data:`TIER_EVENTS`."""
+    tier_bytes: dict[str, int] = field(default_factory=dict)
+    """What tiers hold, as of the last transfer."""
     loaded_bytes: Counter[str] = field(default_factory=Counter)
     """KV that came from tiers, by tier."""
     removals: Counter[str] = field(default_factory=Counter)

@@ -4,14 +4,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from cache.hashing import ChunkHash
 from cache.index import ChunkKVCache
 from cache.manager import Removal
+from cache.tiers.config import size_of
+from cache.tiers.memory import MemoryTier
 from engine_ext.tier_source import TierSource, note_events
 from engine_ext.transfers import PoolTransfers, TransferError
 
@@ -31,7 +32,11 @@ class Archive:
     One that is evicted before its turn is not stored.
     """
 
-    def __init__(self, engine: "ChunkEngine", transfers: Callable[[], PoolTransfers | None]) -> None:
+    def __init__(
+        self, engine: "ChunkEngine", tiers: Mapping[str, int], transfers: Callable[[], PoolTransfers | None]
+    ) -> None:
+        """``tiers`` has their names and sizes, on all workers together."""
+        self.tiers = tiers
         self._engine = engine
         self._transfers = transfers
         self._waiting: dict[ChunkHash, None] = {}
@@ -91,7 +96,8 @@ class Archive:
         manager, transfers = self._engine.manager, self._transfers()
         assert manager is not None
         if transfers is None or (lease := manager.hold(key)) is None:
-            manager.metrics.tier_events["all", "skipped"] += 1
+            for tier in self.tiers:
+                manager.metrics.tier_events[tier, "skipped"] += 1
             return
         try:
             answers = await transfers.store(lease.chunks[0].entry)
@@ -126,10 +132,11 @@ async def attached_tiers(engine: "ChunkEngine", urls: Sequence[str]) -> AsyncIte
     if engine.manager is None or engine.fills is None:
         yield
         return
-    names = [urlsplit(url).scheme for url in urls]
-    source = TierSource(names, engine.manager, lambda: engine.transfers, engine.fills.costs)
+    workers = engine.transfers.num_workers if engine.transfers is not None else 1
+    sizes = {scheme: size * (workers if scheme == MemoryTier.name else 1) for scheme, size in map(size_of, urls)}
+    source = TierSource(list(sizes), engine.manager, lambda: engine.transfers, engine.fills.costs)
     engine.fills.sources.append(source)
-    engine.fills.archive = archive = Archive(engine, lambda: engine.transfers)
+    engine.fills.archive = archive = Archive(engine, sizes, lambda: engine.transfers)
     engine.manager.on_expired = archive.drop_later
     task = asyncio.create_task(archive.run(), name="archive")
     try:

@@ -10,6 +10,7 @@ from cache.index import ChunkKVCache
 from cache.lease import ChunkStatus, FillJob
 from cache.manager import ChunkCacheManager
 from cache.registry import DocumentKey
+from cache.tiers.memory import MemoryTier
 from engine_ext.fills import Sourced
 from engine_ext.transfer_server import Answer
 from engine_ext.transfers import PoolTransfers, TransferError
@@ -65,7 +66,11 @@ class TierSource:
 
 
 def note_events(manager: ChunkCacheManager, answers: Iterable[Answer]) -> None:
-    """Counts what tiers did."""
+    """Counts what tiers did, and notes what they hold: host memory is each worker's own, all else everybody's."""
+    answers = list(answers)
+    for tier in answers[0].held:
+        held = [answer.held[tier] for answer in answers]
+        manager.metrics.tier_bytes[tier] = sum(held) if tier == MemoryTier.name else max(held)
     for answer in answers:
         for tier, word in answer.events:
             manager.metrics.tier_events[tier, word] += 1

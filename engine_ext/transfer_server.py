@@ -55,12 +55,16 @@ class Transfer:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of a transfer: an error, or none; ``tier`` that a load came from, or ``None``; what tiers did."""
+    """What came of a transfer: an error, or none; ``tier`` that a load came from, or ``None``; what tiers did.
+
+    ``held`` has the bytes in each tier.
+    """
 
     error: str = ""
     tier: str | None = None
     num_bytes: int = 0
     events: list[tuple[str, str]] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """As it is sent."""
@@ -96,6 +100,7 @@ class TransferServer:
                     transfer = Transfer.from_bytes(connection.recv_bytes())
                     file = connection.recv_bytes() if transfer.verb == "write" else b""
                     answer, found = self._carried_out(transfer, file)
+                    answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
                     connection.send_bytes(answer.to_bytes())
                     if transfer.verb == "read" and not answer.error:
                         connection.send_bytes(found)

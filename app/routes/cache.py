@@ -82,7 +82,12 @@ def cache_stats(engine: ChunkEngine, *, is_checked: bool = True) -> dict[str, An
             "registered_ids": len(engine.manager.ids),
             "archive_waiting": len(engine.fills.archive or ()),
         }
-        state["tiers"] = {"pool": _pool_bytes(engine.manager)}
+        sizes = engine.fills.archive.tiers if engine.fills.archive is not None else {}
+        held = engine.manager.metrics.tier_bytes
+        state["tiers"] = {
+            "pool": _pool_bytes(engine.manager),
+            **{name: {"bytes_total": size, "bytes_used": held.get(name, 0)} for name, size in sizes.items()},
+        }
         state["counters"] = engine.manager.metrics.snapshot()
     return state
 

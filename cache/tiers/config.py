@@ -66,6 +66,12 @@ def parse_tiers(text: str) -> list[str]:
     return urls
 
 
+def size_of(url: str) -> tuple[str, int]:
+    """Name and bytes of a tier; raises :class:`TierConfigError`."""
+    parts, max_bytes, _, _ = _parse(url)
+    return parts.scheme, max_bytes
+
+
 def make_tier(url: str, allocate: Allocate | None = None) -> StorageTier:
     """The tier of a URL; raises :class:`TierConfigError`."""
     parts, max_bytes, options, make = _parse(url)

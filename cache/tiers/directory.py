@@ -34,6 +34,7 @@ class DirectoryTier:
         self.name = name
         self.max_bytes = max_bytes
         self.root = root
+        self.num_bytes = 0
         try:
             root.mkdir(parents=True, exist_ok=True)
             with self._locked() as lock:
@@ -55,11 +56,11 @@ class DirectoryTier:
             used = _read_number(lock)
             if used is None or used + len(file) > self.max_bytes:
                 used = self._shrink(lock, min(self.max_bytes - len(file), int(self.max_bytes * (1 - _ROOM))))
-            _write_number(lock, used + len(file))
+            self._note(lock, used + len(file))
             try:
                 _write_whole(path, file)
             except BaseException:
-                _write_number(lock, used)
+                self._note(lock, used)
                 raise
 
     def get(self, address: Address) -> Buffer | None:
@@ -128,13 +129,18 @@ class DirectoryTier:
                 break
             path.unlink(missing_ok=True)
             used -= stat.st_size
-        _write_number(lock, used)
+        self._note(lock, used)
         return used
+
+    def _note(self, lock: int, number: int) -> None:
+        """How many bytes there are, for whoever holds the lock next."""
+        os.pwrite(lock, f"{number:<31}\n".encode(), 0)
+        self.num_bytes = number
 
     def _remove(self, lock: int, address: Address) -> None:
         if (stored := self.stat(address)) is not None:
             self.path(address).unlink(missing_ok=True)
-            _write_number(lock, max(0, (_read_number(lock) or 0) - stored.num_bytes))
+            self._note(lock, max(0, (_read_number(lock) or 0) - stored.num_bytes))
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -186,7 +192,3 @@ def _write_whole(path: Path, file: Buffer) -> None:
 def _read_number(lock: int) -> int | None:
     text = os.pread(lock, 32, 0).strip()
     return int(text) if text.isdigit() else None
-
-
-def _write_number(lock: int, number: int) -> None:
-    os.pwrite(lock, f"{number:<31}\n".encode(), 0)

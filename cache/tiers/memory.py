@@ -17,7 +17,7 @@ class MemoryTier:
         self.max_bytes = max_bytes
         self._allocate = allocate or (lambda size: memoryview(bytearray(size)))
         self._files: OrderedDict[Address, tuple[memoryview, float]] = OrderedDict()
-        self._num_bytes = 0
+        self.num_bytes = 0
 
     def put(self, address: Address, file: Buffer) -> None:
         size = len(file)
@@ -25,12 +25,12 @@ class MemoryTier:
             raise TierError(f"{size} bytes are more than the {self.max_bytes} that it may have")
         if address in self._files:
             return
-        while self._num_bytes + size > self.max_bytes:
+        while self.num_bytes + size > self.max_bytes:
             self.delete(next(iter(self._files)))
         memory = self._allocate(size)
         memory[:] = file
         self._files[address] = memory, time.time()
-        self._num_bytes += size
+        self.num_bytes += size
 
     def get(self, address: Address) -> Buffer | None:
         if (found := self._files.get(address)) is None:
@@ -45,7 +45,7 @@ class MemoryTier:
 
     def delete(self, address: Address) -> None:
         if (found := self._files.pop(address, None)) is not None:
-            self._num_bytes -= len(found[0])
+            self.num_bytes -= len(found[0])
 
     def quarantine(self, address: Address) -> None:
         self.delete(address)
@@ -55,4 +55,4 @@ class MemoryTier:
 
     def close(self) -> None:
         self._files.clear()
-        self._num_bytes = 0
+        self.num_bytes = 0

@@ -46,13 +46,18 @@ class MooncakeTier:
         if status:
             raise TierConfigError(f"Mooncake's master at {url.netloc} can't be reached (error {status})")
 
+    @property
+    def num_bytes(self) -> int:
+        """Of what was put there from here."""
+        return sum(each.num_bytes for each in self._put.values())
+
     def put(self, address: Address, file: Buffer) -> None:
         if len(file) > self.max_bytes:
             raise TierError(f"{len(file)} bytes are more than the {self.max_bytes} that it may have")
         if self._exists(address):
             return
         # What was put from here is kept within what was given; the store could hold more, of others' memory.
-        while self._put and sum(each.num_bytes for each in self._put.values()) + len(file) > self.max_bytes:
+        while self._put and self.num_bytes + len(file) > self.max_bytes:
             self.delete(next(iter(self._put)))
         if status := self._store.put(_name(address), bytes(file)):
             raise TierError(f"Mooncake did not take a file (error {status})")

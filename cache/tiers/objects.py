@@ -51,7 +51,7 @@ class ObjectTier:
             return
         if time.monotonic() - self._listed_at > _LISTED_S:
             self._list_again()
-        while self._num_bytes() + len(file) > self.max_bytes:
+        while self.num_bytes + len(file) > self.max_bytes:
             self.delete(min(self._files.values(), key=self._used_at).address)
         with _told():
             obstore.put(self._store, _path(address), bytes(file), use_multipart=False)
@@ -100,7 +100,9 @@ class ObjectTier:
         self._files = {stored.address: stored for stored in self.list()}
         self._listed_at = time.monotonic()
 
-    def _num_bytes(self) -> int:
+    @property
+    def num_bytes(self) -> int:
+        """As of the last listing, and what was done from here since."""
         return sum(stored.num_bytes for stored in self._files.values())
 
     def _used_at(self, stored: Stored) -> float:

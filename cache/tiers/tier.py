@@ -40,6 +40,10 @@ class StorageTier(Protocol):
     name: str
     max_bytes: int
 
+    @property
+    def num_bytes(self) -> int:
+        """What it holds, as far as this process knows; without asking."""
+
     def put(self, address: Address, file: Buffer) -> None:
         """Keeps a file, whole or not at all; nothing happens if it is there."""
 

@@ -86,7 +86,7 @@ def test_ingested_chunks_are_hit_by_the_next_chat(server: TesseraServer, text: T
     assert [line["progress"] for line in lines] == [{"done": n, "total": 4} for n in (1, 2, 3, 4)]
     assert [line["tokens"] for line in lines] == [42, 68, 902, 42]
     assert summary.pop("seconds") >= 0
-    counts = {"hit": 0, "filled": 3, "waited": 1, "failed": 0}
+    counts = {"hit": 0, "loaded": 0, "filled": 3, "waited": 1, "failed": 0}
     assert summary == {"documents": 4, **counts, "tokens": 1054, "cached": 3, "evicted": 0}
     report = server.chat(**question(chunks, system=system))["cache"]
     assert [chunk["status"] for chunk in report["chunks"]] == ["hit"] * 3
@@ -579,6 +579,7 @@ def test_the_api_page_has_every_endpoint_and_an_example_of_every_body(server: Te
         ("delete", "/v1/rag/chunks/{key}"),
         ("post", "/v1/cache/clear"),
         ("get", "/v1/cache/stats"),
+        ("post", "/v1/cache/sleep"),
     }
     for method, path in ours:
         operation = page["paths"][path][method]

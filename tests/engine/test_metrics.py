@@ -59,7 +59,7 @@ def settled(server: TesseraServer, *names: str) -> dict[str, float]:
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists(serve: Any, text: Text) -> None:
-    server: TesseraServer = serve("tiny-llama")
+    server: TesseraServer = serve("tiny-llama", "--chunk-cache-tiers", "host://?size=8MiB")
     # A reason is shown once it has been counted.
     server.chat(chunks=[text(50)], question="?", max_tokens=1, cache={"mode": "full"})
     assert families(server) == documented()

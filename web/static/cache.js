@@ -54,10 +54,10 @@ function showTiles(stats) {
   tile("Hit rate", totals.lookups ? percent(totals.hits / totals.lookups) : "–", `of ${several(totals.lookups, "chunk")}`);
   tile("Tokens reused", prompt ? percent(totals.reused / prompt) : "–", `${count(totals.reused)} of ${tokens(prompt)}`);
   for (const [name, tier] of Object.entries(tiers)) {
-    tile(`Memory, ${name}`, bytes(tier.bytes_used), `of ${bytes(tier.bytes_total)}; ${bytes(tier.bytes_pinned)} pinned`);
+    tile(`Memory, ${name}`, bytes(tier.bytes_used), `of ${bytes(tier.bytes_total)}${tier.bytes_pinned === undefined ? "" : `; ${bytes(tier.bytes_pinned)} pinned`}`);
   }
   tile("Segments", count(occupancy.segments), `${count(occupancy.segments_filling)} being computed`);
-  tile("Fills", count(totals.filled), `${count(totals.fetched)} fetched, ${count(totals.failed)} failed`);
+  tile("Fills", count(totals.filled), `${count(totals.loaded)} loaded, ${count(totals.fetched)} fetched, ${count(totals.failed)} failed`);
   tile("Evictions", count(totals.evicted), "since the start");
   tile("Refused loads", count(totals.refused), totals.refused ? "please report this" : "none, as it should be");
 }
@@ -84,7 +84,7 @@ function madePlots(tiers) {
     new Plot({ title: "Memory", lines: [...memory, { name: "pinned", label: "pinned" }], format: bytes, least: 2 ** 20, unit: 2 ** 20 }),
     new Plot({
       title: "Fills", format: perSecond, least: 1,
-      lines: [{ name: "filled", label: "computed" }, { name: "fetched", label: "fetched" }, { name: "failed", label: "failed" }],
+      lines: [{ name: "filled", label: "computed" }, { name: "loaded", label: "loaded" }, { name: "fetched", label: "fetched" }, { name: "failed", label: "failed" }],
     }),
     new Plot({ title: "Evictions", lines: [{ name: "evicted" }], format: perSecond, least: 1 }),
     new Plot({ title: "Refused loads, since the start", lines: [{ name: "refused" }], format: count, least: 2 }),
@@ -131,7 +131,7 @@ async function computeFiles(files, signal) {
     say(byId("ingest-status"), `${count(progress.done)} of ${several(progress.total, "chunk")}, ${tokens(progress.tokens)}`);
   }, signal);
   if (done.errors.length) say(byId("ingest-problem"), `${several(done.failed, "chunk")} failed: ${done.errors.join("; ")}`);
-  return `Done: ${count(done.filled)} computed, ${count(done.hit + done.waited)} there already, ${count(done.failed)} failed; `
+  return `Done: ${count(done.filled)} computed, ${count(done.hit + done.loaded + done.waited)} there already, ${count(done.failed)} failed; `
     + `${tokens(done.tokens)} in ${done.seconds.toFixed(1)} s.`;
 }
 

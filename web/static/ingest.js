@@ -11,7 +11,7 @@ const MOST_PER_CALL = 500;
  * calls, with `errors`: the distinct reasons why chunks failed. Throws ApiError or AbortError.
  */
 export async function computeAhead(chunks, fields, onProgress, signal) {
-  const total = { hit: 0, filled: 0, waited: 0, failed: 0, tokens: 0, seconds: 0, evicted: 0 };
+  const total = { hit: 0, loaded: 0, filled: 0, waited: 0, failed: 0, tokens: 0, seconds: 0, evicted: 0 };
   const errors = new Set();
   for (let start = 0; start < chunks.length; start += MOST_PER_CALL) {
     const part = chunks.slice(start, start + MOST_PER_CALL);

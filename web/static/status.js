@@ -7,11 +7,12 @@ const KINDS = {
   hit: { sign: "✓", meaning: "found in the cache" },
   filled: { sign: "+", meaning: "computed for this request" },
   waited: { sign: "…", meaning: "another request was computing it" },
+  loaded: { sign: "↑", meaning: "loaded from a tier" },
   fetched: { sign: "⇄", meaning: "fetched from another replica" },
   full: { sign: "○", meaning: "computed in full attention, not cached" },
   failed: { sign: "!", meaning: "could not be computed" },
 };
-const WORST_FIRST = ["filled", "waited", "fetched", "hit"];
+const WORST_FIRST = ["filled", "waited", "fetched", "loaded", "hit"];
 
 /** The badge of a chunk's status; `origin` is the replica that it was fetched from. */
 export function badge(status, origin) {

@@ -34,7 +34,7 @@ async def test_memory_in_use_and_pinned_is_told_in_bytes():
     manager.retain(lease.chunks[0].entry, pinned=True, expires_at=None)
     shown = await stats(
         manager=manager,
-        fills=SimpleNamespace(num_running=0, num_queued=0),
+        fills=SimpleNamespace(num_running=0, num_queued=0, archive=None),
         disabled_reason=None,
         check_integrity=lambda: None,
     )
@@ -65,7 +65,7 @@ async def test_who_asks_all_the_time_may_do_without_the_check():
     manager, checks = ChunkCacheManager(ChunkCacheConfig(4, 16, "engine")), []
     engine = {
         "manager": manager,
-        "fills": SimpleNamespace(num_running=0, num_queued=0),
+        "fills": SimpleNamespace(num_running=0, num_queued=0, archive=None),
         "disabled_reason": None,
         "check_integrity": lambda: checks.append(1),
     }
