@@ -577,6 +577,8 @@ def test_the_api_page_has_every_endpoint_and_an_example_of_every_body(server: Te
         ("get", "/v1/rag/chunks"),
         ("get", "/v1/rag/chunks/{key}"),
         ("delete", "/v1/rag/chunks/{key}"),
+        ("patch", "/v1/rag/chunks/{key}"),
+        ("post", "/v1/rag/split"),
         ("post", "/v1/cache/clear"),
         ("get", "/v1/cache/stats"),
         ("post", "/v1/cache/sleep"),
@@ -585,9 +587,9 @@ def test_the_api_page_has_every_endpoint_and_an_example_of_every_body(server: Te
         operation = page["paths"][path][method]
         assert operation["summary"]
         assert operation["description"]
-        if method == "post":
+        if method == "post" and path != "/v1/rag/split":  # whose body is a file
             schema = str(operation["requestBody"]["content"]["application/json"]["schema"])
             name = schema.split("#/components/schemas/")[1].split("'")[0]
             example = page["components"]["schemas"][name]["example"]
             response = server.client.post(path, json=example)
-            assert response.status_code == 200, response.text
+            assert response.status_code == (409 if path == "/v1/cache/sleep" else 200), response.text  # it has no tiers
