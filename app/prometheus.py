@@ -50,7 +50,7 @@ class ChunkCacheCollector(Collector):
         metrics = list(self._state())
         if manager is not None and fills is not None:
             metrics += [*_counters(manager), *_gauges(manager, fills), *_histograms(manager)]
-            metrics += _tier_counters(manager, fills.archive.tiers if fills.archive else ())
+            metrics += _tier_counters(manager, fills.archive.tiers if fills.archive is not None else ())
         return metrics
 
     def _state(self) -> Iterator[Metric]:
