@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 10_000
-PAUSE: Final = 4
+PAUSE: Final = 9
 """While requests run, each copy is followed by a pause of so many times its length."""
 
 

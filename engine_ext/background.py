@@ -26,6 +26,8 @@ IDLE_ROUND_TOKENS, BUSY_ROUND_TOKENS = 8192, 512
 """Tokens computed at once: few while somebody's answer is being computed, since its next token waits for them."""
 PAUSE = 3
 """After a round beside running requests comes a pause of so many times its length: they keep most of the engine."""
+LOAD_PAUSE = 9
+"""The same where nothing was computed: moving KV takes memory bandwidth from every step, and nobody waits for it."""
 _LOWEST_PRIORITY = 1 << 30
 
 Keep = Callable[[Chunk, ChunkKVCache], None]
@@ -74,7 +76,8 @@ class BackgroundFills:
                 results = await self._round(ingestion, todo)
                 queue.put_back(todo[len(results) :])
                 ended = time.monotonic()
-                self._pause_until = ended + PAUSE * (ended - started)
+                is_computed = any(result.status is ChunkStatus.FILLED for result in results)
+                self._pause_until = ended + (PAUSE if is_computed else LOAD_PAUSE) * (ended - started)
             for result in results:
                 yield result
 
