@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.folders import replaced_folder, tessera_home
 
 if TYPE_CHECKING:
-    import torch
+    from transformers import PreTrainedModel
 
 BUILDER_VERSION = 2
 """Raised whenever the same spec builds other files than before, so that old folders are built anew."""
@@ -90,8 +90,8 @@ class RandomModelSpec:
             raise ValueError(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads can't share {self.num_kv_heads} KV heads evenly")
-        if self.vocab_size and self.vocab_size < 256 + len(SPECIAL_TOKENS):
-            raise ValueError(f"vocab_size must be 0 or at least {256 + len(SPECIAL_TOKENS)}")
+        if self.vocab_size and self.vocab_size < vocabulary_size():
+            raise ValueError(f"vocab_size must be 0 or at least {vocabulary_size()}")
 
 
 PRESETS: dict[str, RandomModelSpec] = {
@@ -139,7 +139,7 @@ def build_random_model(path: str | os.PathLike[str], spec: RandomModelSpec | Non
         return path
     try:
         with replaced_folder(path, SPEC_FILE) as folder:
-            _save_tokenizer(folder, spec)
+            save_tokenizer(folder, spec.max_position_embeddings)
             _save_model(folder, spec)
             (folder / SPEC_FILE).write_text(_spec_json(spec), encoding="utf-8")
     except OSError:
@@ -174,11 +174,16 @@ def _vocabulary() -> list[str]:
     return [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
 
 
+def vocabulary_size() -> int:
+    """The tokens that exist: 256 bytes and the special ones."""
+    return 256 + len(SPECIAL_TOKENS)
+
+
 def _vocab_size(spec: RandomModelSpec) -> int:
-    return spec.vocab_size or 256 + len(SPECIAL_TOKENS)
+    return spec.vocab_size or vocabulary_size()
 
 
-def _save_tokenizer(folder: Path, spec: RandomModelSpec) -> None:
+def save_tokenizer(folder: Path, max_positions: int) -> None:
     """One token per byte of UTF-8, and the special tokens; no BOS is added by itself."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -195,7 +200,7 @@ def _save_tokenizer(folder: Path, spec: RandomModelSpec) -> None:
         extra_special_tokens=list(SPECIAL_TOKENS[2:]),
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
-        model_max_length=spec.max_position_embeddings,
+        model_max_length=max_positions,
     ).save_pretrained(folder)
 
 
@@ -223,7 +228,7 @@ def _save_model(folder: Path, spec: RandomModelSpec) -> None:
     )
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
         model = model_class(config)
-    _fill(model, spec)
+    fill_weights(model, spec.seed)
     with _no_progress_bars():
         model.to(getattr(torch, spec.dtype)).save_pretrained(folder)
 
@@ -241,8 +246,8 @@ def _no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _fill(model: torch.nn.Module, spec: RandomModelSpec) -> None:
-    """Random weights from the seed alone.
+def fill_weights(model: PreTrainedModel, seed: int) -> None:
+    """Random weights of any architecture, from the seed alone.
 
     A linear layer's gain is what it does to the size of a normalised input. With 1 for queries and keys,
     attention scores have a standard deviation of 1; transformers' own 0.02 gives nearly uniform attention.
@@ -255,22 +260,24 @@ def _fill(model: torch.nn.Module, spec: RandomModelSpec) -> None:
     import torch
 
     gains = {"o_proj": 2.0, "lm_head": 1.5}
-    generator = torch.Generator().manual_seed(spec.seed)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         for name, weight in model.named_parameters():
             layer = name.split(".")[-2]
             noise = torch.randn(weight.shape, generator=generator)
-            if layer == "embed_tokens":
+            if weight is embedding and weight is not head:
                 weight.copy_(noise)
+            elif name.endswith("bias"):
+                weight.copy_(0.1 * noise)
             elif weight.dim() == 1:
                 weight.copy_(1.0 + 0.1 * noise)
             else:
-                weight.copy_(noise * (gains.get(layer, 1.0) / math.sqrt(weight.shape[1])))
+                weight.copy_(noise * (gains.get(layer, 1.0) / math.sqrt(weight.shape[-1])))
         # Greedy text stays printable: every other token scores about 0, and the best one about 4.
-        rows = torch.full((_vocab_size(spec), 1), 0.1)
+        rows = torch.full((len(head), 1), 0.1)
         rows[[i for i, token in enumerate(_vocabulary()) if len(token) == 1 and token.isascii()]] = 1.0
-        head = model.get_output_embeddings()  # type: ignore[operator]
-        head.weight.mul_(rows)
+        head.mul_(rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,30 +4,45 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from engine_ext import ascend
+from engine_ext.rotary import frequencies_of, rotary_by_layer
 from kernels.layout import CacheWriter
-from kernels.rope import RotaryFrequencies, recover_frequencies, rotate_keys, rotation_angles
+from kernels.rope import RotaryFrequencies
 
 
 class UnsupportedModelError(ValueError):
     """The model's KV can't be re-positioned exactly; the message says why. The cache stays off."""
 
 
+_DIMS_WITH_HEADS = 4
+
 KVCaches = Tensor | Sequence[Tensor]
 """What vLLM registers for a layer: one tensor with K and V, or, on Ascend, one each."""
+
+
+class _Cache(NamedTuple):
+    """Fields of an :class:`AttentionLayer`."""
+
+    key_cache: Tensor
+    value_cache: Tensor
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    write: CacheWriter
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """One attention layer: its cache, the engine's writer of it, and the frequencies its keys are rotated with.
 
+    Of latent attention (MLA), K is the part that RoPE turns, and V the latent vector; both have one head.
     ``key_cache`` and ``value_cache`` are one tensor where the engine keeps K and V in one. ``write`` takes K and V
-    ``[T, heads, size]`` and cache slots, int64 ``[T]``.
+    ``[T, heads, size]`` and cache slots, int64 ``[T]``. ``has_sinks``: attention also goes to learned sinks.
     """
 
     name: str
@@ -36,8 +51,9 @@ class AttentionLayer:
     num_kv_heads: int
     key_size: int
     value_size: int
-    frequencies: RotaryFrequencies
     write: CacheWriter
+    frequencies: RotaryFrequencies
+    has_sinks: bool
 
     @property
     def token_bytes(self) -> int:
@@ -68,37 +84,48 @@ def attention_layers(
     """
     if not kv_caches:
         raise UnsupportedModelError("the model has no KV cache")
-    rotary = _rotary_by_layer(model)
-    frequencies: dict[tuple[int, bool], RotaryFrequencies] = {}
+    rotary = rotary_by_layer(model)
+    frequencies: dict[tuple[int, int], RotaryFrequencies] = {}
     layers = []
     for name, kv_cache in kv_caches.items():
         module = modules[name]
         _check_layer(name, module, kv_cache)
         if name not in rotary:
             raise UnsupportedModelError(f"layer {name} has no rotary embedding that could be found")
-        rope = rotary[name]
-        key = id(rope), _is_latent(module)
+        cache = _cache(module, kv_cache)
+        key = id(rotary[name]), cache.key_size
         if key not in frequencies:
-            found = _frequencies(name, rope)
-            # Ascend stores latent attention's keys with the halves of their pairs apart, whatever the model's style.
-            frequencies[key] = replace(found, is_neox=True) if _is_latent(module) else found
-        layers.append(_layer(name, module, kv_cache, frequencies[key]))
+            frequencies[key] = _frequencies(name, rotary[name], cache.key_size, module)
+        has_sinks = getattr(module.impl, "sinks", None) is not None
+        layers.append(AttentionLayer(name, *cache, frequencies[key], has_sinks))
     return layers
 
 
-def _layer(name: str, module: Any, kv_cache: KVCaches, frequencies: RotaryFrequencies) -> AttentionLayer:
-    if isinstance(kv_cache, Tensor):
-        sizes = module.head_size, getattr(module, "head_size_v", module.head_size)
-        write = partial(_write_tokens, module, kv_cache)
-        return AttentionLayer(name, kv_cache, kv_cache, module.num_kv_heads, *sizes, frequencies, write)
-    key_cache, value_cache = reversed(kv_cache) if _is_latent(module) else kv_cache
-    heads, key_size, value_size = key_cache.shape[2], key_cache.shape[3], value_cache.shape[3]
-    write = partial(ascend.write_tokens, key_cache, value_cache)
-    return AttentionLayer(name, key_cache, value_cache, heads, key_size, value_size, frequencies, write)
+def _frequencies(name: str, rope: nn.Module, key_size: int, module: Any) -> RotaryFrequencies:
+    try:
+        found = frequencies_of(rope, key_size)
+    except ValueError as error:
+        raise UnsupportedModelError(f"layer {name}: {type(rope).__name__}: {error}") from error
+    # Ascend stores latent attention's keys with the halves of their pairs apart, whatever the model's style.
+    return replace(found, is_neox=True) if _is_latent(module) and ascend.is_ascend() else found
+
+
+def _cache(module: Any, kv_cache: KVCaches) -> _Cache:
+    if not isinstance(kv_cache, Tensor):
+        keys, values = reversed(kv_cache) if _is_latent(module) else kv_cache
+        write = partial(ascend.write_tokens, keys, values)
+        return _Cache(keys, values, keys.shape[2], keys.shape[3], values.shape[3], write)
+    if _is_latent(module):
+        # vLLM registers [blocks, 1, tokens, size]; the layer itself does not see the one head.
+        latent = kv_cache.squeeze(1) if kv_cache.dim() == _DIMS_WITH_HEADS else kv_cache
+        write = partial(_write_latent_tokens, module, latent)
+        return _Cache(latent, latent, 1, module.qk_rope_head_dim, module.kv_lora_rank, write)
+    sizes = module.head_size, getattr(module, "head_size_v", module.head_size)
+    return _Cache(kv_cache, kv_cache, module.num_kv_heads, *sizes, partial(_write_tokens, module, kv_cache))
 
 
 def _is_latent(module: Any) -> bool:
-    """Multi-head latent attention: on Ascend, what RoPE turns is in the second of its caches."""
+    """Multi-head latent attention (MLA): on Ascend, what RoPE turns is in the second of its caches."""
     return hasattr(module, "kv_lora_rank")
 
 
@@ -107,18 +134,11 @@ def _write_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tensor, slo
     module.impl.do_kv_cache_update(module, key, value, kv_cache, slots)
 
 
-def _rotary_by_layer(model: nn.Module) -> dict[str, nn.Module]:
-    """Rotary module by attention layer name: the one held by the innermost parent of the layer."""
-    found = {}
-    for name, parent in model.named_modules():
-        rope = getattr(parent, "rotary_emb", None)
-        if isinstance(rope, nn.Module):
-            for child_name, child in parent.named_modules():
-                if layer_name := getattr(child, "layer_name", None):
-                    found[layer_name] = rope
-                elif hasattr(child, "impl"):
-                    found[f"{name}.{child_name}"] = rope
-    return found
+def _write_latent_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """The same of latent attention; ``key`` and ``value`` have one head."""
+    module.impl.do_kv_cache_update(
+        value[:, 0], key, kv_cache, slots, module.kv_cache_dtype, getattr(module, "_k_scale", None)
+    )
 
 
 def _check_layer(name: str, module: Any, kv_cache: KVCaches) -> None:
@@ -127,8 +147,6 @@ def _check_layer(name: str, module: Any, kv_cache: KVCaches) -> None:
         raise UnsupportedModelError(f"layer {name} shares the KV cache of another layer")
     if getattr(module.impl, "alibi_slopes", None) is not None:
         raise UnsupportedModelError(f"layer {name} uses ALiBi, which depends on absolute distances in the bias")
-    if getattr(module, "sliding_window", None):
-        raise UnsupportedModelError(f"layer {name} attends in a sliding window of {module.sliding_window}")
     if isinstance(kv_cache, Tensor) and not hasattr(module.impl, "do_kv_cache_update"):
         raise UnsupportedModelError(f"layer {name}: {type(module.impl).__name__} has no cache writer to probe")
 
@@ -140,36 +158,3 @@ def _check_caches(name: str, caches: Any) -> None:
     for cache in caches:
         if cache.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UnsupportedModelError(f"layer {name} has a quantized KV cache ({cache.dtype})")
-
-
-def _frequencies(name: str, rope: Any) -> RotaryFrequencies:
-    if not hasattr(rope, "_compute_cos_sin_cache") or not hasattr(rope, "is_neox_style"):
-        raise UnsupportedModelError(f"layer {name}: {type(rope).__name__} is not a table-driven RoPE")
-    # The module's own table is rounded to the model's dtype; this one is float32.
-    table = rope._compute_cos_sin_cache()
-    if not isinstance(table, Tensor):
-        raise UnsupportedModelError(f"layer {name}: {type(rope).__name__} has more than one table")
-    try:
-        frequencies = recover_frequencies(table.cpu(), rope.is_neox_style)
-    except ValueError as error:
-        raise UnsupportedModelError(f"layer {name}: {type(rope).__name__}: {error}") from error
-    _check_rotation(name, rope, frequencies, num_positions=len(table))
-    return frequencies
-
-
-def _check_rotation(name: str, rope: Any, frequencies: RotaryFrequencies, num_positions: int) -> None:
-    """Compares rotations by small to largest deltas with the module's own: the self-check's prompts are short."""
-    deltas = torch.tensor(
-        [1, num_positions // 64, num_positions // 8, num_positions - 8], device=rope.cos_sin_cache.device
-    )
-    positions = torch.arange(4, device=deltas.device)
-    keys = torch.randn(4, rope.head_size, generator=torch.Generator().manual_seed(0)).to(rope.cos_sin_cache)
-    moved = [rope.forward_native(p, torch.zeros_like(keys), keys.clone())[1] for p in (positions, positions + deltas)]
-    rotated = rotate_keys(moved[0][:, None], *rotation_angles(frequencies, deltas), frequencies.is_neox)[:, 0]
-    worst = float((rotated.float() - moved[1].float()).abs().max())
-    # The module's table has angles rounded to float32, and is itself rounded to the model's dtype.
-    tolerance = 1e-3 + 1e-6 * num_positions + 16 * torch.finfo(keys.dtype).eps
-    if not worst <= tolerance:
-        raise UnsupportedModelError(
-            f"layer {name}: {type(rope).__name__} does not rotate as its table says (off by {worst:.1e})"
-        )

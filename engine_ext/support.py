@@ -7,8 +7,6 @@ from typing import Any
 from vllm.config import ModelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from engine_ext.ascend import is_ascend
-
 
 class UnsupportedFlagError(ValueError):
     """A vLLM flag that Tessera can't serve with at all; the message says what to do instead."""
@@ -52,12 +50,9 @@ def _model_reason(model: ModelConfig) -> str | None:
         (model.is_encoder_decoder, "encoder-decoder models have cross-attention"),
         (model.is_attention_free, "the model has no attention and so no KV cache (Mamba)"),
         (model.is_hybrid, "the model keeps recurrent state beside its KV cache (Mamba or hybrid)"),
-        (model.use_mla and not is_ascend(), "multi-head latent attention is not supported yet"),
-        (model.uses_mrope, "multi-dimensional RoPE is not supported yet"),
         (
             getattr(model.hf_text_config, "llama_4_scaling", None),
             "queries are scaled by their absolute position",
         ),
-        (model.get_sliding_window(), f"sliding-window attention ({model.get_sliding_window()} tokens)"),
     ]
     return next((reason for failed, reason in checks if failed), None)

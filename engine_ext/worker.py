@@ -50,6 +50,7 @@ class WorkerHalf:
         self._refused_blocks: set[int] = set()
         self.refused_tags: set[int] = set()
         self._token_bytes = 0
+        self._has_sinks = False
         self._stats = TransferStats()
 
     def register_kv_caches(self, kv_caches: Mapping[str, KVCaches]) -> None:
@@ -76,6 +77,7 @@ class WorkerHalf:
         ]
         self.attach(layers, reshape_and_cache)
         self._token_bytes = token_bytes
+        self._has_sinks = any(layer.has_sinks for layer in attention_layers)
         return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
 
     def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
@@ -165,11 +167,16 @@ class WorkerHalf:
         stats, self._stats = self._stats, TransferStats()
         return stats
 
-    def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int) -> float:
-        """Largest difference between the KV in two runs of pages, as a share of the layer's largest value."""
+    def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int, *, one_token: bool) -> float:
+        """Largest difference between the KV in two runs of pages, as a share of the layer's largest value.
+
+        ``one_token``: they are of one token repeated. With attention sinks hidden states then depend on how many
+        tokens there are, but not those that come into the first layer: only that is compared.
+        """
+        pools = self._pools()[:2] if one_token and self._has_sinks else self._pools()
         return max(
             _relative_difference(*(pool[list(pages)].flatten(0, 1)[:num_tokens] for pages in (pages_a, pages_b)))
-            for _, pool in self._pools()
+            for _, pool in pools
         )
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 
 from engine_ext import ascend
 from engine_ext.connector import ChunkCacheConnector
@@ -38,8 +39,8 @@ class ChunkCacheWorkerExtension:
         Returns the pool's description as a dict, or ``{"reason": why not}``.
         """
         connector = _connector()
-        if len(connector.kv_cache_groups) != 1:
-            return {"reason": f"the model has {len(connector.kv_cache_groups)} KV cache groups, not one"}
+        if reason := _unsupported_groups(connector.kv_cache_groups):
+            return {"reason": reason}
         try:
             return asdict(self._prepare(_worker_half()))
         except (UnsupportedModelError, UnsupportedKVError, LayoutProbeError, PoolTooSmallError) as error:
@@ -71,9 +72,25 @@ class ChunkCacheWorkerExtension:
         """Those of ``tags`` that this worker has refused to load."""
         return [tag for tag in tags if tag in _worker_half().refused_tags]
 
-    def chunk_cache_compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int) -> float:
+    def chunk_cache_compare(
+        self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int, one_token: bool
+    ) -> float:
         """See :meth:`engine_ext.worker.WorkerHalf.compare`."""
-        return _worker_half().compare(pages_a, pages_b, num_tokens)
+        return _worker_half().compare(pages_a, pages_b, num_tokens, one_token=one_token)
+
+
+def _unsupported_groups(groups: Sequence[Any]) -> str | None:
+    """Why not all tokens' KV is in one table of blocks."""
+    if len(groups) != 1:
+        return f"the model has {len(groups)} KV cache groups, not one"
+    spec = groups[0].kv_cache_spec
+    specs = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+    for each in specs:
+        # Not isinstance: what vLLM derives from these keeps other things besides, or drops some.
+        if type(each) not in (FullAttentionSpec, MLAAttentionSpec):
+            window = getattr(each, "sliding_window", None)
+            return f"sliding-window attention in every layer ({window} tokens)" if window else type(each).__name__
+    return None
 
 
 def _connector() -> ChunkCacheConnector:

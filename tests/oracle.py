@@ -9,14 +9,20 @@ to attend to them:
           chunk; the question and what is generated see everything. Every chunk starts at position
           S = len(system); the question starts at S + the longest chunk's length. The context is one masked
           forward pass.
-`offset`  each chunk's K and V are computed behind the system segment alone, at position S; K is then rotated
+`offset`  each chunk's K and V are computed behind the system segment alone, at position S; K is then moved
           to the chunk's place in the row. The question follows the last chunk.
+
+Moving needs no formula for RoPE, of which there are many: attention depends on distances alone, so a chunk that is
+computed with everything before it so many positions later has the same V, and the K that is wanted.
+
+Layers with a sliding window see the last tokens by their place in the row that is computed: a chunk's tokens in the
+row of what it is computed behind, the question's and the answer's in the whole prompt. Positions don't count there.
 
 Each is decoded greedily (`Oracle.shared(segments, steps)` and so on), or made to follow given tokens
 (`Oracle.score(strategy, segments, tokens)`), which compares even where two tokens tie.
 
 Scope `isolated` is `score` with an `opening`: each chunk's K and V are computed behind the opening alone, and K is
-then rotated to where the strategy has the chunk; the system segment is computed on its own, at 0.
+then moved to where the strategy has the chunk; the system segment is computed on its own, at 0.
 """
 
 from collections.abc import Sequence
@@ -59,6 +65,8 @@ class Oracle:
         ).eval()
         self.dtype = dtype
         self.query_block = query_block
+        layer_types = getattr(self.model.config, "layer_types", None) or []
+        self.window = self.model.config.sliding_window if "sliding_attention" in layer_types else None
 
     def full(self, token_ids: Sequence[int], steps: int) -> Answer:
         return self._decode(self._read_full(token_ids), steps=steps)
@@ -95,21 +103,24 @@ class Oracle:
         return self._prefill(token_ids, range(len(token_ids)), [TAIL] * len(token_ids))
 
     def _read_shared(self, segments: Segments) -> Context:
+        if self.window is not None:  # one row can't have the windows of all chunks
+            return self._compose("shared", segments, segments[0])
         return self._prefill(*lay_out_shared(segments))
 
     def _read_offset(self, segments: Segments) -> Context:
         return self._compose("offset", segments, segments[0])
 
     def _compose(self, strategy: Strategy, segments: Segments, opening: Sequence[int]) -> Context:
-        """A context put together from parts, each chunk computed behind `opening` and rotated to its place."""
+        """A context put together from parts, each chunk computed behind `opening` and moved to its place."""
         system, chunks, question = segments
         start = len(system)
         places, first = chunk_places(strategy, start, chunks)
         parts = [self._keys_and_values(system)] if system else []
         for chunk, place in zip(chunks, places, strict=True):
-            computed, skip = self._keys_and_values([*opening, *chunk]), len(opening)
-            parts.append([(self.rotate(k[:, :, skip:], place - skip), v[:, :, skip:]) for k, v in computed])
-        composed = DynamicCache(config=self.model.config)
+            skip = len(opening)
+            computed = self._keys_and_values([*opening, *chunk], moved_by=place - skip)
+            parts.append([(k[:, :, skip:], v[:, :, skip:]) for k, v in computed])
+        composed = DynamicCache()
         for layers in parts:
             for index, (keys, values) in enumerate(layers):
                 composed.update(keys, values, index)
@@ -118,18 +129,10 @@ class Oracle:
         positions = range(first, first + len(question))
         return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before)
 
-    def _keys_and_values(self, token_ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        cache = self._read_full(token_ids).cache
+    def _keys_and_values(self, token_ids: Sequence[int], moved_by: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        positions = range(moved_by, moved_by + len(token_ids))
+        cache = self._prefill(token_ids, positions, [TAIL] * len(token_ids)).cache
         return [(layer.keys, layer.values) for layer in cache.layers]
-
-    def rotate(self, keys: torch.Tensor, delta: int) -> torch.Tensor:
-        """`keys` (..., head dimension) as if they had been computed `delta` positions later."""
-        frequencies = self.model.model.rotary_emb.inv_freq.double()
-        half = len(frequencies)
-        cos, sin = torch.cos(delta * frequencies), torch.sin(delta * frequencies)
-        first, second, rest = keys.double().split([half, half, keys.shape[-1] - 2 * half], dim=-1)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
-        return turned.to(keys.dtype)
 
     def _prefill(
         self,
@@ -140,13 +143,12 @@ class Oracle:
         cached_groups: Sequence[int] = (),
     ) -> Context:
         """Read tokens, in blocks of query rows: a row's result doesn't depend on which others go along."""
-        cache = DynamicCache(config=self.model.config) if cache is None else cache
+        cache = DynamicCache() if cache is None else cache
         seen = list(cached_groups)
         for begin in range(0, len(ids), self.query_block):
             block = slice(begin, begin + self.query_block)
             seen += groups[block]
-            rows = mask(groups[block], seen, self.dtype)
-            logits = self._forward(ids[block], positions[block], rows, cache)
+            logits = self._forward(ids[block], positions[block], self._masks(groups[block], seen), cache)
         return Context(cache, logits[-1].log_softmax(-1), positions[-1] + 1)
 
     def _decode(self, context: Context, steps: int = 0, forced: Sequence[int] | None = None) -> Answer:
@@ -157,11 +159,18 @@ class Oracle:
             tokens.append(int(distribution.argmax()) if forced is None else forced[step])
             distributions.append(distribution)
             if step + 1 < steps:
-                sees_all = torch.zeros(1, 1, 1, cache.get_seq_length() + 1, dtype=self.dtype)
-                logits = self._forward(tokens[-1:], [position], sees_all, cache)
+                masks = self._masks([TAIL], [TAIL] * (cache.get_seq_length() + 1))
+                logits = self._forward(tokens[-1:], [position], masks, cache)
                 distribution, position = logits[-1].log_softmax(-1), position + 1
         logprobs = [float(row[token]) for row, token in zip(distributions, tokens, strict=True)]
         return Answer(tokens, logprobs, torch.stack(distributions) if distributions else torch.empty(0))
+
+    def _masks(self, query_groups: Sequence[int], key_groups: Sequence[int]) -> torch.Tensor | dict[str, torch.Tensor]:
+        """The mask, or one for each kind of layer."""
+        rows = mask(query_groups, key_groups, self.dtype)
+        if self.window is None:
+            return rows
+        return {"full_attention": rows, "sliding_attention": rows + window_mask(rows, self.window)}
 
     @torch.no_grad()
     def _forward(self, ids, positions, additive_mask, cache, every_logit: bool = False) -> torch.Tensor:
@@ -213,3 +222,11 @@ def mask(query_groups: Sequence[int], key_groups: Sequence[int], dtype: torch.dt
     causal = places[None, :] <= places[len(keys) - len(queries) :, None]
     visible = ((keys[None, :] == SYSTEM) | (keys[None, :] == queries[:, None]) | (queries[:, None] == TAIL)) & causal
     return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))[None, None]
+
+
+def window_mask(rows: torch.Tensor, window: int) -> torch.Tensor:
+    """What hides all but the last `window` tokens, a query's own included, from the queries of `rows`."""
+    queries, keys = rows.shape[-2:]
+    places = torch.arange(keys)
+    hidden = places[None, :] <= places[keys - queries :, None] - window
+    return torch.zeros_like(rows).masked_fill(hidden, float("-inf"))

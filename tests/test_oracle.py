@@ -127,20 +127,16 @@ def test_a_chunk_sees_the_system_segment(oracle):
         assert float(moved[begin]) > 0.01
 
 
-def test_rotation_moves_a_key_to_where_the_model_would_have_computed_it(oracle):
-    """In the first layer a key depends on nothing but its token and position.
-
-    The model rounds its angles to single precision: at position 145 by up to 1e-5, of keys of size up to 10.
-    """
-    ids = torch.tensor([CHUNKS[0]])
-    at = {
-        start: oracle.model.model(ids, position_ids=torch.arange(ids.shape[1])[None] + start, use_cache=True)
-        .past_key_values.layers[0]
-        .keys.detach()
-        for start in (5, 105)
-    }
-    torch.testing.assert_close(oracle.rotate(at[5], 100), at[105], atol=2e-4, rtol=0)
-    torch.testing.assert_close(oracle.rotate(at[105], -100), at[5], atol=2e-4, rtol=0)
+def test_what_is_moved_has_the_same_values_and_the_keys_of_its_new_place(oracle):
+    """The model rounds its angles to single precision: at position 145 by up to 1e-5, of keys of size up to 10."""
+    here, there = (oracle._keys_and_values(CHUNKS[0], moved_by) for moved_by in (5, 105))
+    frequencies = oracle.model.model.rotary_emb.inv_freq.double()
+    cos, sin = torch.cos(100 * frequencies), torch.sin(100 * frequencies)
+    for (keys, values), (moved_keys, moved_values) in zip(here, there, strict=True):
+        first, second = keys.chunk(2, dim=-1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        torch.testing.assert_close(moved_keys, rotated, atol=2e-4, rtol=0)
+        torch.testing.assert_close(moved_values, values, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("strategy", ["shared", "offset"])

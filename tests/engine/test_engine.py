@@ -15,15 +15,15 @@ import pytest
 import pytest_asyncio
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 
 from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.manager import ChunkCacheManager
 from cache.report import CacheReport
 from engine_ext.engine import ChunkEngine
-from engine_ext.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.startup import ChunkCacheOptions, prepare_cache, start_chunk_engine
 from engine_ext.vllm_compat import tokens_input
+from tests.engine.asking import ask_engine
 from tests.engine.faults import LOST
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -76,24 +76,12 @@ async def prepare_with(engine: ChunkEngine, fault: str) -> ChunkCacheManager | s
 PROMPT = ChunkedPrompt(
     tuple(range(5, 25)), (Chunk(pack(tuple(range(30, 90)))), Chunk(pack(tuple(range(40, 60))))), (7, 8, 9)
 )
-STEPS = 8
 
 
 async def ask(
     engine: ChunkEngine, prompt: ChunkedPrompt = PROMPT, strategy: PositionStrategy = PositionStrategy.SHARED
 ) -> tuple[CacheReport, list[int], list[float]]:
-    """The report, the tokens and their log probabilities of one request."""
-    ticket = Ticket(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
-    engine_input: Any = {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(ticket, prompt)}
-    params = SamplingParams(
-        max_tokens=STEPS, temperature=0, ignore_eos=True, logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY
-    )
-    (output,) = [output async for output in engine.generate(engine_input, params, f"request-{id(ticket)}")]
-    tokens = list(output.outputs[0].token_ids)
-    logprobs = [step[token].logprob for step, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
-    assert ticket.report is not None
-    assert len(tokens) == STEPS
-    return ticket.report, tokens, logprobs
+    return await ask_engine(engine, prompt, strategy)
 
 
 async def test_a_sound_engine_passes(engine: ChunkEngine) -> None:

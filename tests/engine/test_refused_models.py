@@ -46,7 +46,7 @@ def mamba(vocab_size: int) -> PreTrainedModel:
 @pytest.mark.parametrize(
     ("build", "words", "runs"),
     [
-        (sliding_window, "sliding-window attention (64 tokens)", True),
+        (sliding_window, "sliding-window attention in every layer (64 tokens)", True),
         (alibi, "ALiBi", True),
         # vLLM's CPU build lacks Mamba's kernels: it starts, but can't run a request.
         (mamba, "Mamba", False),

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to a `ChunkEngine` in the tests' own process."""
+
+from typing import Any
+
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from cache.layout import ChunkedPrompt, PositionStrategy
+from cache.report import CacheReport
+from engine_ext.engine import ChunkEngine
+from engine_ext.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
+from engine_ext.vllm_compat import tokens_input
+
+STEPS = 8
+
+
+async def ask_engine(
+    engine: ChunkEngine, prompt: ChunkedPrompt, strategy: PositionStrategy = PositionStrategy.SHARED
+) -> tuple[CacheReport, list[int], list[float]]:
+    """The report, the tokens and their log probabilities of one request."""
+    ticket = Ticket(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
+    engine_input: Any = {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(ticket, prompt)}
+    params = SamplingParams(
+        max_tokens=STEPS, temperature=0, ignore_eos=True, logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY
+    )
+    (output,) = [output async for output in engine.generate(engine_input, params, f"request-{id(ticket)}")]
+    tokens = list(output.outputs[0].token_ids)
+    logprobs = [step[token].logprob for step, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
+    assert ticket.report is not None
+    assert len(tokens) == STEPS
+    return ticket.report, tokens, logprobs

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every family of models is exact, or served with the cache off and the reason.
+
+Each has an engine of its own: a small one, with the worker in the engine's process, which spares a third of a start.
+"""
+
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
+from engine_ext.engine import ChunkEngine
+from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
+from tests.engine.asking import ask_engine
+from tests.families import FAMILIES, MAX_POSITIONS
+from tests.oracle import Oracle
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(4, 260), k=count)
+
+
+SYSTEM, QUESTIONS = tokens(23, 1), (tokens(19, 2), tokens(1, 3))
+A, B, C = tokens(70, 4), tokens(33, 5), tokens(1, 6)
+ORDERS = ([A, B], [B, A, C])
+"""Missing, then cached in another order beside a new one."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=FAMILIES)
+async def started(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[str, ChunkEngine, Path]]:
+    family = FAMILIES[request.param]
+    folder = family.build(tmp_path_factory.mktemp("family"))
+    root = str(Path(__file__).resolve().parents[2])
+    args = AsyncEngineArgs(
+        model=str(folder),
+        dtype="float32",
+        max_model_len=MAX_POSITIONS,
+        enforce_eager=True,
+        distributed_executor_backend="uni",
+        kv_cache_memory_bytes=64 << 20,
+        **family.flags,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # or the CPU build takes a worker process all the same
+        for name, value in family.environment.items():
+            patch.setenv(name, value)
+        async with start_chunk_engine(args, ChunkCacheOptions(pool_bytes=16 << 20)) as engine:
+            yield request.param, engine, folder
+
+
+async def test_exact_or_refused(started: tuple[str, ChunkEngine, Path]) -> None:
+    name, engine, folder = started
+    if (refused := FAMILIES[name].refused) is not None:
+        assert refused in (engine.disabled_reason or "")
+        report, _, _ = await ask_engine(engine, prompt([A, B], QUESTIONS[0]), PositionStrategy.SHARED)
+        assert (report.mode, report.reason) == ("full", f"{engine.disabled_reason}")
+        return
+    assert engine.disabled_reason is None
+    oracle, statuses = Oracle(folder), []
+    for strategy in PositionStrategy:
+        for chunks, question in zip(ORDERS, QUESTIONS, strict=True):
+            report, answer, logprobs = await ask_engine(engine, prompt(chunks, question), strategy)
+            assert report.mode == "chunked"
+            statuses.append([chunk.status for chunk in report.chunks])
+            expected = oracle.score(strategy.value, (SYSTEM, chunks, question), answer)
+            assert logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+            full = oracle.score("full", (SYSTEM, chunks, question), answer)
+            assert full.logprobs != pytest.approx(expected.logprobs, abs=1e-2), "the oracle tells nothing apart"
+    assert statuses == [["filled"] * 2, ["hit", "hit", "filled"], ["hit"] * 2, ["hit"] * 3]
+
+
+def prompt(chunks: list[list[int]], question: list[int]) -> ChunkedPrompt:
+    return ChunkedPrompt(tuple(SYSTEM), tuple(Chunk(pack(tuple(chunk))) for chunk in chunks), tuple(question))

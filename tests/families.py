@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small random-weight models of the architectures that people serve, in the shapes of their attention."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from app.random_model import fill_weights, save_tokenizer, vocabulary_size
+
+MAX_POSITIONS = 1024
+_COMMON = {
+    "vocab_size": vocabulary_size(),
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+_LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+_WINDOW = 48
+"""Shorter than the tests' prompts, and than a chunk with its system segment."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture. ``fields`` are of its configuration; ``refused`` says why its chunks can't be cached."""
+
+    architecture: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    config_class: str = "{}Config"
+    refused: str | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """Of the engine."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self, folder: Path, seed: int = 0) -> Path:
+        """Writes the model's files into ``folder``."""
+        config = self.config()
+        with torch.random.fork_rng(devices=[]):
+            model: PreTrainedModel = getattr(transformers, f"{self.architecture}ForCausalLM")(config)
+        fill_weights(model, seed)
+        save_tokenizer(folder, MAX_POSITIONS)
+        model.to(torch.float32).save_pretrained(folder)
+        return folder
+
+    def config(self) -> PreTrainedConfig:
+        make: Callable[..., PreTrainedConfig] = getattr(transformers, self.config_class.format(self.architecture))
+        return make(**{**_COMMON, **self.fields})
+
+
+def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **parameters}}
+
+
+_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 256}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 64,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "head_dim": 64,
+    **_MOE,
+}
+
+_LATENT_V3 = {**_LATENT, "q_lora_rank": 128, "topk_method": "noaux_tc"}
+# The rotary operator of vLLM's CPU build gets some of the positional parts of this attention wrong (0.32).
+_NATIVE = {"compilation_config": {"custom_ops": ["none"]}}
+
+FAMILIES: dict[str, Family] = {
+    "llama3": Family(
+        "Llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=128,
+        ),
+    ),
+    "linear": Family("Llama", _rope("linear", factor=4.0)),
+    "dynamic NTK": Family("Llama", _rope("dynamic", factor=2.0)),
+    "YaRN": Family("Qwen2", _rope("yarn", factor=4.0, original_max_position_embeddings=256)),
+    "Phi-3 long-rope, short": Family(
+        "Phi3",
+        {
+            **_rope(
+                "longrope",
+                short_factor=[1.0 + 0.05 * i for i in range(32)],
+                long_factor=[1.0 + 0.5 * i for i in range(32)],
+                original_max_position_embeddings=MAX_POSITIONS,
+            ),
+            "original_max_position_embeddings": MAX_POSITIONS,
+            "max_position_embeddings": 4 * MAX_POSITIONS,
+        },
+    ),
+    "Phi-3 long-rope, long": Family(
+        "Phi3",
+        {
+            **_rope(
+                "longrope",
+                short_factor=[1.0 + 0.05 * i for i in range(32)],
+                long_factor=[1.0 + 0.5 * i for i in range(32)],
+                original_max_position_embeddings=16,
+            ),
+            "original_max_position_embeddings": 16,
+        },
+    ),
+    "partial rotary": Family("StableLm", {**_rope("default", partial_rotary_factor=0.25)}),
+    "GPT-J pairs": Family("Cohere", {"logit_scale": 1.0}),
+    "GPT-J": Family(
+        "GPTJ",
+        {
+            "n_embd": 256,
+            "n_layer": 2,
+            "n_head": 4,
+            "rotary_dim": 32,
+            "n_positions": MAX_POSITIONS,
+            "n_inner": 512,
+            "hidden_size": 256,
+            "intermediate_size": None,
+        },
+    ),
+    "partial GPT-J pairs (GLM-4)": Family("Glm4", {"head_dim": 64, **_rope("default", partial_rotary_factor=0.5)}),
+    "Qwen2": Family("Qwen2"),
+    "Qwen3": Family("Qwen3", {"head_dim": 128}),
+    "Mistral": Family("Mistral", {"sliding_window": None}),
+    "Mistral, sliding": Family(
+        "Mistral", {"sliding_window": _WINDOW}, refused="sliding-window attention in every layer (48 tokens)"
+    ),
+    "Gemma 2": Family(
+        "Gemma2",
+        {
+            "head_dim": 64,
+            "num_hidden_layers": 4,
+            "sliding_window": _WINDOW,
+            "layer_types": _LOCAL_AND_GLOBAL,
+            "query_pre_attn_scalar": 64,
+        },
+    ),
+    "Gemma 3": Family(
+        "Gemma3",
+        {
+            "head_dim": 64,
+            "num_hidden_layers": 4,
+            "sliding_window": _WINDOW,
+            "layer_types": _LOCAL_AND_GLOBAL,
+            "query_pre_attn_scalar": 64,
+        },
+        config_class="{}TextConfig",
+    ),
+    "Granite": Family(
+        "Granite",
+        {"embedding_multiplier": 2.0, "attention_multiplier": 0.2, "residual_multiplier": 1.5, "logits_scaling": 0.5},
+    ),
+    "OLMo2": Family("Olmo2"),
+    "gpt-oss": Family(
+        "GptOss",
+        {
+            "head_dim": 64,
+            "num_hidden_layers": 4,
+            "sliding_window": _WINDOW,
+            "layer_types": _LOCAL_AND_GLOBAL,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 256,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=256, beta_fast=32.0, beta_slow=1.0),
+        },
+    ),
+    "Mixtral": Family("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Qwen2-MoE": Family(
+        "Qwen2Moe", {"num_experts": 4, "shared_expert_intermediate_size": 256, "decoder_sparse_step": 1, **_MOE}
+    ),
+    "Qwen3-MoE": Family("Qwen3Moe", {"num_experts": 4, "head_dim": 64, **_MOE}),
+    "DeepSeek V2, MLA": Family("DeepseekV2", _LATENT, flags=_NATIVE),
+    "DeepSeek V3, MLA": Family("DeepseekV3", _LATENT_V3, flags=_NATIVE),
+    "DeepSeek V2, no MLA": Family("DeepseekV2", _LATENT, flags=_NATIVE, environment={"VLLM_MLA_DISABLE": "1"}),
+    "DeepSeek V3, no MLA": Family(
+        "DeepseekV3", {**_LATENT, "q_lora_rank": 128}, flags=_NATIVE, environment={"VLLM_MLA_DISABLE": "1"}
+    ),
+}
