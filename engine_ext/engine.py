@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
@@ -18,12 +18,16 @@ from cache.holdings import Holdings
 from cache.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager, Removal
+from engine_ext.adapters import Adapters
 from engine_ext.background import BackgroundFills
 from engine_ext.fills import FillRunner
 from engine_ext.plan import PARAMS_KEY
 from engine_ext.request import DEFAULT_NAMESPACE, REQUEST_KEY, FullAttentionError, Outputs
 from engine_ext.run import ChunkedRun
 from engine_ext.transfers import PoolTransfers
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +62,7 @@ class ChunkEngine:
         self.transfers = transfers
         self.is_stopping = False
         self.is_traced = bool(llm.vllm_config.observability_config.otlp_traces_endpoint)
+        self.adapters = Adapters()
         self.holdings = manager.holdings if manager else Holdings(page_bytes=0)
         self.fills = FillRunner(llm, manager, self._check_if_idle, limits.max_running) if manager else None
         self.background = BackgroundFills(self) if manager else None
@@ -102,6 +107,10 @@ class ChunkEngine:
         self._forget_everything(with_new_weights=True)
         return bool(await self.llm.reset_prefix_cache(*args, **kwargs))
 
+    async def add_lora(self, lora_request: "LoRARequest") -> bool:
+        """vLLM's; behind weights that are loaded over others, nothing of before is reused."""
+        return await self.adapters.load(lora_request, self.llm.add_lora)
+
     async def sleep(self, level: int = 1, *args: Any, **kwargs: Any) -> None:
         """vLLM's sleep mode discards KV, from level 2 on weights as well; the chunk cache is emptied with it."""
         self._forget_everything(with_new_weights=level > 1)
@@ -131,8 +140,11 @@ class ChunkEngine:
         return self._reindexer.layout(prompt, strategy)
 
     def plain_salt(self, scope: CacheScope, cache_salt: str | None) -> str | None:
-        """Salt of plain causal KV: in the default namespace the client's, as for what ordinary requests compute."""
-        if scope.namespace == DEFAULT_NAMESPACE or self.manager is None:
+        """Salt of plain causal KV: in the default namespace the client's, as for what ordinary requests compute.
+
+        vLLM tells adapters apart by name only, so what is computed behind one has a salt of its own.
+        """
+        if self.manager is None or (scope.namespace == DEFAULT_NAMESPACE and not scope.adapter):
             return cache_salt
         return self.manager.hasher.layout_salt(scope, ["plain"])
 

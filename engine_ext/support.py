@@ -37,8 +37,6 @@ def _flag_reason(args: AsyncEngineArgs) -> str | None:
         return "--worker-extension-cls is set: the chunk cache needs that place"
     if args.kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16"):
         return f"--kv-cache-dtype={args.kv_cache_dtype}: a quantized KV cache can't be rotated exactly"
-    if args.pipeline_parallel_size > 1:
-        return "pipeline parallelism is not proven with the chunk cache yet"
     if args.decode_context_parallel_size > 1 or args.prefill_context_parallel_size > 1:
         return "context parallelism spreads a sequence's KV over workers"
     return None

@@ -105,7 +105,9 @@ class Node:
         keys = tuple(DocumentKey(each.packed[:4] * 4) for each in chunks)
         ticket = Ticket(CacheOptions(), (None,) * len(chunks), keys)
         request = ChunkedRequest(ticket, prompt)
-        lora = SimpleNamespace(lora_name=adapter, lora_int_id=1, lora_path="p") if adapter else None
+        lora = SimpleNamespace(lora_name=adapter, lora_int_id=1, lora_path="/none") if adapter else None
+        if lora is not None:
+            await self.engine.add_lora(lora)
         outputs = self.engine.generate(
             {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: request},
             SamplingParams(max_tokens=1),

@@ -43,6 +43,9 @@ class FakeLLM:
     def get_num_unfinished_requests(self) -> int:
         return len(self.running) + self.num_others
 
+    async def add_lora(self, lora: Any) -> bool:
+        return True
+
     async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
         assert request_id not in self.running
         prompt_ids = tuple(prompt["prompt_token_ids"])
