@@ -116,6 +116,27 @@ class ChunkEngine:
         self._forget_everything(with_new_weights=level > 1)
         await self.llm.sleep(level, *args, **kwargs)
 
+    async def release_kv_cache_memory(self) -> None:
+        """vLLM's; it discards KV, and the chunk cache is emptied with it."""
+        self._forget_everything(with_new_weights=False)
+        await self.llm.release_kv_cache_memory()
+
+    async def pause_generation(self, *, clear_cache: bool = True, **kwargs: Any) -> None:
+        """vLLM's pause for an update of the weights; the chunk cache is emptied where vLLM's own is."""
+        await self.llm.pause_generation(clear_cache=clear_cache, **kwargs)
+        if clear_cache:
+            self._forget_everything(with_new_weights=True)
+
+    async def update_weights(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's update of weights; the chunk cache is emptied of all that was computed until they were there."""
+        await self.llm.update_weights(*args, **kwargs)
+        self._forget_everything(with_new_weights=True)
+
+    async def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's end of an update; it empties the chunk cache as well."""
+        await self.llm.finish_weight_update(*args, **kwargs)
+        self._forget_everything(with_new_weights=True)
+
     def _forget_everything(self, *, with_new_weights: bool) -> None:
         """Empties the chunk cache. What others computed with weights that may be others is not used from now on."""
         if self.manager is not None:

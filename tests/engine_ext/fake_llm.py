@@ -95,11 +95,13 @@ def make_engine(num_pages: int = 64, max_running: int = 4) -> tuple[ChunkEngine,
     return ChunkEngine(llm, manager, None, FillLimits(max_running)), llm
 
 
-async def ask(engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions | None = None) -> CacheReport:
+async def ask(
+    engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions | None = None, **kwargs: Any
+) -> CacheReport:
     """The report of one request."""
     ticket = Ticket(options or CacheOptions(), (None,) * len(prompt.chunks))
     engine_input: Any = {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: ChunkedRequest(ticket, prompt)}
-    async for _ in engine.generate(engine_input, SamplingParams(max_tokens=1), f"request-{id(ticket)}"):
+    async for _ in engine.generate(engine_input, SamplingParams(max_tokens=1), f"request-{id(ticket)}", **kwargs):
         pass
     assert ticket.report is not None
     return ticket.report
