@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from vllm.lora.utils import get_adapter_absolute_path
 
-from engine_ext.request import FullAttentionError
-
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
@@ -59,15 +57,16 @@ class Adapters:
         loaded = self._loaded.get(lora.lora_int_id)
         return f"{lora.lora_int_id}.{loaded.times if loaded else 0}"
 
-    def check(self, lora: "LoRARequest | None") -> None:
-        """Raises :class:`FullAttentionError` if it is not known what weights ``lora`` is computed with."""
+    def reason(self, lora: "LoRARequest | None") -> str | None:
+        """Why it is not known which weights ``lora`` is computed with; ``None`` if it is."""
         if lora is None:
-            return
+            return None
         loaded = self._loaded.get(lora.lora_int_id)
         if loaded is None:
-            raise FullAttentionError("adapter", f"the adapter {lora.lora_name} was not loaded by this server")
+            return f"the adapter {lora.lora_name} was not loaded by this server"
         if _files(loaded.folder) != loaded.files:
-            raise FullAttentionError("adapter", f"files of the adapter {lora.lora_name} changed since it was loaded")
+            return f"files of the adapter {lora.lora_name} changed since it was loaded"
+        return None
 
 
 def _files(folder: str) -> list[FileState]:

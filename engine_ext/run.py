@@ -117,7 +117,8 @@ class ChunkedRun:
             raise FullAttentionError("prompt_logprobs", "prompt_logprobs need every prompt token computed")
         if self.params.skip_reading_prefix_cache:
             raise FullAttentionError("asked for", "the request asks not to read caches")
-        self.engine.adapters.check(self.kwargs.get("lora_request"))
+        if reason := self.engine.adapters.reason(self.kwargs.get("lora_request")):
+            raise FullAttentionError("adapter", reason)
 
     async def _run_chunked(self, lease: Lease, layout: Layout) -> Outputs:
         """Outputs under chunk-isolated attention; before the first one, it may raise :class:`FullAttentionError`."""

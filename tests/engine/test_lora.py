@@ -106,6 +106,8 @@ def test_an_adapter_loaded_over_another_finds_nothing_of_it(
         "full",
         "files of the adapter changing changed since it was loaded",
     )
+    plan = server.post("/v1/rag/plan", {"system": system, "chunks": chunks, "question": "?", "model": "changing"})
+    assert (plan["mode"], plan["reason"]) == (changed["mode"], changed["reason"])
     load(server, "changing", folder, load_inplace=True)
     check(adapters["b"], "filled", "hit")
     copied(adapters["a"], folder)

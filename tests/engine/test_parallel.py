@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.server import TesseraServer
-from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, statuses
+from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, segments, statuses
 
 Text = Callable[[int], str]
 # vLLM's CPU build runs a pipeline only if it compiles the model: eagerly, nothing makes its second stage's buffers.
@@ -17,11 +17,12 @@ WORKERS = {
     "tensor parallel": ("--tensor-parallel-size", "2"),
     "pipeline parallel": ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
 }
+ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_SERVER_DEV_MODE": "1"}
 
 
 @pytest.fixture(params=WORKERS)
 def server(request: pytest.FixtureRequest, serve: Any) -> TesseraServer:
-    return serve("tiny-llama", *WORKERS[request.param], environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+    return serve("tiny-llama", *WORKERS[request.param], environment=ENVIRONMENT)
 
 
 def test_filled_hit_and_mixed(server: TesseraServer, oracle: Any, text: Text) -> None:
@@ -53,3 +54,21 @@ def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -
     again = ask(server, *requests[0], system=system)
     assert set(statuses(again)) == {"hit"}
     assert_exact(again, oracle("tiny-llama"), requests[0][0])
+
+
+def test_workers_that_lost_their_pages_refuse_to_load_them(server: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks, system = [text(200), text(37)], text(20)
+    assert statuses(ask(server, "shared", chunks, text(15), system=system)) == ["filled"] * 2
+    lost = server.client.post("/collective_rpc", json={"method": "chunk_cache_prepare"})
+    assert lost.status_code == 200, lost.text
+    refused = ask(server, "shared", chunks, text(15), system=system)
+    assert (refused["cache"]["mode"], refused["cache"]["reason"]) == (
+        "full",
+        "a worker refused to load the cached chunks",
+    )
+    expected = oracle("tiny-llama").score("full", segments(refused["cache"]), refused["choices"][0]["token_ids"])
+    assert token_logprobs(refused) == pytest.approx(expected.logprobs, abs=1e-4)
+    for status in ("filled", "hit"):
+        response = ask(server, "shared", chunks, text(15), system=system)
+        assert statuses(response) == [status] * 2
+        assert_exact(response, oracle("tiny-llama"), "shared")
