@@ -102,10 +102,19 @@ class ChunkEngine:
             raise EngineDeadError
         await self.llm.check_health()
 
-    async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """vLLM's reset, after which no KV of before is used (new weights, say): it empties the chunk cache too."""
-        self._forget_everything(with_new_weights=True)
-        return bool(await self.llm.reset_prefix_cache(*args, **kwargs))
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
+        """vLLM's reset, after which no KV of before is used (new weights, say): it empties the chunk cache too.
+
+        With ``reset_running_requests`` vLLM computes running requests anew. Those that would load their chunks again
+        fail, since these are of before.
+        """
+        if reset_running_requests and self.manager is not None:
+            await self.llm.collective_rpc("chunk_cache_forget")
+        try:
+            return bool(await self.llm.reset_prefix_cache(reset_running_requests, *args, **kwargs))
+        finally:
+            # Only now: until then, fills may have been computed behind blocks of before.
+            self._forget_everything(with_new_weights=True)
 
     async def add_lora(self, lora_request: "LoRARequest") -> bool:
         """vLLM's; behind weights that are loaded over others, nothing of before is reused."""

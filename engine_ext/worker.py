@@ -157,6 +157,10 @@ class WorkerHalf:
             torch.accelerator.synchronize(self.device)
         self._page_tags[list(pages)] = tag
 
+    def forget(self) -> None:
+        """From now on no page has what was saved there."""
+        self._page_tags.fill_(-1)
+
     def take_refused_blocks(self) -> set[int]:
         """Engine blocks whose load was refused since the last call."""
         refused, self._refused_blocks = self._refused_blocks, set()

@@ -70,6 +70,10 @@ class ChunkCacheWorkerExtension:
         TransferServer(_worker_half(), address, tier_urls, tier_timeout_s)
         return address
 
+    def chunk_cache_forget(self) -> None:
+        """See :meth:`engine_ext.worker.WorkerHalf.forget`."""
+        _worker_half().forget()
+
     def chunk_cache_refused_tags(self, tags: Sequence[int]) -> list[int]:
         """Those of ``tags`` that this worker has refused to load."""
         return [tag for tag in tags if tag in _worker_half().refused_tags]

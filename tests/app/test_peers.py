@@ -277,7 +277,7 @@ async def test_without_the_registry_everything_is_computed(nodes, monkeypatch):
 async def test_after_new_weights_nothing_is_given_or_taken(nodes):
     a, b = await nodes("a", "b")
     await a.ask(A)
-    a.llm.reset_prefix_cache = b.llm.reset_prefix_cache = lambda: asyncio.sleep(0, True)
+    a.llm.reset_prefix_cache = b.llm.reset_prefix_cache = lambda *_: asyncio.sleep(0, True)
     await b.engine.reset_prefix_cache()
     assert await b.ask(A) == [("filled", None)]
     (c,) = await nodes("c")

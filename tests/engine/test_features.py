@@ -132,6 +132,21 @@ def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) ->
         assert logprobs == pytest.approx(run(scheduled, "/v1/rag/chat", apart(body), False)[0], abs=1e-4)
 
 
+def test_what_runs_during_a_complete_reset_never_loads_chunks_of_before(scheduled: TesseraServer, text: Text) -> None:
+    """vLLM would compute the request anew, with other weights perhaps, behind chunks of the old ones."""
+    body = {**rag_body(text(20), [text(100)], text(20), "shared"), "max_tokens": 300}
+    before = scheduled.metric("vllm:generation_tokens_total")
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(scheduled.client.post, "/v1/rag/chat", json=body)
+        while scheduled.metric("vllm:generation_tokens_total") < before + 5:
+            assert not running.done()
+        answered = scheduled.client.post("/reset_prefix_cache?reset_running_requests=true")
+        assert answered.json() == {"success": True}
+        response = running.result()
+    assert response.status_code == 500, response.text
+    assert scheduled.wait_idle()["occupancy"]["segments"] == 0
+
+
 @pytest.mark.parametrize(
     "calls",
     [("/reset_prefix_cache",), ("/sleep?level=1", "/wake_up"), ("/sleep?level=2", "/wake_up")],

@@ -59,7 +59,7 @@ def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -
 def test_workers_that_lost_their_pages_refuse_to_load_them(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks, system = [text(200), text(37)], text(20)
     assert statuses(ask(server, "shared", chunks, text(15), system=system)) == ["filled"] * 2
-    lost = server.client.post("/collective_rpc", json={"method": "chunk_cache_prepare"})
+    lost = server.client.post("/collective_rpc", json={"method": "chunk_cache_forget"})
     assert lost.status_code == 200, lost.text
     refused = ask(server, "shared", chunks, text(15), system=system)
     assert (refused["cache"]["mode"], refused["cache"]["reason"]) == (

@@ -4,7 +4,7 @@
 import asyncio
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 
@@ -39,7 +39,7 @@ async def test_nothing_of_before_is_found(name: str, arguments: dict[str, Any]) 
     assert [await status(engine), await status(engine)] == ["filled", "hit"]
 
 
-@pytest.mark.parametrize("name", ["pause_generation", "update_weights", "finish_weight_update"])
+@pytest.mark.parametrize("name", ["reset_prefix_cache", "pause_generation", "update_weights", "finish_weight_update"])
 async def test_nothing_that_was_computed_until_then_is_found(name: str) -> None:
     """Also what is being computed while the weights change."""
     engine, llm = make_engine()
@@ -54,6 +54,16 @@ async def test_nothing_that_was_computed_until_then_is_found(name: str) -> None:
     await getattr(engine, name)()
     await asyncio.gather(*running)
     assert await status(engine) == "filled"
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_workers_forget_their_pages_if_requests_that_run_are_to_be_computed_anew(is_complete: bool) -> None:
+    engine, llm = make_engine()
+    calls: Any = Mock()
+    llm.collective_rpc, llm.reset_prefix_cache = calls.rpc, calls.reset = AsyncMock(), AsyncMock(return_value=False)
+    assert not await engine.reset_prefix_cache(is_complete)
+    expected = [call.rpc("chunk_cache_forget")] if is_complete else []
+    assert calls.mock_calls == [*expected, call.reset(is_complete)]
 
 
 async def test_a_pause_that_keeps_vllms_cache_keeps_the_chunk_cache() -> None:
