@@ -4,7 +4,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vllm.lora.utils import get_adapter_absolute_path
@@ -42,13 +42,16 @@ class Adapters:
         """
         before = self._loaded.get(lora.lora_int_id)
         folder = await asyncio.to_thread(get_adapter_absolute_path, lora.lora_path)
-        files = _files(folder)
+        loaded = _Loaded(before.times + 1 if before else 1, folder, _files(folder))
         try:
             added = await add_lora(lora)
-            lora.load_inplace = False
-            return added
-        finally:
-            self._loaded[lora.lora_int_id] = _Loaded(before.times + 1 if before else 1, folder, files)
+        except BaseException:
+            if before is not None:  # the old one remains, or some of the workers have it
+                self._loaded[lora.lora_int_id] = replace(before, times=loaded.times)
+            raise
+        self._loaded[lora.lora_int_id] = loaded
+        lora.load_inplace = False
+        return added
 
     def name(self, lora: "LoRARequest | None") -> str:
         """What tells an adapter's weights, in this process, from all others and from the base model (empty)."""

@@ -98,6 +98,17 @@ async def test_an_adapter_is_told_from_others_and_from_what_it_was(tmp_path: Any
     assert [(await ask_adapter(engine, again))[2] for _ in range(2)] == ["filled", "hit"]
 
 
+async def test_a_load_that_fails_leaves_the_adapter_and_nothing_computed_with_it(tmp_path: Any) -> None:
+    engine, llm = make_engine()
+    adapter = lora(1, str(tmp_path))
+    await engine.add_lora(adapter)
+    assert [(await ask_adapter(engine, adapter))[2] for _ in range(2)] == ["filled", "hit"]
+    llm.add_lora = AsyncMock(side_effect=RuntimeError)
+    with pytest.raises(RuntimeError):
+        await engine.add_lora(lora(1, "/none"))
+    assert [(await ask_adapter(engine, adapter))[2] for _ in range(2)] == ["filled", "hit"]
+
+
 async def test_an_adapter_whose_files_change_is_not_reused_until_it_is_loaded_again(tmp_path: Any) -> None:
     engine, _ = make_engine()
     weights, adapter = tmp_path / "adapter_model.safetensors", lora(1, str(tmp_path))

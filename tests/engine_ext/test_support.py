@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.random_model import build_preset
+from engine_ext.layers import UnsupportedModelError, attention_layers
 from engine_ext.support import unsupported_reason
+from tests.engine_ext.test_ascend import Layer, Model, Rope
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +77,11 @@ def test_supported(model: Path, flags: dict[str, Any]) -> None:
 )
 def test_refused(model: Path, flags: dict[str, Any], words: str) -> None:
     assert words in (reason(model, **flags) or "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint8])
+def test_a_quantized_cache_that_a_checkpoint_asks_for(dtype: torch.dtype) -> None:
+    model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
+    kv_caches = {"model.layers.0.attn": torch.zeros(4, 2, 32, 128, dtype=dtype)}
+    with pytest.raises(UnsupportedModelError, match="quantized KV cache"):
+        attention_layers(model, {"model.layers.0.attn": model.attn}, kv_caches)
