@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of vLLM that turn the chunk cache off, each with its reason."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, ModelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.random_model import build_preset
@@ -16,13 +15,13 @@ from tests.engine_ext.test_ascend import Layer, Model, Rope
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_preset("tiny-llama", tmp_path_factory.mktemp("support") / "model")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    path = build_preset("tiny-llama", tmp_path_factory.mktemp("support") / "model")
+    return AsyncEngineArgs(model=str(path), dtype="float32").create_model_config()
 
 
-def reason(model: Path, **flags: Any) -> str | None:
-    args = AsyncEngineArgs(model=str(model), dtype="float32", **flags)
-    return unsupported_reason(args, args.create_model_config())
+def reason(model: ModelConfig, **flags: Any) -> str | None:
+    return unsupported_reason(AsyncEngineArgs(model=model.model, **flags), model)
 
 
 def connector(name: str, **extra: Any) -> KVTransferConfig:
@@ -46,7 +45,7 @@ def several(*names: str) -> KVTransferConfig:
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
     ],
 )
-def test_supported(model: Path, flags: dict[str, Any]) -> None:
+def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
     assert reason(model, **flags) is None
 
 
@@ -75,7 +74,7 @@ def test_supported(model: Path, flags: dict[str, Any]) -> None:
         ({"kv_transfer_config": several()}, "it names no connector"),
     ],
 )
-def test_refused(model: Path, flags: dict[str, Any], words: str) -> None:
+def test_refused(model: ModelConfig, flags: dict[str, Any], words: str) -> None:
     assert words in (reason(model, **flags) or "")
 
 
