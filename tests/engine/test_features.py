@@ -131,11 +131,23 @@ def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) ->
         {**rag_body(system, [*order, text(20)], text(10), STRATEGIES[i % 2]), "max_tokens": 90, "priority": 9 - i}
         for i, order in enumerate([chunks, chunks[::-1]] * 4)
     ]
+    ended: list[int] = []
+
+    def ask_and_note(i: int) -> tuple[list[float], dict[str, Any]]:
+        answer = run(scheduled, "/v1/rag/chat", bodies[i], False)
+        ended.append(i)
+        return answer
+
     before = scheduled.metric("vllm:num_preemptions_total")
+    last = len(bodies) - 1
     with ThreadPoolExecutor(len(bodies)) as threads:
-        together = list(threads.map(lambda body: run(scheduled, "/v1/rag/chat", body, False), bodies))
+        running = [threads.submit(ask_and_note, i) for i in range(last)]
+        while scheduled.running_requests() < last:  # far more than there are blocks for
+            assert not ended
+        running.append(threads.submit(ask_and_note, last))
+    assert ended[-1] != last
     assert scheduled.metric("vllm:num_preemptions_total") > before, "nobody was preempted; the test shows nothing"
-    for body, (logprobs, report) in zip(bodies, together, strict=True):
+    for body, (logprobs, report) in zip(bodies, [each.result() for each in running], strict=True):
         assert report["mode"] == "chunked"
         assert len(logprobs) == 90
         assert logprobs == pytest.approx(run(scheduled, "/v1/rag/chat", apart(body), False)[0], abs=1e-4)
