@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.engine.test_exactness import ask, segments
@@ -31,6 +32,7 @@ def assert_full(response: dict[str, Any], oracle: Oracle, tolerance: float = 1e-
     assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=tolerance)
 
 
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM's fp8 KV cache needs AVX-512 on the CPU")
 def test_a_quantized_kv_cache(serve: Any, text: Text) -> None:
     server = serve("tiny-llama", "--kv-cache-dtype", "fp8")
     reason = "--kv-cache-dtype=fp8: a quantized KV cache can't be rotated exactly"
