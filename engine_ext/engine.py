@@ -3,7 +3,8 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,11 +111,9 @@ class ChunkEngine:
         """
         if reset_running_requests and self.manager is not None:
             await self.llm.collective_rpc("chunk_cache_forget")
-        try:
+        # Only then: until it is done, fills may be computed behind blocks of before.
+        with self._forgetting_everything(with_new_weights=True):
             return bool(await self.llm.reset_prefix_cache(reset_running_requests, *args, **kwargs))
-        finally:
-            # Only now: until then, fills may have been computed behind blocks of before.
-            self._forget_everything(with_new_weights=True)
 
     async def add_lora(self, lora_request: "LoRARequest") -> bool:
         """vLLM's; behind weights that are loaded over others, nothing of before is reused."""
@@ -122,37 +121,43 @@ class ChunkEngine:
 
     async def sleep(self, level: int = 1, *args: Any, **kwargs: Any) -> None:
         """vLLM's sleep mode discards KV, from level 2 on weights as well; the chunk cache is emptied with it."""
-        self._forget_everything(with_new_weights=level > 1)
-        await self.llm.sleep(level, *args, **kwargs)
+        with self._forgetting_everything(with_new_weights=level > 1):
+            await self.llm.sleep(level, *args, **kwargs)
 
     async def release_kv_cache_memory(self) -> None:
         """vLLM's; it discards KV, and the chunk cache is emptied with it."""
-        self._forget_everything(with_new_weights=False)
-        await self.llm.release_kv_cache_memory()
+        with self._forgetting_everything(with_new_weights=False):
+            await self.llm.release_kv_cache_memory()
 
     async def pause_generation(self, *, clear_cache: bool = True, **kwargs: Any) -> None:
         """vLLM's pause for an update of the weights; the chunk cache is emptied where vLLM's own is."""
-        await self.llm.pause_generation(clear_cache=clear_cache, **kwargs)
-        if clear_cache:
-            self._forget_everything(with_new_weights=True)
+        with self._forgetting_everything(with_new_weights=True) if clear_cache else nullcontext():
+            await self.llm.pause_generation(clear_cache=clear_cache, **kwargs)
 
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's update of weights; the chunk cache is emptied of all that was computed until they were there."""
-        await self.llm.update_weights(*args, **kwargs)
-        self._forget_everything(with_new_weights=True)
+        with self._forgetting_everything(with_new_weights=True):
+            await self.llm.update_weights(*args, **kwargs)
 
     async def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's end of an update; it empties the chunk cache as well."""
-        await self.llm.finish_weight_update(*args, **kwargs)
-        self._forget_everything(with_new_weights=True)
+        with self._forgetting_everything(with_new_weights=True):
+            await self.llm.finish_weight_update(*args, **kwargs)
 
-    def _forget_everything(self, *, with_new_weights: bool) -> None:
-        """Empties the chunk cache. What others computed with weights that may be others is not used from now on."""
-        if self.manager is not None:
-            self.manager.clear(why=Removal.ASLEEP)
+    @contextmanager
+    def _forgetting_everything(self, *, with_new_weights: bool) -> Iterator[None]:
+        """Empties the chunk cache at the end, come what may.
+
+        With weights that may be others, nothing is stored or shared from the beginning on.
+        """
         if with_new_weights and self.transfers is not None:
             logger.warning("chunks are no longer stored nor shared: the weights may have changed")
             self.transfers = None
+        try:
+            yield
+        finally:
+            if self.manager is not None:
+                self.manager.clear(why=Removal.ASLEEP)
 
     async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
         """Segments that shall be kept nowhere any more."""

@@ -2,6 +2,7 @@
 """Whatever gives vLLM other weights, or discards its KV, leaves nothing to be found in the chunk cache."""
 
 import asyncio
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock, call
@@ -39,19 +40,25 @@ async def test_nothing_of_before_is_found(name: str, arguments: dict[str, Any]) 
     assert [await status(engine), await status(engine)] == ["filled", "hit"]
 
 
-@pytest.mark.parametrize("name", ["reset_prefix_cache", "pause_generation", "update_weights", "finish_weight_update"])
-async def test_nothing_that_was_computed_until_then_is_found(name: str) -> None:
-    """Also what is being computed while the weights change."""
+@pytest.mark.parametrize(
+    "name", ["reset_prefix_cache", "sleep", "pause_generation", "update_weights", "finish_weight_update"]
+)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_that_was_computed_until_then_is_found(name: str, fails: bool) -> None:
+    """Also what is being computed while the weights change, and when only some of them did."""
     engine, llm = make_engine()
 
     async def change(*_: Any, **__: Any) -> None:
         await status(engine)
         running.append(asyncio.create_task(status(engine)))
         await turns(1)
+        if fails:
+            raise RuntimeError
 
     running: list[asyncio.Task[str | None]] = []
     setattr(llm, name, change)
-    await getattr(engine, name)()
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        await getattr(engine, name)()
     await asyncio.gather(*running)
     assert await status(engine) == "filled"
 
