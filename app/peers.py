@@ -67,9 +67,7 @@ class Peers:
     async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> Sourced | None:
         """Fills the job's entries from another replica, all or none."""
         keys = [documents[entry] for entry in job.entries if entry in documents]
-        if len(keys) < len(job.entries) or any(entry.identity.scope.adapter for entry in job.entries):
-            return None  # an adapter of the same name may be another one there
-        if (transfers := self._transfers()) is None:
+        if len(keys) < len(job.entries) or (transfers := self._transfers()) is None:
             return None
         deadline = time.monotonic() + self._longest_wait(job)
         in_vain: set[str] = set()

@@ -14,7 +14,7 @@ from app.settings import Settings
 from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt
 from engine_ext.engine import ChunkEngine
-from engine_ext.request import REQUEST_KEY, Ticket, adapter_name, cache_scope
+from engine_ext.request import REQUEST_KEY, Ticket, cache_scope
 from engine_ext.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
 
 
@@ -58,5 +58,6 @@ async def render(state: State, ticket: Ticket, chat_request: ChatCompletionReque
         return result
     _, (engine_input,) = result
     lora_request, salt = lora_request_of(serving, chat_request), engine_input.get("cache_salt")
-    scope = cache_scope(ticket.options, salt, adapter_name(lora_request))
+    engine: ChunkEngine = state.engine_client
+    scope = cache_scope(ticket.options, salt, engine.adapters.name(lora_request))
     return Rendered(engine_input[REQUEST_KEY].prompt, scope, salt, lora_request)

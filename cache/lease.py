@@ -54,6 +54,11 @@ class FillJob:
         return [*last.identity.prefix_ids, *last.identity.token_ids]
 
     @property
+    def is_private(self) -> bool:
+        """Whether the entries mean nothing to other processes: an adapter's name is this one's own."""
+        return any(entry.identity.scope.adapter for entry in self.entries)
+
+    @property
     def is_wanted(self) -> bool:
         """Whether any request still waits for one of the entries."""
         return any(entry.leases for entry in self.entries)

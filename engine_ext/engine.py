@@ -3,9 +3,10 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
@@ -18,12 +19,16 @@ from cache.holdings import Holdings
 from cache.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager, Removal
+from engine_ext.adapters import Adapters
 from engine_ext.background import BackgroundFills
 from engine_ext.fills import FillRunner
 from engine_ext.plan import PARAMS_KEY
 from engine_ext.request import DEFAULT_NAMESPACE, REQUEST_KEY, FullAttentionError, Outputs
 from engine_ext.run import ChunkedRun
 from engine_ext.transfers import PoolTransfers
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +63,7 @@ class ChunkEngine:
         self.transfers = transfers
         self.is_stopping = False
         self.is_traced = bool(llm.vllm_config.observability_config.otlp_traces_endpoint)
+        self.adapters = Adapters()
         self.holdings = manager.holdings if manager else Holdings(page_bytes=0)
         self.fills = FillRunner(llm, manager, self._check_if_idle, limits.max_running) if manager else None
         self.background = BackgroundFills(self) if manager else None
@@ -97,23 +103,61 @@ class ChunkEngine:
             raise EngineDeadError
         await self.llm.check_health()
 
-    async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """vLLM's reset, after which no KV of before is used (new weights, say): it empties the chunk cache too."""
-        self._forget_everything(with_new_weights=True)
-        return bool(await self.llm.reset_prefix_cache(*args, **kwargs))
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
+        """vLLM's reset, after which no KV of before is used (new weights, say): it empties the chunk cache too.
+
+        With ``reset_running_requests`` vLLM computes running requests anew. Those that would load their chunks again
+        fail, since these are of before.
+        """
+        if reset_running_requests and self.manager is not None:
+            await self.llm.collective_rpc("chunk_cache_forget")
+        # Only then: until it is done, fills may be computed behind blocks of before.
+        with self._forgetting_everything(with_new_weights=True):
+            return bool(await self.llm.reset_prefix_cache(reset_running_requests, *args, **kwargs))
+
+    async def add_lora(self, lora_request: "LoRARequest") -> bool:
+        """vLLM's; behind weights that are loaded over others, nothing of before is reused."""
+        return await self.adapters.load(lora_request, self.llm.add_lora)
 
     async def sleep(self, level: int = 1, *args: Any, **kwargs: Any) -> None:
         """vLLM's sleep mode discards KV, from level 2 on weights as well; the chunk cache is emptied with it."""
-        self._forget_everything(with_new_weights=level > 1)
-        await self.llm.sleep(level, *args, **kwargs)
+        with self._forgetting_everything(with_new_weights=level > 1):
+            await self.llm.sleep(level, *args, **kwargs)
 
-    def _forget_everything(self, *, with_new_weights: bool) -> None:
-        """Empties the chunk cache. What others computed with weights that may be others is not used from now on."""
-        if self.manager is not None:
-            self.manager.clear(why=Removal.ASLEEP)
+    async def release_kv_cache_memory(self) -> None:
+        """vLLM's; it discards KV, and the chunk cache is emptied with it."""
+        with self._forgetting_everything(with_new_weights=False):
+            await self.llm.release_kv_cache_memory()
+
+    async def pause_generation(self, *, clear_cache: bool = True, **kwargs: Any) -> None:
+        """vLLM's pause for an update of the weights; the chunk cache is emptied where vLLM's own is."""
+        with self._forgetting_everything(with_new_weights=True) if clear_cache else nullcontext():
+            await self.llm.pause_generation(clear_cache=clear_cache, **kwargs)
+
+    async def update_weights(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's update of weights; the chunk cache is emptied of all that was computed until they were there."""
+        with self._forgetting_everything(with_new_weights=True):
+            await self.llm.update_weights(*args, **kwargs)
+
+    async def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's end of an update; it empties the chunk cache as well."""
+        with self._forgetting_everything(with_new_weights=True):
+            await self.llm.finish_weight_update(*args, **kwargs)
+
+    @contextmanager
+    def _forgetting_everything(self, *, with_new_weights: bool) -> Iterator[None]:
+        """Empties the chunk cache at the end, come what may.
+
+        With weights that may be others, nothing is stored or shared from the beginning on.
+        """
         if with_new_weights and self.transfers is not None:
             logger.warning("chunks are no longer stored nor shared: the weights may have changed")
             self.transfers = None
+        try:
+            yield
+        finally:
+            if self.manager is not None:
+                self.manager.clear(why=Removal.ASLEEP)
 
     async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
         """Segments that shall be kept nowhere any more."""
@@ -131,8 +175,11 @@ class ChunkEngine:
         return self._reindexer.layout(prompt, strategy)
 
     def plain_salt(self, scope: CacheScope, cache_salt: str | None) -> str | None:
-        """Salt of plain causal KV: in the default namespace the client's, as for what ordinary requests compute."""
-        if scope.namespace == DEFAULT_NAMESPACE or self.manager is None:
+        """Salt of plain causal KV: in the default namespace the client's, as for what ordinary requests compute.
+
+        vLLM tells adapters apart by name only, so what is computed behind one has a salt of its own.
+        """
+        if self.manager is None or (scope.namespace == DEFAULT_NAMESPACE and not scope.adapter):
             return cache_salt
         return self.manager.hasher.layout_salt(scope, ["plain"])
 

@@ -145,7 +145,7 @@ class FillRunner:
         generate_kwargs: dict[str, Any],
     ) -> FillResult:
         found: Sourced | None = None
-        for source in self.sources:
+        for source in [] if job.is_private else self.sources:
             found = await source.fetch(job, documents) or found
             if found is not None and found.status is not ChunkStatus.FILLED:
                 return FillResult(0, 0, found)
@@ -197,7 +197,7 @@ class FillRunner:
             self._manager.fill_succeeded(job, "succeeded" if status is ChunkStatus.FILLED else status)
             for entry in job.entries:
                 entry.stored = status is ChunkStatus.LOADED
-            if self.archive is not None and status is not ChunkStatus.LOADED:
+            if self.archive is not None and status is not ChunkStatus.LOADED and not job.is_private:
                 self.archive.add(job.entries)
         self._on_end()
 

@@ -37,9 +37,18 @@ def engine_fingerprint(config: VllmConfig, weights: str | None) -> str:
         "model": weights or [model.model, model.revision, model.code_revision],
         "config": {name: value for name, value in fields.items() if name not in _ABOUT_FILES},
         "dtype": [str(model.dtype), config.cache_config.cache_dtype, model.quantization],
+        "drafter": _drafter(config),
         "parallel": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _drafter(config: VllmConfig) -> list[str | None] | None:
+    """The model whose layers have KV beside the model's own, by its name: what it drafts is verified."""
+    speculative = config.speculative_config
+    if speculative is None or not (speculative.use_eagle() or speculative.uses_draft_model()):
+        return None
+    return [speculative.method, speculative.model, speculative.revision]
 
 
 def weights_digest(model: ModelConfig, load: LoadConfig) -> str:

@@ -42,7 +42,8 @@ class AttentionLayer:
 
     Of latent attention (MLA), K is the part that RoPE turns, and V the latent vector; both have one head.
     ``key_cache`` and ``value_cache`` are one tensor where the engine keeps K and V in one. ``write`` takes K and V
-    ``[T, heads, size]`` and cache slots, int64 ``[T]``. ``has_sinks``: attention also goes to learned sinks.
+    ``[T, heads, size]`` and cache slots, int64 ``[T]``. ``has_sinks``: attention also goes to learned sinks. A layer
+    that ``is_draft`` only drafts tokens, which the model verifies.
     """
 
     name: str
@@ -54,6 +55,7 @@ class AttentionLayer:
     write: CacheWriter
     frequencies: RotaryFrequencies
     has_sinks: bool
+    is_draft: bool
 
     @property
     def token_bytes(self) -> int:
@@ -76,15 +78,17 @@ class AttentionLayer:
 
 
 def attention_layers(
-    model: nn.Module, modules: Mapping[str, Any], kv_caches: Mapping[str, KVCaches]
+    model: nn.Module, modules: Mapping[str, Any], kv_caches: Mapping[str, KVCaches], drafter: nn.Module | None = None
 ) -> list[AttentionLayer]:
     """Every layer with a KV cache. ``modules`` maps layer names to vLLM's attention modules.
 
+    ``drafter`` is the model that drafts tokens for ``model``, if its layers have caches too.
     Raises :class:`UnsupportedModelError` if one of them can't be re-positioned.
     """
     if not kv_caches:
         raise UnsupportedModelError("the model has no KV cache")
-    rotary = rotary_by_layer(model)
+    drafts = rotary_by_layer(drafter) if drafter is not None else {}
+    rotary = {**drafts, **rotary_by_layer(model)}
     frequencies: dict[tuple[int, int], RotaryFrequencies] = {}
     layers = []
     for name, kv_cache in kv_caches.items():
@@ -97,7 +101,7 @@ def attention_layers(
         if key not in frequencies:
             frequencies[key] = _frequencies(name, rotary[name], cache.key_size, module)
         has_sinks = getattr(module.impl, "sinks", None) is not None
-        layers.append(AttentionLayer(name, *cache, frequencies[key], has_sinks))
+        layers.append(AttentionLayer(name, *cache, frequencies[key], has_sinks, name in drafts))
     return layers
 
 

@@ -10,6 +10,8 @@ from cache.manager import ChunkCacheManager, Lookup, Wanted
 from engine_ext.request import CacheOptions
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+
     from engine_ext.engine import ChunkEngine
 
 
@@ -20,13 +22,14 @@ def preview(
     scope: CacheScope,
     *,
     wants_prompt_logprobs: bool = False,
+    lora_request: "LoRARequest | None" = None,
 ) -> dict[str, Any]:
     """The JSON of ``POST /v1/rag/plan``.
 
     ``tokens.missing`` is what fill requests would have to save; ``chunks[].status`` is ``hit``, ``filling`` (another
     request computes it now) or ``missing``.
     """
-    reason = _full_reason(engine, options, prompt, wants_prompt_logprobs)
+    reason = _full_reason(engine, options, prompt, wants_prompt_logprobs) or engine.adapters.reason(lora_request)
     if engine.manager is None or prompt is None:
         return {"mode": "full", "reason": reason}
     found = engine.manager.look_up(prompt, scope)

@@ -11,7 +11,6 @@ from cache.registry import DocumentKey
 from cache.report import CacheReport
 
 if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
 
 REQUEST_KEY = "tessera_request"
@@ -72,12 +71,10 @@ class ChunkedRequest:
     prompt: ChunkedPrompt | None
 
 
-def adapter_name(lora: "LoRARequest | None") -> str:
-    """What tells one LoRA adapter from another, and from the base model (empty)."""
-    return f"{lora.lora_name}\0{lora.lora_int_id}\0{lora.lora_path}" if lora else ""
-
-
 def cache_scope(options: CacheOptions, cache_salt: str | None, adapter: str = "") -> CacheScope:
-    """What the request's keys are separated by. A client's own ``cache_salt`` works like a namespace of its own."""
+    """What the request's keys are separated by. A client's own ``cache_salt`` works like a namespace of its own.
+
+    ``adapter`` is what :meth:`engine_ext.adapters.Adapters.name` says.
+    """
     namespace = f"{options.namespace}\0{cache_salt}" if cache_salt else options.namespace
     return CacheScope(namespace, adapter)

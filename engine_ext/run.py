@@ -18,7 +18,7 @@ from cache.registry import DocumentKey
 from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
 from engine_ext.fills import FillError, FillResult
 from engine_ext.plan import TransferPlan
-from engine_ext.request import ChunkedRequest, FullAttentionError, Outputs, adapter_name, cache_scope
+from engine_ext.request import ChunkedRequest, FullAttentionError, Outputs, cache_scope
 from engine_ext.request_log import log_finished, summary
 from engine_ext.tracing import start_request
 
@@ -55,9 +55,8 @@ class ChunkedRun:
         headers, arrived = kwargs.get("trace_headers"), prompt.get("arrival_time")
         self.span = start_request(headers, arrived, enabled=engine.is_traced)
         self.kwargs = {**kwargs, "trace_headers": self.span.headers}
-        self.scope = cache_scope(
-            request.ticket.options, prompt.get("cache_salt"), adapter_name(kwargs.get("lora_request"))
-        )
+        adapter = engine.adapters.name(kwargs.get("lora_request"))
+        self.scope = cache_scope(request.ticket.options, prompt.get("cache_salt"), adapter)
         self.started = time.perf_counter()
         self.report = self._new_report()
         self.filled: list[FillResult] = []
@@ -118,6 +117,8 @@ class ChunkedRun:
             raise FullAttentionError("prompt_logprobs", "prompt_logprobs need every prompt token computed")
         if self.params.skip_reading_prefix_cache:
             raise FullAttentionError("asked for", "the request asks not to read caches")
+        if reason := self.engine.adapters.reason(self.kwargs.get("lora_request")):
+            raise FullAttentionError("adapter", reason)
 
     async def _run_chunked(self, lease: Lease, layout: Layout) -> Outputs:
         """Outputs under chunk-isolated attention; before the first one, it may raise :class:`FullAttentionError`."""

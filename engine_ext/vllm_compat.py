@@ -26,6 +26,7 @@ __all__ = [
     "build_app",
     "build_async_engine_client_from_engine_args",
     "cli_env_setup",
+    "draft_model_of",
     "init_app_state",
     "load_aware_call",
     "lora_request_of",
@@ -55,6 +56,12 @@ def vllm_version() -> str:
 def lora_request_of(serving: Any, request: ChatCompletionRequest) -> Any:
     """The LoRA adapter that ``request.model`` names; ``None`` for the base model."""
     return serving._maybe_get_adapters(request, supports_default_mm_loras=True)
+
+
+def draft_model_of(model_runner: Any) -> Any:
+    """The model that drafts tokens for speculative decoding; ``None`` if there is none (0.23 does not tell)."""
+    draft_model = getattr(model_runner, "get_draft_model", None)
+    return draft_model() if draft_model is not None else None
 
 
 def version_warning() -> str | None:

@@ -51,6 +51,7 @@ class WorkerHalf:
         self.refused_tags: set[int] = set()
         self._token_bytes = 0
         self._has_sinks = False
+        self._compared: list[LayerKV] = []
         self._stats = TransferStats()
 
     def register_kv_caches(self, kv_caches: Mapping[str, KVCaches]) -> None:
@@ -78,6 +79,7 @@ class WorkerHalf:
         self.attach(layers, reshape_and_cache)
         self._token_bytes = token_bytes
         self._has_sinks = any(layer.has_sinks for layer in attention_layers)
+        self._compared = [kv for layer, kv in zip(attention_layers, layers, strict=True) if not layer.is_draft]
         return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
 
     def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
@@ -155,6 +157,10 @@ class WorkerHalf:
             torch.accelerator.synchronize(self.device)
         self._page_tags[list(pages)] = tag
 
+    def forget(self) -> None:
+        """From now on no page has what was saved there."""
+        self._page_tags.fill_(-1)
+
     def take_refused_blocks(self) -> set[int]:
         """Engine blocks whose load was refused since the last call."""
         refused, self._refused_blocks = self._refused_blocks, set()
@@ -171,12 +177,13 @@ class WorkerHalf:
         """Largest difference between the KV in two runs of pages, as a share of the layer's largest value.
 
         ``one_token``: they are of one token repeated. With attention sinks hidden states then depend on how many
-        tokens there are, but not those that come into the first layer: only that is compared.
+        tokens there are, but not those that come into the first layer: only that is compared. Layers that only draft
+        are left out: their KV depends on what comes next, and what they draft is verified.
         """
-        pools = self._pools()[:2] if one_token and self._has_sinks else self._pools()
         return max(
             _relative_difference(*(pool[list(pages)].flatten(0, 1)[:num_tokens] for pages in (pages_a, pages_b)))
-            for _, pool in pools
+            for layer in (self._compared[:1] if one_token and self._has_sinks else self._compared)
+            for pool in (layer.key_pool, layer.value_pool)
         )
 
     @property

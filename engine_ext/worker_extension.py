@@ -14,6 +14,7 @@ from engine_ext import ascend
 from engine_ext.connector import ChunkCacheConnector
 from engine_ext.layers import UnsupportedModelError, attention_layers
 from engine_ext.transfer_server import TransferServer
+from engine_ext.vllm_compat import draft_model_of
 from engine_ext.worker import PoolDescription, PoolTooSmallError, WorkerHalf
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
@@ -52,11 +53,12 @@ class ChunkCacheWorkerExtension:
 
     def _prepare(self, half: WorkerHalf) -> PoolDescription:
         modules = self.vllm_config.compilation_config.static_forward_context
+        model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
         if not ascend.is_ascend():
-            return half.prepare(attention_layers(self.model_runner.get_model(), modules, half.kv_caches))
+            return half.prepare(attention_layers(model, modules, half.kv_caches, drafter))
         if reason := ascend.unsupported_reason(self.vllm_config):
             raise UnsupportedModelError(reason)
-        layers = attention_layers(self.model_runner.get_model(), modules, half.kv_caches)
+        layers = attention_layers(model, modules, half.kv_caches, drafter)
         with ascend.pool_memory(self.vllm_config):
             return half.prepare(layers, ascend.reshape_and_cache())
 
@@ -67,6 +69,10 @@ class ChunkCacheWorkerExtension:
         address = f"{folder}/{self.rank}"
         TransferServer(_worker_half(), address, tier_urls, tier_timeout_s)
         return address
+
+    def chunk_cache_forget(self) -> None:
+        """See :meth:`engine_ext.worker.WorkerHalf.forget`."""
+        _worker_half().forget()
 
     def chunk_cache_refused_tags(self, tags: Sequence[int]) -> list[int]:
         """Those of ``tags`` that this worker has refused to load."""

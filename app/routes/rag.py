@@ -51,6 +51,7 @@ async def rag_plan(request: RagChatRequest, raw_request: Request) -> JSONRespons
             rendered.prompt,
             rendered.scope,
             wants_prompt_logprobs=wants_prompt_logprobs,
+            lora_request=rendered.lora_request,
         )
     )
 

@@ -105,7 +105,9 @@ class Node:
         keys = tuple(DocumentKey(each.packed[:4] * 4) for each in chunks)
         ticket = Ticket(CacheOptions(), (None,) * len(chunks), keys)
         request = ChunkedRequest(ticket, prompt)
-        lora = SimpleNamespace(lora_name=adapter, lora_int_id=1, lora_path="p") if adapter else None
+        lora = SimpleNamespace(lora_name=adapter, lora_int_id=1, lora_path="/none") if adapter else None
+        if lora is not None:
+            await self.engine.add_lora(lora)
         outputs = self.engine.generate(
             {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: request},
             SamplingParams(max_tokens=1),
@@ -275,7 +277,7 @@ async def test_without_the_registry_everything_is_computed(nodes, monkeypatch):
 async def test_after_new_weights_nothing_is_given_or_taken(nodes):
     a, b = await nodes("a", "b")
     await a.ask(A)
-    a.llm.reset_prefix_cache = b.llm.reset_prefix_cache = lambda: asyncio.sleep(0, True)
+    a.llm.reset_prefix_cache = b.llm.reset_prefix_cache = lambda *_: asyncio.sleep(0, True)
     await b.engine.reset_prefix_cache()
     assert await b.ask(A) == [("filled", None)]
     (c,) = await nodes("c")

@@ -61,8 +61,10 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
 def serve(pool: ServerPool, model_path: Callable[[str], Path]) -> Callable[..., TesseraServer]:
     """A running server of a preset model: `serve("tiny-llama", "--max-num-seqs", "4")`; fp32 by default."""
 
-    def start(preset: str, *flags: str, dtype: str = "float32") -> TesseraServer:
-        return pool.get(str(model_path(preset)), "--dtype", dtype, *COMMON, *flags)
+    def start(
+        preset: str, *flags: str, dtype: str = "float32", environment: dict[str, str] | None = None
+    ) -> TesseraServer:
+        return pool.get(str(model_path(preset)), "--dtype", dtype, *COMMON, *flags, environment=environment)
 
     return start
 

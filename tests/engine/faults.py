@@ -93,12 +93,6 @@ class FaultyWorkerExtension(ChunkCacheWorkerExtension):
         assert isinstance(connector.worker, FaultyWorkerHalf)
         connector.worker.fault = fault
 
-    def forget_page_tags(self) -> None:
-        connector = get_kv_transfer_group()
-        assert isinstance(connector, FaultyConnector)
-        assert connector.worker is not None
-        connector.worker._page_tags.fill_(-1)
-
 
 def _transposed(operand: Any) -> Any:
     """Tokens and dimensions exchanged: what the value's row-major view of a column-major key would read."""

@@ -4,7 +4,7 @@
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,17 @@ class ServerPool:
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self._folder = folder
         self._keep = keep
-        self._running: OrderedDict[tuple[str, ...], TesseraServer] = OrderedDict()
+        self._running: OrderedDict[tuple[Any, ...], TesseraServer] = OrderedDict()
 
-    def get(self, *arguments: str) -> TesseraServer:
-        server = self._running.pop(arguments, None)
+    def get(self, *arguments: str, environment: Mapping[str, str] | None = None) -> TesseraServer:
+        key = *arguments, *sorted((environment or {}).items())
+        server = self._running.pop(key, None)
         if server is None:
             while len(self._running) >= self._keep:
                 self._running.popitem(last=False)[1].stop()
             log = self._folder / f"server-{len(list(self._folder.iterdir()))}.log"
-            server = TesseraServer(log, *arguments).wait_ready()
-        self._running[arguments] = server
+            server = TesseraServer(log, *arguments, environment=environment).wait_ready()
+        self._running[key] = server
         return server
 
     def running(self) -> list[TesseraServer]:

@@ -90,12 +90,3 @@ def test_one_fill_for_many_waiters(serve: Any, text: Text) -> None:
     assert server.wait_idle()["counters"]["fills"]["succeeded"] == before + 1
     computed = [report["tokens"]["fill_computed"] for report in reports]
     assert sum(value > 0 for value in computed) == 1
-
-
-def test_n_answers_of_one_request(serve: Any, text: Text) -> None:
-    server = serve("tiny-llama")
-    body = rag_body("System", [text(100), text(50)], text(20), "shared")
-    response = server.post("/v1/rag/chat", {**body, "n": 3, "temperature": 1.0, "seed": 3})
-    assert len(response["choices"]) == 3
-    assert response["cache"]["mode"] == "chunked"
-    server.wait_idle()

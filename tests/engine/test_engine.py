@@ -130,7 +130,7 @@ async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngi
     assert isinstance(manager, ChunkCacheManager)
     fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
     first, _, _ = await ask(fresh)
-    await engine.llm.collective_rpc("forget_page_tags")
+    await engine.llm.collective_rpc("chunk_cache_forget")
     assert await engine.llm.reset_prefix_cache()
     refused, _, _ = await ask(fresh)
     assert (first.mode, refused.mode) == ("chunked", "full")
@@ -150,7 +150,7 @@ async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_l
     fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
     await ask(fresh)
     if is_lost:
-        await engine.llm.collective_rpc("forget_page_tags")
+        await engine.llm.collective_rpc("chunk_cache_forget")
     source = random.Random(str((model, is_lost)))
     chunk = Chunk(pack(tuple(source.choices(range(10, 250), k=40))))
     prompt = ChunkedPrompt(PROMPT.system, (chunk,), (7, 8, 9))

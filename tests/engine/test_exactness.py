@@ -25,7 +25,7 @@ def ask(server: TesseraServer, strategy: str, chunks: list[str], question: str, 
         system=fields.pop("system", "You answer from documents."),
         chunks=chunks,
         question=question,
-        max_tokens=STEPS,
+        max_tokens=fields.pop("max_tokens", STEPS),
         temperature=0,
         ignore_eos=True,
         logprobs=True,
@@ -43,13 +43,15 @@ def segments(report: dict[str, Any]) -> tuple[list[int], list[list[int]], list[i
     return ids[0], ids[1:-1], ids[-1]
 
 
-def assert_exact(response: dict[str, Any], oracle: Oracle, strategy: str, tolerance: float = 1e-4) -> None:
+def assert_exact(
+    response: dict[str, Any], oracle: Oracle, strategy: str, tolerance: float = 1e-4, steps: int = STEPS
+) -> None:
     """The answer's log probabilities are the oracle's for the same tokens, and the tokens the oracle's choice."""
     report = response["cache"]
     assert report["mode"] == "chunked", report
     assert report["tokens"]["reused"] + report["tokens"]["computed"] == report["tokens"]["prompt"]
     tokens = response["choices"][0]["token_ids"]
-    assert len(tokens) == STEPS
+    assert len(tokens) == steps
     assert ("opening" in report) == (report["scope"] == "isolated")
     expected = oracle.score(strategy, segments(report), tokens, report.get("opening"))
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]

@@ -15,6 +15,7 @@ import pytest
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 from tests.engine.test_exactness import ask, assert_exact, statuses
+from tests.engine.test_parallel import WORKERS
 from tests.oracle import Oracle
 
 Text = Callable[[int], str]
@@ -85,7 +86,7 @@ def origins(response: dict[str, Any]) -> list[str | None]:
     return [chunk.get("origin") or chunk["status"] for chunk in response["cache"]["chunks"]]
 
 
-@pytest.mark.parametrize("kind", ["file", "s3", "two workers"])
+@pytest.mark.parametrize("kind", ["file", "s3", "tensor parallel", "pipeline parallel"])
 def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     kind: str,
     start: StartServer,
@@ -98,8 +99,8 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     slower, flags, environment = f"file://{tmp_path}/kv?size=1GiB", ("--chunk-cache-page-tokens", "16"), {}
     if kind == "s3":
         slower = f"s3://bucket/{tmp_path.name}?size=1GiB&endpoint={request.getfixturevalue('s3')}"
-    elif kind == "two workers":
-        flags, environment = (*flags, "--tensor-parallel-size", "2"), {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    elif kind in WORKERS:
+        flags, environment = (*flags, *WORKERS[kind]), {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
     server, name = start(f"host://?size=600KiB,{slower}", *flags, environment=environment), slower.partition(":")[0]
     a, b, c, d, e = (text(n) for n in (100, 37, 260, 64, 150))
     for strategy in ("shared", "offset"):

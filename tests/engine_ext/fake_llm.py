@@ -43,6 +43,9 @@ class FakeLLM:
     def get_num_unfinished_requests(self) -> int:
         return len(self.running) + self.num_others
 
+    async def add_lora(self, lora: Any) -> bool:
+        return True
+
     async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
         assert request_id not in self.running
         prompt_ids = tuple(prompt["prompt_token_ids"])
@@ -92,11 +95,13 @@ def make_engine(num_pages: int = 64, max_running: int = 4) -> tuple[ChunkEngine,
     return ChunkEngine(llm, manager, None, FillLimits(max_running)), llm
 
 
-async def ask(engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions | None = None) -> CacheReport:
+async def ask(
+    engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions | None = None, **kwargs: Any
+) -> CacheReport:
     """The report of one request."""
     ticket = Ticket(options or CacheOptions(), (None,) * len(prompt.chunks))
     engine_input: Any = {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: ChunkedRequest(ticket, prompt)}
-    async for _ in engine.generate(engine_input, SamplingParams(max_tokens=1), f"request-{id(ticket)}"):
+    async for _ in engine.generate(engine_input, SamplingParams(max_tokens=1), f"request-{id(ticket)}", **kwargs):
         pass
     assert ticket.report is not None
     return ticket.report

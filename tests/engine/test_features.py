@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's request fields and scheduling over chunks: exact whether the chunks are filled or hit."""
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.test_concurrency import apart, rag_body, run
+from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, segments, statuses
+from tests.oracle import Oracle
+
+Text = Callable[[int], str]
+VOCABULARY, IMPOSSIBLE = 260, -9999.0
+"""Tokens of the random models, and what vLLM says of those that a grammar forbids."""
+CODE = {"type": "object", "properties": {"code": {"enum": [7342, 9]}}, "required": ["code"]}
+
+
+@pytest.fixture
+def server(serve: Any) -> TesseraServer:
+    return serve("tiny-llama")
+
+
+def assert_exact_choices(response: dict[str, Any], oracle: Oracle, strategy: str) -> None:
+    """Every choice's log probabilities are the oracle's for its tokens, whichever were chosen."""
+    report = response["cache"]
+    assert report["mode"] == "chunked", report
+    for choice in response["choices"]:
+        expected = oracle.score(strategy, segments(report), choice["token_ids"]).logprobs
+        assert token_logprobs({"choices": [choice]}) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_several_answers_are_each_exact(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks, system = [text(150), text(60)], text(20)
+    body = {**rag_body(system, chunks, text(20), strategy), "n": 3, "temperature": 1.0, "seed": 5}
+    body |= {"return_token_ids": True, "cache": {**body["cache"], "explain": True}}
+    for status in ("filled", "hit"):
+        response = server.chat(**body)
+        assert statuses(response) == [status] * 2
+        assert len({tuple(choice["token_ids"]) for choice in response["choices"]}) == 3
+        assert_exact_choices(response, oracle("tiny-llama"), strategy)
+
+
+def test_log_probabilities_of_alternatives(server: TesseraServer, oracle: Any, text: Text) -> None:
+    body = {**rag_body(text(20), [text(150), text(60)], text(20), "shared"), "top_logprobs": 5}
+    body |= {"return_token_ids": True, "cache": {**body["cache"], "explain": True}}
+    for status in ("filled", "hit"):
+        response = server.chat(**body)
+        assert statuses(response) == [status] * 2
+        (choice,) = response["choices"]
+        expected = oracle("tiny-llama").score("shared", segments(response["cache"]), choice["token_ids"])
+        best = expected.distributions.topk(5).values
+        found = [[each["logprob"] for each in entry["top_logprobs"]] for entry in choice["logprobs"]["content"]]
+        assert torch.tensor(found) == pytest.approx(best, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"structured_outputs": {"regex": "[a-c]{4}-[0-9]{2}"}}, "[a-c]{4}-[0-9]{2}"),
+        ({"structured_outputs": {"choice": ["Falcon", "Heron"]}}, "Falcon|Heron"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "code", "schema": CODE}}},
+            r'\{\s*"code"\s*:\s*(7342|9)\s*\}',
+        ),
+    ],
+    ids=["regex", "choice", "json_schema"],
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_structured_output(
+    strategy: str, constraint: dict[str, Any], pattern: str, server: TesseraServer, oracle: Any, text: Text
+) -> None:
+    """Log probabilities are among the tokens that the grammar allows."""
+    body = {**rag_body(text(20), [text(150), text(60)], text(20), strategy), **constraint, "max_tokens": 200}
+    body |= {"ignore_eos": False, "return_token_ids": True, "cache": {**body["cache"], "explain": True}}
+    body |= {"top_logprobs": VOCABULARY, "return_tokens_as_token_ids": True}
+    for status in ("filled", "hit"):
+        response = server.chat(**body)
+        assert statuses(response) == [status] * 2
+        content = response["choices"][0]["message"]["content"]
+        assert re.fullmatch(pattern, content), content
+        (choice,) = response["choices"]
+        expected = oracle("tiny-llama").score(strategy, segments(response["cache"]), choice["token_ids"])
+        for row, entry in zip(expected.distributions, choice["logprobs"]["content"], strict=True):
+            found = {int(each["token"].removeprefix("token_id:")): each["logprob"] for each in entry["top_logprobs"]}
+            allowed = [token for token, logprob in found.items() if logprob > IMPOSSIBLE]
+            assert [found[token] for token in allowed] == pytest.approx(row[allowed].log_softmax(-1).tolist(), abs=1e-4)
+
+
+def test_prompt_logprobs_are_those_of_full_attention(server: TesseraServer, oracle: Any, text: Text) -> None:
+    """Also when the chunks are cached; and nothing composed is hit by vLLM's prefix cache."""
+    chunks, question, system = [text(150), text(130)], text(140), text(20)
+    assert statuses(ask(server, "shared", chunks, question, system=system)) == ["filled"] * 2
+    response = ask(server, "shared", chunks, question, system=system, prompt_logprobs=0)
+    assert (response["cache"]["mode"], response["cache"]["tokens"]["reused"]) == ("full", 0)
+    ids = [token for each in response["cache"]["segments"] for token in each["token_ids"]]
+    with torch.no_grad():
+        expected = oracle("tiny-llama").model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    found = [step[str(token)]["logprob"] for token, step in zip(ids[1:], response["prompt_logprobs"][1:], strict=True)]
+    assert found == pytest.approx([float(expected[i, token]) for i, token in enumerate(ids[1:])], abs=1e-4)
+    assert statuses(ask(server, "shared", chunks, text(9), system=system)) == ["hit"] * 2
+
+
+@pytest.fixture
+def scheduled(serve: Any) -> TesseraServer:
+    """Priorities, no prefix cache of vLLM's, so few blocks that requests are preempted, and development endpoints."""
+    flags = ("--scheduling-policy", "priority", "--no-enable-prefix-caching", "--num-gpu-blocks-override", "24")
+    environment = {"VLLM_SERVER_DEV_MODE": "1"}
+    return serve("tiny-llama", *flags, "--block-size", "32", "--max-model-len", "640", environment=environment)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_without_vllms_prefix_cache(strategy: str, scheduled: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks, question = [text(100), text(64)], text(100)
+    for status in ("filled", "hit", "hit"):
+        response = ask(scheduled, strategy, chunks, question)
+        assert statuses(response) == [status] * 2
+        assert_exact(response, oracle("tiny-llama"), strategy)
+    assert response["cache"]["tokens"]["computed"] == len(segments(response["cache"])[2])
+
+
+def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) -> None:
+    """The last to come, and the first in priority, overtakes; requests that it preempts load their chunks again."""
+    system, chunks = text(10), [text(60), text(40)]
+    bodies = [
+        {**rag_body(system, [*order, text(20)], text(10), STRATEGIES[i % 2]), "max_tokens": 90, "priority": 9 - i}
+        for i, order in enumerate([chunks, chunks[::-1]] * 4)
+    ]
+    ended: list[int] = []
+
+    def ask_and_note(i: int) -> tuple[list[float], dict[str, Any]]:
+        answer = run(scheduled, "/v1/rag/chat", bodies[i], False)
+        ended.append(i)
+        return answer
+
+    before = scheduled.metric("vllm:num_preemptions_total")
+    last = len(bodies) - 1
+    with ThreadPoolExecutor(len(bodies)) as threads:
+        running = [threads.submit(ask_and_note, i) for i in range(last)]
+        while scheduled.running_requests() < last:  # far more than there are blocks for
+            assert not ended
+        running.append(threads.submit(ask_and_note, last))
+    assert ended[-1] != last
+    assert scheduled.metric("vllm:num_preemptions_total") > before, "nobody was preempted; the test shows nothing"
+    for body, (logprobs, report) in zip(bodies, [each.result() for each in running], strict=True):
+        assert report["mode"] == "chunked"
+        assert len(logprobs) == 90
+        assert logprobs == pytest.approx(run(scheduled, "/v1/rag/chat", apart(body), False)[0], abs=1e-4)
+
+
+def test_what_runs_during_a_complete_reset_never_loads_chunks_of_before(scheduled: TesseraServer, text: Text) -> None:
+    """vLLM would compute the request anew, with other weights perhaps, behind chunks of the old ones."""
+    body = {**rag_body(text(20), [text(100)], text(20), "shared"), "max_tokens": 300}
+    before = scheduled.metric("vllm:generation_tokens_total")
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(scheduled.client.post, "/v1/rag/chat", json=body)
+        while scheduled.metric("vllm:generation_tokens_total") < before + 5:
+            assert not running.done()
+        answered = scheduled.client.post("/reset_prefix_cache?reset_running_requests=true")
+        assert answered.json() == {"success": True}
+        response = running.result()
+    report = response.json()["cache"]  # nothing had been given to the client yet
+    assert (report["mode"], report["reason"]) == ("full", "a worker refused to load the cached chunks")
+    assert scheduled.wait_idle()["occupancy"]["segments"] == 0
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [("/reset_prefix_cache",), ("/sleep?level=1", "/wake_up"), ("/sleep?level=2", "/wake_up")],
+    ids=["reset", "sleep 1", "sleep 2"],
+)
+def test_after_a_reset_or_sleep_all_is_computed_anew(
+    calls: tuple[str, ...], scheduled: TesseraServer, oracle: Any, text: Text
+) -> None:
+    chunks, system = [text(100), text(64)], text(20)
+    for _ in range(2):
+        for status in ("filled", "hit"):
+            response = ask(scheduled, "offset", chunks, text(20), system=system)
+            assert statuses(response) == [status] * 2
+            assert_exact(response, oracle("tiny-llama"), "offset")
+        for call in calls:
+            answered = scheduled.client.post(call)
+            assert answered.status_code == 200, answered.text
+            assert answered.json() != {"success": False}
+        assert scheduled.stats()["occupancy"]["segments"] == 0

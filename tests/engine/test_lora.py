@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks behind LoRA adapters: each adapter has its own, and adapters whose weights change never find old ones."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.engine.server import TesseraServer
+from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, statuses
+from tests.engine.test_tiers import archived
+from tests.oracle import Oracle
+
+Text = Callable[[int], str]
+RANK, ALPHA = 4, 8
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj")
+
+
+class Adapter(NamedTuple):
+    """A random adapter in PEFT's format, and the model that has it in its weights."""
+
+    folder: Path
+    merged: Oracle
+
+    @classmethod
+    def make(cls, name: str, seed: int, model: Path, under: Path) -> "Adapter":
+        folder, merged = under / name, shutil.copytree(model, under / f"{name}-merged")
+        folder.mkdir()
+        random, weights, adapter = torch.Generator().manual_seed(seed), load_file(model / "model.safetensors"), {}
+        for module in [name for name in weights if name.split(".")[-2] in MODULES]:
+            num_out, num_in = weights[module].shape
+            a = torch.randn(RANK, num_in, generator=random) * num_in**-0.5
+            b = torch.randn(num_out, RANK, generator=random) * weights[module].std() * (num_in / RANK) ** 0.5 / 5
+            prefix = f"base_model.model.{module.removesuffix('.weight')}"
+            adapter |= {f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}
+            weights[module] += ALPHA / RANK * b @ a
+        save_file(adapter, folder / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": MODULES, "bias": "none"}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        save_file(weights, merged / "model.safetensors", {"format": "pt"})
+        return cls(folder, Oracle(merged))
+
+
+@pytest.fixture(scope="module")
+def adapters(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Adapter]:
+    folder, model = tmp_path_factory.mktemp("adapters"), model_path("tiny-llama")
+    return {name: Adapter.make(name, seed, model, folder) for seed, name in enumerate("ab")}
+
+
+@pytest.fixture
+def server(serve: Any, adapters: dict[str, Adapter], tmp_path_factory: pytest.TempPathFactory) -> TesseraServer:
+    modules = [f"{name}={adapter.folder}" for name, adapter in adapters.items()]
+    flags = ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2", "--lora-modules", *modules)
+    tier = f"file://{tmp_path_factory.getbasetemp()}/lora-tier?size=1GiB"
+    environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    return serve("tiny-llama", *flags, "--chunk-cache-tiers", tier, environment=environment)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_adapter_has_its_own_chunks(
+    strategy: str, server: TesseraServer, adapters: dict[str, Adapter], oracle: Any, text: Text
+) -> None:
+    system, a, b, c = text(20), text(150), text(60), text(40)
+    references = {"a": adapters["a"].merged, "b": adapters["b"].merged, server.model: oracle("tiny-llama")}
+    for chunks, expected in (([a, b], ["filled", "filled"]), ([b, a], ["hit", "hit"]), ([c, a], ["filled", "hit"])):
+        for model, reference in references.items():
+            response = ask(server, strategy, chunks, text(15), system=system, model=model)
+            assert statuses(response) == expected
+            assert response["model"] == model
+            assert_exact(response, reference, strategy)
+
+
+def load(server: TesseraServer, name: str, folder: Path, **fields: Any) -> None:
+    body = {"lora_name": name, "lora_path": str(folder), **fields}
+    answered = server.client.post("/v1/load_lora_adapter", json=body)
+    assert answered.status_code == 200, answered.text
+
+
+def copied(adapter: Adapter, folder: Path) -> None:
+    shutil.copytree(adapter.folder, folder, dirs_exist_ok=True)
+
+
+def test_an_adapter_loaded_over_another_finds_nothing_of_it(
+    server: TesseraServer, adapters: dict[str, Adapter], tmp_path: Path, text: Text
+) -> None:
+    """The same name, number and path; questions long enough for vLLM's prefix cache to have blocks of them."""
+    system, chunks, question, folder = text(20), [text(300), text(130)], text(200), tmp_path / "adapter"
+
+    def check(adapter: Adapter, *expected: str) -> None:
+        for status in expected:
+            response = ask(server, "shared", chunks, question, system=system, model="changing")
+            assert statuses(response) == [status] * 2
+            assert_exact(response, adapter.merged, "shared")
+
+    copied(adapters["a"], folder)
+    load(server, "changing", folder)
+    check(adapters["a"], "filled", "hit")
+    copied(adapters["b"], folder)
+    changed = ask(server, "shared", chunks, question, system=system, model="changing")["cache"]
+    assert (changed["mode"], changed["reason"]) == (
+        "full",
+        "files of the adapter changing changed since it was loaded",
+    )
+    plan = server.post("/v1/rag/plan", {"system": system, "chunks": chunks, "question": "?", "model": "changing"})
+    assert (plan["mode"], plan["reason"]) == (changed["mode"], changed["reason"])
+    load(server, "changing", folder, load_inplace=True)
+    check(adapters["b"], "filled", "hit")
+    copied(adapters["a"], folder)
+    load(server, "changing", folder, load_inplace=True)
+    check(adapters["a"], "filled", "hit")
+    assert server.client.post("/v1/unload_lora_adapter", json={"lora_name": "changing"}).status_code == 200
+    load(server, "changing", adapters["b"].folder)
+    check(adapters["b"], "filled", "hit")
+
+
+def test_chunks_behind_adapters_stay_in_the_pool(server: TesseraServer, text: Text) -> None:
+    """The name of an adapter means nothing to another process, which would find files under it."""
+    before = archived(server)["counters"]["tiers"].get("file", {})
+    body = {"chunks": [text(100)], "question": text(10), "max_tokens": 1}
+    assert statuses(server.chat(**body, model="a")) == ["filled"]
+    assert statuses(server.chat(**body)) == ["filled"]
+    stored = archived(server)["counters"]["tiers"]["file"]["stored"]
+    assert stored - before.get("stored", 0) == 2  # the system segment and the chunk of the base model
+
+
+def test_ingested_chunks_are_the_adapters(server: TesseraServer, adapters: dict[str, Adapter], text: Text) -> None:
+    system, chunk = text(20), text(150)
+    lines, _ = server.ingest([chunk], system=system, model="b")
+    assert [line["status"] for line in lines] == ["filled"]
+    for model, status in (("b", "hit"), ("a", "filled")):
+        response = ask(server, "offset", [chunk], text(15), system=system, model=model)
+        assert statuses(response) == [status]
+        assert_exact(response, adapters[model].merged, "offset")

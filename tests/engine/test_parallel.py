@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine of two workers: each holds the KV of its own heads (tensor parallel) or layers (pipeline parallel)."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, segments, statuses
+
+Text = Callable[[int], str]
+# vLLM's CPU build runs a pipeline only if it compiles the model: eagerly, nothing makes its second stage's buffers.
+WORKERS = {
+    "tensor parallel": ("--tensor-parallel-size", "2"),
+    "pipeline parallel": ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
+}
+ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_SERVER_DEV_MODE": "1"}
+
+
+@pytest.fixture(params=WORKERS)
+def server(request: pytest.FixtureRequest, serve: Any) -> TesseraServer:
+    return serve("tiny-llama", *WORKERS[request.param], environment=ENVIRONMENT)
+
+
+def test_filled_hit_and_mixed(server: TesseraServer, oracle: Any, text: Text) -> None:
+    occupancy = server.stats()["occupancy"]
+    for strategy in STRATEGIES:
+        system, a, b, c = text(20), text(200), text(37), text(64)
+        for chunks, expected in (
+            ([a, b], ["filled", "filled"]),
+            ([b, a], ["hit", "hit"]),
+            ([c, a], ["filled", "hit"]),
+        ):
+            response = ask(server, strategy, chunks, text(15), system=system)
+            assert statuses(response) == expected
+            assert_exact(response, oracle("tiny-llama"), strategy)
+    # 4 layers x 2 KV heads x 64 x (K and V) x 4 bytes = 4096 bytes a token, half of them in each worker's 256 MiB.
+    assert occupancy["pages_total"] * occupancy["page_tokens"] * 4096 == 2 * 256 << 20
+
+
+def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -> None:
+    """Fills, loads and decoding in the same steps, of which a pipeline has several on their way at once."""
+    source, system = random.Random(1), text(20)
+    chunks = [text(source.randrange(20, 500)) for _ in range(8)]
+    requests = [(STRATEGIES[i % 2], source.sample(chunks, source.randrange(1, 5)), text(40)) for i in range(24)]
+    with ThreadPoolExecutor(len(requests)) as threads:
+        responses = list(threads.map(lambda r: ask(server, *r, system=system), requests))
+    for (strategy, *_), response in zip(requests, responses, strict=True):
+        assert_exact(response, oracle("tiny-llama"), strategy)
+    assert {status for response in responses for status in statuses(response)} >= {"filled", "waited"}
+    again = ask(server, *requests[0], system=system)
+    assert set(statuses(again)) == {"hit"}
+    assert_exact(again, oracle("tiny-llama"), requests[0][0])
+
+
+def test_workers_that_lost_their_pages_refuse_to_load_them(server: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks, system = [text(200), text(37)], text(20)
+    assert statuses(ask(server, "shared", chunks, text(15), system=system)) == ["filled"] * 2
+    lost = server.client.post("/collective_rpc", json={"method": "chunk_cache_forget"})
+    assert lost.status_code == 200, lost.text
+    refused = ask(server, "shared", chunks, text(15), system=system)
+    assert (refused["cache"]["mode"], refused["cache"]["reason"]) == (
+        "full",
+        "a worker refused to load the cached chunks",
+    )
+    expected = oracle("tiny-llama").score("full", segments(refused["cache"]), refused["choices"][0]["token_ids"])
+    assert token_logprobs(refused) == pytest.approx(expected.logprobs, abs=1e-4)
+    for status in ("filled", "hit"):
+        response = ask(server, "shared", chunks, text(15), system=system)
+        assert statuses(response) == [status] * 2
+        assert_exact(response, oracle("tiny-llama"), "shared")

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of vLLM turns the chunk cache off is served all the same, in full attention, with the reason in each report."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.test_exactness import ask, segments
+from tests.oracle import Oracle
+
+Text = Callable[[int], str]
+
+
+def full_attention(server: TesseraServer, chunks: list[str], question: str, reason: str) -> dict[str, Any]:
+    assert reason in server.client.get("/v1/cache/stats").json()["reason"]
+    response = ask(server, "shared", chunks, question)
+    report = response["cache"]
+    assert report["mode"] == "full"
+    assert reason in report["reason"]
+    assert [chunk["status"] for chunk in report["chunks"]] == [None] * len(chunks)
+    return response
+
+
+def assert_full(response: dict[str, Any], oracle: Oracle, tolerance: float = 1e-4) -> None:
+    tokens = response["choices"][0]["token_ids"]
+    expected = oracle.score("full", segments(response["cache"]), tokens)
+    assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=tolerance)
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM's fp8 KV cache needs AVX-512 on the CPU")
+def test_a_quantized_kv_cache(serve: Any, text: Text) -> None:
+    server = serve("tiny-llama", "--kv-cache-dtype", "fp8")
+    reason = "--kv-cache-dtype=fp8: a quantized KV cache can't be rotated exactly"
+    assert full_attention(server, [text(100), text(40)], text(20), reason)["usage"]["completion_tokens"] == 8
+
+
+def test_a_split_into_prefill_and_decode(serve: Any, oracle: Any, text: Text, tmp_path: Path) -> None:
+    """Two engines, of which one takes up the KV that the other left for it: by token ids, so never of chunks."""
+    chunks, question = [text(200), text(150)], text(40)
+    extra = {"shared_storage_path": str(tmp_path)}
+    for role in ("kv_producer", "kv_consumer"):
+        config = {"kv_connector": "ExampleConnector", "kv_role": role, "kv_connector_extra_config": extra}
+        server = serve("tiny-llama", "--kv-transfer-config", json.dumps(config))
+        reason = "--kv-transfer-config: ExampleConnector: it finds KV by token ids"
+        assert_full(full_attention(server, chunks, question, reason), oracle("tiny-llama"))
+    assert server.metric("vllm:external_prefix_cache_hits_total") > 0

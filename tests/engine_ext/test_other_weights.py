@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever gives vLLM other weights, or discards its KV, leaves nothing to be found in the chunk cache."""
+
+import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, Mock, call
+
+import pytest
+
+from cache.layout import ChunkedPrompt
+from engine_ext.engine import ChunkEngine
+from engine_ext.request import CacheOptions
+from tests.engine_ext.fake_llm import ask, chunk, make_engine, turns
+
+PROMPT = ChunkedPrompt((1, 2, 3), (chunk(100, 9),), (9, 9))
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("reset_prefix_cache", {}),
+    ("sleep", {"level": 1}),
+    ("sleep", {"level": 2}),
+    ("release_kv_cache_memory", {}),
+    ("pause_generation", {"mode": "wait"}),
+    ("update_weights", {"request": None}),
+    ("finish_weight_update", {"weight_version": "2"}),
+]
+
+
+async def status(engine: ChunkEngine) -> str | None:
+    return (await ask(engine, PROMPT)).chunks[0].status
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS)
+async def test_nothing_of_before_is_found(name: str, arguments: dict[str, Any]) -> None:
+    engine, llm = make_engine()
+    setattr(llm, name, AsyncMock(return_value=True))
+    assert [await status(engine), await status(engine)] == ["filled", "hit"]
+    await getattr(engine, name)(**arguments)
+    getattr(llm, name).assert_awaited_once()
+    assert [await status(engine), await status(engine)] == ["filled", "hit"]
+
+
+@pytest.mark.parametrize(
+    "name", ["reset_prefix_cache", "sleep", "pause_generation", "update_weights", "finish_weight_update"]
+)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_that_was_computed_until_then_is_found(name: str, fails: bool) -> None:
+    """Also what is being computed while the weights change, and when only some of them did."""
+    engine, llm = make_engine()
+
+    async def change(*_: Any, **__: Any) -> None:
+        await status(engine)
+        running.append(asyncio.create_task(status(engine)))
+        await turns(1)
+        if fails:
+            raise RuntimeError
+
+    running: list[asyncio.Task[str | None]] = []
+    setattr(llm, name, change)
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        await getattr(engine, name)()
+    await asyncio.gather(*running)
+    assert await status(engine) == "filled"
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_workers_forget_their_pages_if_requests_that_run_are_to_be_computed_anew(is_complete: bool) -> None:
+    engine, llm = make_engine()
+    calls: Any = Mock()
+    llm.collective_rpc, llm.reset_prefix_cache = calls.rpc, calls.reset = AsyncMock(), AsyncMock(return_value=False)
+    assert not await engine.reset_prefix_cache(is_complete)
+    expected = [call.rpc("chunk_cache_forget")] if is_complete else []
+    assert calls.mock_calls == [*expected, call.reset(is_complete)]
+
+
+async def test_a_pause_that_keeps_vllms_cache_keeps_the_chunk_cache() -> None:
+    engine, llm = make_engine()
+    llm.pause_generation = AsyncMock()
+    await status(engine)
+    await engine.pause_generation(clear_cache=False)
+    assert await status(engine) == "hit"
+
+
+def lora(number: int, path: str) -> Any:
+    return SimpleNamespace(lora_name="a", lora_int_id=number, lora_path=path, load_inplace=False)
+
+
+async def ask_adapter(engine: ChunkEngine, adapter: Any) -> tuple[str, str | None, str | None]:
+    report = await ask(engine, PROMPT, CacheOptions(), lora_request=adapter)
+    return report.mode, report.reason, report.chunks[0].status
+
+
+async def test_an_adapter_is_told_from_others_and_from_what_it_was(tmp_path: Any) -> None:
+    engine, _ = make_engine()
+    first, second = lora(1, str(tmp_path)), lora(2, str(tmp_path))
+    assert (await ask_adapter(engine, first))[:2] == ("full", "the adapter a was not loaded by this server")
+    await engine.add_lora(first)
+    await engine.add_lora(second)
+    assert [(await ask_adapter(engine, each))[2] for each in (first, second, first)] == ["filled", "filled", "hit"]
+    assert await status(engine) == "filled"
+    again = lora(1, str(tmp_path))
+    again.load_inplace = True
+    await engine.add_lora(again)
+    assert not again.load_inplace, "vLLM would read the files before every step"
+    assert [(await ask_adapter(engine, again))[2] for _ in range(2)] == ["filled", "hit"]
+
+
+async def test_a_load_that_fails_leaves_the_adapter_and_nothing_computed_with_it(tmp_path: Any) -> None:
+    engine, llm = make_engine()
+    adapter = lora(1, str(tmp_path))
+    await engine.add_lora(adapter)
+    assert [(await ask_adapter(engine, adapter))[2] for _ in range(2)] == ["filled", "hit"]
+    llm.add_lora = AsyncMock(side_effect=RuntimeError)
+    with pytest.raises(RuntimeError):
+        await engine.add_lora(lora(1, "/none"))
+    assert [(await ask_adapter(engine, adapter))[2] for _ in range(2)] == ["filled", "hit"]
+
+
+async def test_an_adapter_whose_files_change_is_not_reused_until_it_is_loaded_again(tmp_path: Any) -> None:
+    engine, _ = make_engine()
+    weights, adapter = tmp_path / "adapter_model.safetensors", lora(1, str(tmp_path))
+    weights.write_bytes(b"old")
+    await engine.add_lora(adapter)
+    assert await ask_adapter(engine, adapter) == ("chunked", None, "filled")
+    weights.write_bytes(b"new weights")
+    assert await ask_adapter(engine, adapter) == ("full", "files of the adapter a changed since it was loaded", None)
+    await engine.add_lora(adapter)
+    assert await ask_adapter(engine, adapter) == ("chunked", None, "filled")

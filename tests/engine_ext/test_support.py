@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of vLLM that turn the chunk cache off, each with its reason."""
+
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import KVTransferConfig, ModelConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from app.random_model import build_preset
+from engine_ext.layers import UnsupportedModelError, attention_layers
+from engine_ext.support import unsupported_reason
+from tests.engine_ext.test_ascend import Layer, Model, Rope
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    path = build_preset("tiny-llama", tmp_path_factory.mktemp("support") / "model")
+    return AsyncEngineArgs(model=str(path), dtype="float32").create_model_config()
+
+
+def reason(model: ModelConfig, **flags: Any) -> str | None:
+    return unsupported_reason(AsyncEngineArgs(model=model.model, **flags), model)
+
+
+def connector(name: str, **extra: Any) -> KVTransferConfig:
+    return KVTransferConfig(kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra)
+
+
+def several(*names: str) -> KVTransferConfig:
+    return connector("MultiConnector", connectors=[{"kv_connector": name, "kv_role": "kv_both"} for name in names])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"kv_cache_dtype": "bfloat16"},
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"enable_lora": True},
+        {"enable_prefix_caching": False},
+        {"scheduling_policy": "priority"},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+    ],
+)
+def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
+    assert reason(model, **flags) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype=fp8: a quantized KV cache can't be rotated exactly"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype=fp8_e5m2: a quantized"),
+        ({"kv_offloading_size": 1}, "--kv-offloading-size: not proven beside the chunk cache"),
+        ({"decode_context_parallel_size": 2}, "context parallelism"),
+        ({"worker_extension_cls": "a.B"}, "--worker-extension-cls"),
+        (
+            {"kv_transfer_config": connector("ExampleConnector")},
+            "--kv-transfer-config: ExampleConnector: it finds KV by token ids",
+        ),
+        ({"kv_transfer_config": connector("NixlConnector")}, "NixlConnector: a split into prefill and decode"),
+        (
+            {"kv_transfer_config": connector("FlexKVConnectorV1")},
+            "FlexKVConnectorV1: not proven beside the chunk cache, which is a KV connector itself",
+        ),
+        (
+            {"kv_transfer_config": several("OffloadingConnector", "ExampleConnector")},
+            "--kv-transfer-config: OffloadingConnector: not proven beside the chunk cache, whose own "
+            "--chunk-cache-tiers keep chunks in host memory and files; ExampleConnector: it finds KV by token ids",
+        ),
+        ({"kv_transfer_config": several()}, "it names no connector"),
+    ],
+)
+def test_refused(model: ModelConfig, flags: dict[str, Any], words: str) -> None:
+    assert words in (reason(model, **flags) or "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint8])
+def test_a_quantized_cache_that_a_checkpoint_asks_for(dtype: torch.dtype) -> None:
+    model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
+    kv_caches = {"model.layers.0.attn": torch.zeros(4, 2, 32, 128, dtype=dtype)}
+    with pytest.raises(UnsupportedModelError, match="quantized KV cache"):
+        attention_layers(model, {"model.layers.0.attn": model.attn}, kv_caches)
