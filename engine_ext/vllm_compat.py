@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of vLLM that has moved between versions, imported from one place. Version checks live only here."""
+"""Everything of vLLM that has moved between versions, imported from one place. Version checks live only here.
 
+docs/vllm-versions.md says which versions are tested, and how.
+"""
+
+import re
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client_from_engine_args
-from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.entrypoints.launchers.launcher import serve_http, setup_server
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.utils.api_utils import cli_env_setup, load_aware_call, with_cancellation
+from vllm.entrypoints.serve.utils.api_utils import load_aware_call, with_cancellation
 from vllm.inputs import tokens_input
 from vllm.renderers import ChatParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -23,6 +22,7 @@ __all__ = [
     "ChatParams",
     "ErrorResponse",
     "FlexibleArgumentParser",
+    "GracefulHTTPError",
     "build_app",
     "build_async_engine_client_from_engine_args",
     "cli_env_setup",
@@ -50,6 +50,57 @@ def vllm_version() -> str:
         except PackageNotFoundError:
             continue
     return "unknown"
+
+
+def _major_minor(name: str) -> tuple[int, ...]:
+    """What a build from source without a version is taken for: newer than all."""
+    found = re.match(r"(\d+)\.(\d+)", name)
+    return tuple(int(number) for number in found.groups()) if found else (99,)
+
+
+VERSION = _major_minor(vllm_version())
+
+if VERSION >= (0, 33):
+    from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.common.startup import cli_env_setup
+elif VERSION >= (0, 29):
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+else:
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+if VERSION < (0, 33):
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+
+if VERSION >= (0, 29):
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client_from_engine_args
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.launcher import serve_http, setup_server
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+    from vllm.exceptions import GracefulHTTPError
+else:
+    from vllm.entrypoints.launcher import serve_http
+    from vllm.entrypoints.openai.api_server import (
+        build_app,
+        build_async_engine_client_from_engine_args,
+        init_app_state,
+        setup_server,
+    )
+    from vllm.entrypoints.openai.engine.protocol import ErrorResponse, GenerationError
+
+    class GracefulHTTPError(GenerationError):  # type: ignore[no-redef]
+        """As newer versions have it. Older ones answer only this base class with the status that it carries."""
+
+        def __init__(self, message: str, http_status: HTTPStatus) -> None:
+            super().__init__(message)
+            self.status_code = self.http_status = http_status
+
+
+if VERSION < (0, 25):
+    _setup_server = setup_server
+
+    def setup_server(args: Any, *, reuse_port: bool) -> Any:
+        """As newer versions have it; older ones always let others listen on the same port."""
+        return _setup_server(args)
 
 
 def lora_request_of(serving: Any, request: ChatCompletionRequest) -> Any:
