@@ -14,6 +14,7 @@ from vllm.entrypoints.serve.utils.api_utils import load_aware_call, with_cancell
 from vllm.inputs import tokens_input
 from vllm.renderers import ChatParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
 
 __all__ = [
     "PROVEN_VLLM_VERSIONS",
@@ -30,6 +31,7 @@ __all__ = [
     "load_aware_call",
     "lora_request_of",
     "make_arg_parser",
+    "num_unfinished_requests",
     "serve_http",
     "setup_server",
     "tokens_input",
@@ -106,6 +108,11 @@ if VERSION < (0, 25):
 def lora_request_of(serving: Any, request: ChatCompletionRequest) -> Any:
     """The LoRA adapter that ``request.model`` names; ``None`` for the base model."""
     return serving._maybe_get_adapters(request, supports_default_mm_loras=True)
+
+
+def num_unfinished_requests(llm: AsyncLLM) -> int:
+    """Requests that wait or run in the engine. ``AsyncLLM`` says so itself from 0.29 on."""
+    return int(llm.output_processor.get_num_unfinished_requests())
 
 
 def version_warning() -> str | None:
