@@ -5,6 +5,7 @@ docs/vllm-versions.md says which versions are tested, and how.
 """
 
 import re
+from dataclasses import replace
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "ErrorResponse",
     "FlexibleArgumentParser",
     "GracefulHTTPError",
+    "bare_chat_params",
     "build_app",
     "build_async_engine_client_from_engine_args",
     "cli_env_setup",
@@ -108,6 +110,12 @@ if VERSION < (0, 25):
 def lora_request_of(serving: Any, request: ChatCompletionRequest) -> Any:
     """The LoRA adapter that ``request.model`` names; ``None`` for the base model."""
     return serving._maybe_get_adapters(request, supports_default_mm_loras=True)
+
+
+def bare_chat_params(params: ChatParams, template_kwargs: dict[str, Any]) -> ChatParams:
+    """``params`` for a message alone: with these arguments of the template only, no tools, no response format."""
+    unset: dict[str, None] = {} if VERSION < (0, 27) else {"tool_choice": None, "response_format": None}
+    return replace(params, chat_template_kwargs=template_kwargs, **unset)
 
 
 def num_unfinished_requests(llm: AsyncLLM) -> int:
