@@ -28,7 +28,7 @@ test-fast: setup ## run the tests that start no engine
 	@scripts/test_servers.sh
 	$(BIN)/python -m pytest -m "not engine" $(ARGS)
 
-test-vllm: ## run the engine's tests with vLLM of version VLLM, in .venv-vllm-VLLM; others than all in ARGS
+test-vllm: ## run the engine's tests with another vLLM (VLLM=0.31.0), in an environment of its own; a part of them in ARGS
 	@[ -n "$(VLLM)" ] || { echo "name a version: make test-vllm VLLM=0.31.0"; exit 2; }
 	@scripts/setup.sh
 	@scripts/test_servers.sh
@@ -48,7 +48,7 @@ eval-demo: setup ## measure the demo model's accuracy, with chunks reused and wi
 train-demo: setup ## train the demo model anew (hours on two cores); TRAIN_STEPS=20 stops there
 	$(BIN)/python -m training.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
-clean: ## remove .venv, builds and caches
+clean: ## remove environments, builds and caches
 	rm -rf .venv .venv-vllm-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

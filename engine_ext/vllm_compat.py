@@ -125,7 +125,6 @@ def num_unfinished_requests(llm: AsyncLLM) -> int:
 
 def version_warning() -> str | None:
     """A warning if the installed vLLM is not one that the test suite has passed with."""
-    installed = vllm_version()
-    if installed.rsplit(".", 1)[0] in PROVEN_VLLM_VERSIONS:
+    if ".".join(map(str, VERSION)) in PROVEN_VLLM_VERSIONS:
         return None
-    return f"vLLM {installed} is not among the versions tested with Tessera ({', '.join(PROVEN_VLLM_VERSIONS)})"
+    return f"vLLM {vllm_version()} is not among the versions tested with Tessera ({', '.join(PROVEN_VLLM_VERSIONS)})"
