@@ -6,6 +6,7 @@ import pytest
 from engine_ext.vllm_compat import VERSION, vllm_version
 
 HAS_QUEUE_LIMIT = VERSION >= (0, 29)
+CHECKS_BODY_TYPE = VERSION >= (0, 28)
 
 
 def needs(has_it: bool, what: str) -> pytest.MarkDecorator:
