@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-fast check bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-fast test-vllm check bench eval-demo train-demo clean
 
 BIN := .venv/bin
 
@@ -28,6 +28,12 @@ test-fast: setup ## run the tests that start no engine
 	@scripts/test_servers.sh
 	$(BIN)/python -m pytest -m "not engine" $(ARGS)
 
+test-vllm: ## run the engine's tests with another vLLM (VLLM=0.31.0), in an environment of its own; a part of them in ARGS
+	@[ -n "$(VLLM)" ] || { echo "name a version: make test-vllm VLLM=0.31.0"; exit 2; }
+	@scripts/setup.sh
+	@scripts/test_servers.sh
+	$(VENV)/bin/python -m pytest $(or $(ARGS),tests/engine tests/engine_ext)
+
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,10 +48,11 @@ eval-demo: setup ## measure the demo model's accuracy, with chunks reused and wi
 train-demo: setup ## train the demo model anew (hours on two cores); TRAIN_STEPS=20 stops there
 	$(BIN)/python -m training.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
-clean: ## remove .venv, builds and caches
-	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+clean: ## remove environments, builds and caches
+	rm -rf .venv .venv-vllm-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Tests need no network: neither the engine nor the tokenizer may look for one.
-test test-fast: export HF_HUB_OFFLINE = 1
-test test-fast: export VLLM_NO_USAGE_STATS = 1
+test test-fast test-vllm: export HF_HUB_OFFLINE = 1
+test test-fast test-vllm: export VLLM_NO_USAGE_STATS = 1
+test-vllm: export VENV = .venv-vllm-$(VLLM)

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 
 from app.cache_options import CacheField
 from app.documents import Document
 from cache.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
-from engine_ext.vllm_compat import ChatCompletionRequest
+from engine_ext.vllm_compat import ChatCompletionRequest, GracefulHTTPError
 
 # Fields of vLLM's chat completions that have no meaning with chunks.
 _RESERVED = {

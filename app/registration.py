@@ -20,6 +20,7 @@ from cache.publisher import Publisher
 from cache.redis_registry import RedisRegistry
 from cache.registry import Registry, Replica
 from engine_ext.engine import ChunkEngine
+from engine_ext.vllm_compat import num_unfinished_requests
 
 
 @asynccontextmanager
@@ -94,7 +95,7 @@ def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> C
             fingerprint = config.fingerprint if engine.transfers is not None else ""
             capacity = config.num_pages * config.page_tokens
             held = capacity - manager.pool.num_free * config.page_tokens
-        load = engine.llm.get_num_unfinished_requests()
+        load = num_unfinished_requests(engine.llm)
         return Replica(id, name, url, _models(app), fingerprint, load, held, capacity)
 
     return describe

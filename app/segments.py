@@ -6,7 +6,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -16,7 +15,7 @@ from app.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.tokenization import SegmentTokenizer
 from cache.layout import Chunk, ChunkedPrompt, split_packed
 from engine_ext.request import REQUEST_KEY, ChunkedRequest, cache_scope
-from engine_ext.vllm_compat import ChatParams, tokens_input
+from engine_ext.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
 
 class SegmentRenderer:
@@ -94,9 +93,9 @@ class SegmentRenderer:
         template = chat_params.chat_template
         if template not in self._openings:
             options = {"add_generation_prompt": True, "tokenize": False}
-            plain = replace(chat_params, chat_template_kwargs=options, tool_choice=None, response_format=None)
+            bare = bare_chat_params(chat_params, options)
             message = f"[tessera-{secrets.token_hex(16)}]"
-            _, prompt = await self._renderer.render_messages_async([{"role": "user", "content": message}], plain)
+            _, prompt = await self._renderer.render_messages_async([{"role": "user", "content": message}], bare)
             opening, mark, _ = str(prompt["prompt"]).partition(message)
             if not mark:
                 raise VLLMValidationError(

@@ -15,6 +15,7 @@ from cache.tiers.config import size_of
 from cache.tiers.memory import MemoryTier
 from engine_ext.tier_source import TierSource, note_events
 from engine_ext.transfers import PoolTransfers, TransferError
+from engine_ext.vllm_compat import num_unfinished_requests
 
 if TYPE_CHECKING:
     from engine_ext.engine import ChunkEngine
@@ -89,7 +90,7 @@ class Archive:
             await self._store(key)
         finally:
             self._is_storing = False
-        if self._engine.llm.get_num_unfinished_requests():
+        if num_unfinished_requests(self._engine.llm):
             await asyncio.sleep(PAUSE * (time.monotonic() - started))
 
     async def _store(self, key: ChunkHash) -> None:

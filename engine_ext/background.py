@@ -16,6 +16,7 @@ from cache.layout import Chunk, ChunkedPrompt, PositionStrategy
 from cache.lease import ChunkStatus, Lease
 from engine_ext.fills import FillTask
 from engine_ext.request import FullAttentionError
+from engine_ext.vllm_compat import num_unfinished_requests
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -88,7 +89,7 @@ class BackgroundFills:
 
     def _is_busy(self) -> bool:
         """Whether the engine has requests. Between rounds none of them is ours."""
-        return bool(self._engine.llm.get_num_unfinished_requests())
+        return bool(num_unfinished_requests(self._engine.llm))
 
     def _round_tokens(self) -> int:
         assert self._engine.manager is not None

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import QueueOverflowError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -26,6 +27,7 @@ from engine_ext.plan import PARAMS_KEY
 from engine_ext.request import DEFAULT_NAMESPACE, REQUEST_KEY, FullAttentionError, Outputs
 from engine_ext.run import ChunkedRun
 from engine_ext.transfers import PoolTransfers
+from engine_ext.vllm_compat import GracefulHTTPError
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -83,6 +85,7 @@ class ChunkEngine:
         if request is None:
             outputs: Outputs = self.llm.generate(prompt, sampling_params, request_id, **kwargs)
             return outputs
+        self._refuse_if_full()  # before 0.29 vLLM asks for no admission
         return ChunkedRun(self, request, prompt, sampling_params, request_id, kwargs).outputs()
 
     async def notify_kv_transfer_request_rejected(
@@ -166,9 +169,13 @@ class ChunkEngine:
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """vLLM's check before it accepts a request; also refuses (status 503) while too many fills wait."""
-        if self.fills is not None and self.fills.num_queued >= self.limits.max_queued:
-            raise QueueOverflowError()
+        self._refuse_if_full()
         self.llm.check_admission(n, request_id)
+
+    def _refuse_if_full(self) -> None:
+        if self.fills is not None and self.fills.num_queued >= self.limits.max_queued:
+            message = "too many chunks wait to be computed; try again later"
+            raise GracefulHTTPError(message, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
         """Where each of the prompt's segments goes."""

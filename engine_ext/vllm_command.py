@@ -6,8 +6,8 @@ The command itself fails in the CPU build: that is installed under another name,
 
 from vllm.entrypoints.cli import serve
 from vllm.entrypoints.cli.benchmark import main as bench
-from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from engine_ext.vllm_compat import FlexibleArgumentParser, cli_env_setup
 
 
 def main() -> None:

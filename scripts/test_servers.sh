@@ -3,6 +3,7 @@
 # Installs what tests start by themselves, where it is missing and that can be done without asking.
 set -uo pipefail
 
+VENV=${VENV:-.venv}
 as_root=()
 [ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
 
@@ -14,9 +15,9 @@ install() {
 }
 
 # Ray serves an application of ours; its tests are skipped without it.
-if [ -x .venv/bin/python ] && ! .venv/bin/python -c 'import ray.serve' 2>/dev/null; then
+if [ -x "$VENV/bin/python" ] && ! "$VENV/bin/python" -c 'import ray.serve' 2>/dev/null; then
     echo "installing Ray for the tests"
-    .venv/bin/python -m pip install -q -e '.[ray]' || echo "Ray can't be installed: its tests will be skipped"
+    "$VENV/bin/python" -m pip install -q -e '.[ray]' || echo "Ray can't be installed: its tests will be skipped"
 fi
 
 if ! command -v redis-server >/dev/null && ! command -v valkey-server >/dev/null; then

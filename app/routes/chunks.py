@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 
 from app.documents import Document
 from app.rag_request import RagRequest, chat_completion, system_and_user
@@ -29,7 +29,7 @@ from cache.registry import DocumentKey
 from engine_ext.background import Ingested, Ingestion
 from engine_ext.engine import ChunkEngine
 from engine_ext.request import Ticket
-from engine_ext.vllm_compat import ErrorResponse
+from engine_ext.vllm_compat import ErrorResponse, GracefulHTTPError
 
 router = APIRouter(prefix="/v1/rag/chunks", tags=["Chunks"])
 

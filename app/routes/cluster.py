@@ -5,10 +5,10 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
-from vllm.exceptions import GracefulHTTPError
 
 from cache.redis_registry import RedisRegistry
 from cache.registry import RegistryError
+from engine_ext.vllm_compat import GracefulHTTPError
 
 router = APIRouter(prefix="/v1", tags=["Cluster"])
 

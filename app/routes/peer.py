@@ -6,13 +6,13 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from vllm.exceptions import GracefulHTTPError
 
 from app.peers import FINGERPRINT_HEADER, PATH
 from app.settings import Settings
 from cache.hashing import ChunkHash
 from engine_ext.engine import ChunkEngine
 from engine_ext.transfers import TransferError
+from engine_ext.vllm_compat import GracefulHTTPError
 
 router = APIRouter(include_in_schema=False)
 

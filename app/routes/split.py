@@ -8,12 +8,13 @@ from pathlib import PurePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from xxhash import xxh3_64_hexdigest
 
 from app.pdf_text import PdfError, pdf_text
 from app.settings import Settings
 from app.splitting import CountTokens, Piece, split_markdown, split_text
+from engine_ext.vllm_compat import GracefulHTTPError
 
 router = APIRouter(prefix="/v1/rag", tags=["Chunks"])
 

@@ -14,7 +14,6 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
-from vllm.exceptions import GracefulHTTPError
 from vllm.sampling_params import SamplingParams
 
 from app import peers as peers_module
@@ -28,6 +27,7 @@ from cache.registry import DocumentKey, Holding, InProcessRegistry, RegistryErro
 from engine_ext.engine import ChunkEngine, FillLimits
 from engine_ext.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.transfers import TransferError
+from engine_ext.vllm_compat import GracefulHTTPError
 from tests.cache.helpers import PAGE_TOKENS
 from tests.engine_ext.fake_llm import FakeLLM, chunk, turns
 

@@ -2,11 +2,13 @@
 """Bad requests: a JSON error in OpenAI's shape that names the field, and nothing half done."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 
 from tests.engine.server import TesseraServer
+from tests.vllm_versions import CHECKS_BODY_TYPE, needs
 
 Text = Callable[[int], str]
 
@@ -16,6 +18,8 @@ def server(serve: Any) -> TesseraServer:
     return serve("tiny-llama")
 
 
+NO_JSON = [b"{", b"\xff\xfe", b""]
+NO_OBJECT = [b"[]", b'"text"']
 BAD_REQUESTS = [
     ({"chunks": [""]}, "chunks.0"),
     ({"chunks": ["a", "  \n"]}, "chunks.1"),
@@ -74,8 +78,17 @@ def test_unknown_model(server: TesseraServer) -> None:
     assert error["param"] == "model"
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'"text"', b"\xff\xfe", b""])
-@pytest.mark.parametrize("path", ["/v1/rag/chat", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        *product(["/v1/rag/chat"], NO_JSON + NO_OBJECT),
+        *product(["/v1/chat/completions"], NO_JSON),
+        *(
+            pytest.param("/v1/chat/completions", content, marks=needs(CHECKS_BODY_TYPE, "check of a body's type"))
+            for content in NO_OBJECT
+        ),
+    ],
+)
 def test_malformed_bodies(path: str, content: bytes, server: TesseraServer) -> None:
     headers = {"content-type": "application/json"}
     response = server.client.post(path, content=content, headers=headers)

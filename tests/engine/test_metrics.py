@@ -13,9 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.retry_after import SECONDS
 from app.server_process import ROOT
 from tests.engine.server import TesseraServer
+from tests.vllm_versions import HAS_QUEUE_LIMIT, needs
 
 Text = Callable[[int], str]
-REFUSING = ("--no-chunk-cache", "--max-num-queued-reqs", "0")
+REFUSING = ("--no-chunk-cache", *(("--max-num-queued-reqs", "0") if HAS_QUEUE_LIMIT else ()))
 
 
 def families(server: TesseraServer) -> set[tuple[str, str, frozenset[str]]]:
@@ -107,6 +108,7 @@ def test_counters_are_those_of_the_stats(serve: Any, text: Text) -> None:
     assert value(server, "leases") == value(server, "fills_running") == value(server, "fills_queued") == 0
 
 
+@needs(HAS_QUEUE_LIMIT, "bound on its queue")
 @pytest.mark.parametrize(
     ("path", "body"),
     [

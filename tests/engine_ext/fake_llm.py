@@ -37,6 +37,7 @@ class FakeLLM:
         self.computed: Counter[tuple[int, ...]] = Counter()
         self.running: set[str] = set()
         self.num_others = 0
+        self.output_processor = self  # vLLM's knows what is under way
         self.loses: Callable[[tuple[int, ...]], bool] = lambda prompt_ids: False
         self.work: Callable[[int], Any] = lambda num_tokens: turns(3)
 

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 
 from app.routes.chunks import router
+from engine_ext.vllm_compat import GracefulHTTPError
 from tests.cache.helpers import fill, make_manager
 
 

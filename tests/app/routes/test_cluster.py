@@ -4,10 +4,10 @@
 import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
-from vllm.exceptions import GracefulHTTPError
 
 from app.routes.cluster import router
 from cache.registry import InProcessRegistry, RegistryError, Replica
+from engine_ext.vllm_compat import GracefulHTTPError
 
 REPLICA = Replica("a" * 12, "a", "http://a:8000", ("demo",), "", load=2, held_tokens=64, capacity_tokens=1024)
 

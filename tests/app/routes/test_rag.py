@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from httpx import ASGITransport, AsyncClient
 from pydantic import ValidationError
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 
 from app.documents import Document
 from app.marks import Marks
@@ -19,7 +19,7 @@ from app.settings import Settings
 from cache.chunk_ids import ChunkIds, RegisteredText
 from cache.hashing import ChunkHash
 from engine_ext.request import CacheOptions, Ticket
-from engine_ext.vllm_compat import ChatCompletionRequest, ErrorResponse
+from engine_ext.vllm_compat import ChatCompletionRequest, ErrorResponse, GracefulHTTPError
 from tests.app.helpers import make_report
 
 USER = {"role": "user", "content": "why?"}

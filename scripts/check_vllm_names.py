@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Find out, without running it, whether a version of vLLM has what Tessera uses of it.
+
+Reads the sources in a wheel, or in a folder with the package vllm in it, and looks up: every name that Tessera imports,
+the parameters that it gives them, the methods of AsyncLLM that it calls, and the hooks that its connector implements.
+A line for each that is missing; the exit status is 1 if there are any. It says nothing about what they do.
+
+    pip download --no-deps vllm==0.33.0 && python3 scripts/check_vllm_names.py vllm-0.33.0-*.whl
+"""
+
+import ast
+import re
+import sys
+import zipfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COMPAT = "engine_ext.vllm_compat"
+LLM = ("vllm.v1.engine.async_llm", "AsyncLLM")
+# Asked only by versions that have them, or asked for only where they are.
+OPTIONAL_HOOKS = {"requires_kv_delivery"}
+OPTIONAL_METHODS = {"check_admission", "notify_kv_transfer_request_rejected"}
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class VllmSources:
+    """The modules of one vLLM, by name; raises ``FileNotFoundError`` if there is none in ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self._root = zipfile.Path(path) if path.suffix == ".whl" else path
+        self._trees: dict[str, ast.Module] = {}
+
+    @cached_property
+    def version(self) -> tuple[int, ...]:
+        text = (self._root / "vllm" / "_version.py").read_text(encoding="utf-8")
+        found = re.search(r"^__version_tuple__ = version_tuple = \((\d+), (\d+)", text, re.MULTILINE)
+        return tuple(int(number) for number in found.groups())
+
+    @cached_property
+    def llm_members(self) -> set[str]:
+        llm = self.find(*LLM)
+        set_on_self = {node.attr for node in ast.walk(llm) if isinstance(node, ast.Attribute) and is_stored(node)}
+        return set_on_self | {getattr(node, "name", "") for node in llm.body} | OPTIONAL_METHODS
+
+    def tree(self, module: str) -> ast.Module | None:
+        if module not in self._trees:
+            path = self._root.joinpath(*module.split("."))
+            file = path / "__init__.py" if path.is_dir() else path.parent / f"{path.name}.py"
+            if not file.exists():
+                return None
+            self._trees[module] = ast.parse(file.read_text(encoding="utf-8"))
+        return self._trees[module]
+
+    def find(self, module: str, name: str) -> ast.AST | None:
+        """What defines ``name`` in ``module``, or in the module that it is imported from there."""
+        if (tree := self.tree(module)) is None:
+            return None
+        for node in ast.walk(tree):
+            if isinstance(node, Definition) and node.name == name:
+                return node
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return self.find(self._origin(module, node), alias.name) or self.tree(f"{module}.{name}")
+            if isinstance(node, ast.Name | ast.Constant) and name == getattr(node, "id", getattr(node, "value", None)):
+                return node  # a constant, or a name that the module imports when it is asked for
+        return self.tree(f"{module}.{name}")
+
+    def _origin(self, module: str, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return str(node.module)
+        is_package = self._root.joinpath(*module.split(".")).is_dir()
+        parents = module.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
+        return ".".join([*parents, *([node.module] if node.module else [])])
+
+
+def active(body: list[ast.stmt], version: tuple[int, ...]) -> Iterator[ast.stmt]:
+    """Statements without the branches that ``if VERSION …`` leaves out."""
+    for node in body:
+        if isinstance(node, ast.If) and getattr(getattr(node.test, "left", None), "id", "") == "VERSION":
+            code = compile(ast.Expression(node.test), "", "eval")
+            yield from active(node.body if eval(code, {"VERSION": version}) else node.orelse, version)
+        else:
+            yield node
+
+
+def problems(sources: VllmSources) -> Iterator[str]:
+    """What Tessera uses and ``sources`` lack."""
+    files = [path for package in ("app", "engine_ext") for path in sorted((ROOT / package).rglob("*.py"))]
+    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+    for tree in trees.values():
+        tree.body = list(active(tree.body, sources.version))
+    compat = imported(trees[f"{COMPAT.replace('.', '/')}.py"])
+    for file, tree in trees.items():
+        names = imported(tree)
+        for module, name in names.values():
+            if module != COMPAT and sources.find(module, name) is None:
+                yield f"{file}: {module} has no {name}"
+        names = {
+            bound: compat.get(origin[1], origin) if origin[0] == COMPAT else origin for bound, origin in names.items()
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                yield from (f"{file}:{node.lineno}: {each}" for each in wrong_call(node, names, sources))
+            elif isinstance(node, ast.ClassDef):
+                yield from (f"{file}:{node.lineno}: {each}" for each in wrong_hooks(node, names, sources))
+            elif isinstance(node, ast.Attribute) and is_llm(node.value) and node.attr not in sources.llm_members:
+                yield f"{file}:{node.lineno}: AsyncLLM has no {node.attr}"
+
+
+def imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """Names bound to ``(module, name)`` of vLLM's or of ``vllm_compat``'s, but for those defined in ``tree``."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    vllms = [node for node in nodes if node.module == COMPAT or str(node.module).partition(".")[0] == "vllm"]
+    names = {alias.asname or alias.name: (str(node.module), alias.name) for node in vllms for alias in node.names}
+    own = {node.name for node in tree.body if isinstance(node, Definition)}
+    return {bound: origin for bound, origin in names.items() if bound not in own}
+
+
+def is_llm(node: ast.expr) -> bool:
+    return getattr(node, "id", getattr(node, "attr", "")) == "llm"
+
+
+def is_stored(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") == "self"
+
+
+def wrong_call(call: ast.Call, names: dict[str, tuple[str, str]], sources: VllmSources) -> Iterator[str]:
+    """Arguments that what is called does not take."""
+    definition = sources.find(*names[call.func.id]) if getattr(call.func, "id", "") in names else None
+    if isinstance(call.func, ast.Attribute) and is_llm(call.func.value):
+        members = {node.name: node for node in sources.find(*LLM).body if isinstance(node, Definition)}
+        definition = members.get(call.func.attr)
+    if not isinstance(definition, Definition):
+        return
+    accepted = parameters(definition)
+    for keyword in call.keywords:
+        if keyword.arg and accepted is not None and keyword.arg not in accepted:
+            yield f"{definition.name} takes no {keyword.arg}"
+
+
+def parameters(definition: Definition) -> set[str] | None:
+    """Names that a function, a class or its fields take; ``None`` if any."""
+    if isinstance(definition, ast.ClassDef):
+        for node in definition.body:
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                return parameters(node)
+        fields = {node.target.id for node in definition.body if isinstance(node, ast.AnnAssign)}
+        return fields or None
+    spec = definition.args
+    return None if spec.kwarg else {each.arg for each in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
+
+
+def wrong_hooks(ours: ast.ClassDef, names: dict[str, tuple[str, str]], sources: VllmSources) -> Iterator[str]:
+    """Methods that vLLM's class doesn't have, so that nobody calls them; and abstract ones that ours lacks."""
+    for base in ours.bases:
+        theirs = sources.find(*names[base.id]) if getattr(base, "id", "") in names else None
+        if not isinstance(theirs, ast.ClassDef) or "Error" in theirs.name:
+            continue
+        methods = {node.name: node for node in theirs.body if isinstance(node, ast.FunctionDef)}
+        own = {node.name: node for node in ours.body if isinstance(node, ast.FunctionDef)}
+        for name in own:
+            if not name.startswith("_") and name not in methods.keys() | OPTIONAL_HOOKS | helpers(ours):
+                yield f"{theirs.name} has no {name}"
+        for name, method in methods.items():
+            is_abstract = any(getattr(each, "id", "") == "abstractmethod" for each in method.decorator_list)
+            if is_abstract and name not in own:
+                yield f"{ours.name} lacks {name}"
+            if name in own and not takes(own[name].args, method.args):
+                yield f"{ours.name}.{name} does not take what {theirs.name}'s does"
+
+
+def helpers(ours: ast.ClassDef) -> set[str]:
+    """Methods that only our own code calls."""
+    return {"moved", "refused"} if ours.name == "TransferStats" else set()
+
+
+def takes(ours: ast.arguments, theirs: ast.arguments) -> bool:
+    return bool(ours.vararg) or len(ours.args) >= len(theirs.args)
+
+
+def main(paths: list[str]) -> int:
+    if not paths:
+        print(__doc__)
+        return 2
+    failed = False
+    for path in paths:
+        sources = VllmSources(Path(path))
+        found = list(problems(sources))
+        print(f"vLLM {'.'.join(map(str, sources.version))} in {path}: {len(found)} missing", *found, sep="\n  ")
+        failed = failed or bool(found)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests need that not every vLLM has; docs/vllm-versions.md has the list for users."""
+
+import pytest
+
+from engine_ext.vllm_compat import VERSION, vllm_version
+
+HAS_QUEUE_LIMIT = VERSION >= (0, 29)
+CHECKS_BODY_TYPE = VERSION >= (0, 28)
+
+
+def needs(has_it: bool, what: str) -> pytest.MarkDecorator:
+    """Skips a test where the installed vLLM has no ``what``."""
+    return pytest.mark.skipif(not has_it, reason=f"vLLM {vllm_version()} has no {what}")
