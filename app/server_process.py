@@ -37,7 +37,7 @@ class ServerProcess:
         serve: tuple[str, str] = TESSERA_SERVE,
     ) -> None:
         self.port = port or free_port()
-        self._port_is_free = _is_free(self.port)  # else somebody else would answer, and this process will not start
+        self._port_is_free = is_free(self.port)  # else somebody else would answer, and this process will not start
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.model = arguments[0]
@@ -46,7 +46,7 @@ class ServerProcess:
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
-                env={**os.environ, "PYTHONPATH": _python_path(), **(environment or {})},
+                env={**os.environ, "PYTHONPATH": python_path(), **(environment or {})},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -88,12 +88,12 @@ def last_words(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """The parent's import path with this package's folder, which need not be installed."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
