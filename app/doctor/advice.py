@@ -31,6 +31,7 @@ ADVICE: Final = {
 
 ENGINE_ADVICE: Final = {
     "out of memory": "--chunk-cache-memory or --gpu-memory-utilization lower: the pool lies beside what vLLM takes",
+    "Free memory on device": "end what else runs there, or set --gpu-memory-utilization lower",
     "maximum model length": "a longer --max-model-len: the self-check takes 141 tokens",
     "max seq len": "a shorter --max-model-len, or more --kv-cache-memory-bytes",
     "cannot open shared object": "install the library; on Debian: apt-get install g++ libnuma1",

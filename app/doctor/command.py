@@ -10,7 +10,7 @@ from dataclasses import asdict
 from app.cli import parse, refusal
 from app.demo_model import DEMO_MODEL
 from app.doctor import environment
-from app.doctor.finding import Finding
+from app.doctor.finding import Finding, first_line
 from app.folders import tessera_home
 from app.progress import say
 from app.server_process import ended_by_signals
@@ -69,10 +69,10 @@ def _examine_flags(flags: list[str], report: "_Report") -> int:
         args.model = args.model_tag or str(DEMO_MODEL)
         report.add_all(flag_checks.findings(args, settings))
         report.add_all(refused_before_start(args, settings))
+    except FailedError:
+        raise
     except Exception as error:
-        if (words := refusal(error, args)) is None:
-            raise
-        say(words)
+        say(refusal(error, args) or f"{args.model}: {type(error).__name__}: {first_line(error)}")
         return 2
     report.add_all(tried(flags, settings, tessera_home() / "doctor.log"))
     return 0

@@ -88,7 +88,7 @@ def _vllm() -> Iterator[Finding]:
 
     libraries = ", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers"))
     if warning := version_warning():
-        yield Finding("warn", f"{warning}; with {libraries}", "what follows is the proof; if it fails: " + INSTALL)
+        yield Finding("warn", f"{warning}; with {libraries}", "the self-check decides; if it fails: " + INSTALL)
     else:
         yield Finding("ok", f"vLLM {vllm_version()} (tested) with {libraries}")
 

@@ -43,7 +43,10 @@ def findings(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
         _tiers,
     )
     for check in checks:
-        yield from check(args, settings)
+        try:
+            yield from check(args, settings)
+        except Exception as error:  # a platform that lacks what is asked of it; the engine is what counts
+            yield Finding("warn", f"could not look at the {check.__name__.strip('_')}: {first_line(error)}")
 
 
 def _device(_: argparse.Namespace, __: Settings) -> Iterator[Finding]:
@@ -51,7 +54,7 @@ def _device(_: argparse.Namespace, __: Settings) -> Iterator[Finding]:
     if not kind:
         yield Finding("FAIL", "vLLM finds no device that it is built for", "check the driver, or install another build")
     elif kind == "cpu":
-        yield Finding("ok", f"CPU: {cpu_model()}, {len(os.sched_getaffinity(0))} cores")
+        yield Finding("ok", f"CPU: {cpu_model()}, cores: {len(os.sched_getaffinity(0))}")
     elif kind == "cuda" and find_spec("triton") is None:
         yield Finding("FAIL", "Triton is not installed, which moves keys and values on GPUs", "pip install triton")
     else:
@@ -85,7 +88,7 @@ def _size(num_bytes: int) -> str:
 
 def _port(args: argparse.Namespace, _: Settings) -> Iterator[Finding]:
     if not is_free(args.port):
-        yield Finding("warn", f"port {args.port} is in use, perhaps by a server of yours", "--port with another")
+        yield Finding("warn", f"port {args.port} is in use, perhaps by a server of yours", "choose another with --port")
 
 
 def _registry(_: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
