@@ -89,13 +89,13 @@ def test_an_engine_that_does_not_start(start: Run, model_path: Callable[[str], P
     (failed,) = [line for line in said.splitlines() if line.startswith("FAIL ")]
     assert failed.startswith("FAIL the engine did not start: ValueError: ")
     assert str(tmp_path / "home" / "doctor.log") in failed
-    assert "--max-model-len" in said
+    assert "more --kv-cache-memory-bytes" in said
     assert "Traceback" not in said + errors
 
 
 def test_an_interruption_leaves_no_process(start: Run, model_path: Callable[[str], Path], tmp_path: Path) -> None:
     process = start(str(model_path("tiny-llama")), *COMMON)
-    log, deadline = tmp_path / "home" / "doctor.log", time.monotonic() + 120
+    log, deadline = tmp_path / "home" / "doctor.log", time.monotonic() + _END_S
     while not (log.exists() and "starting the engine" in log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(3)
