@@ -90,8 +90,8 @@ class WorkerHalf:
         layers = self.copier.layers
         blocks = layers[0].key_blocks
         layout = (
-            f"{len(layers)} layers, {blocks.shape[1]} tokens per block, K {tuple(blocks.shape[2:])} {blocks.dtype} on "
-            f"{blocks.device}, strides {blocks.stride()} of K and {layers[0].value_blocks.stride()} of V"
+            f"{len(layers)} layers; in the first {blocks.shape[1]} tokens per block, K {tuple(blocks.shape[2:])} "
+            f"{blocks.dtype} on {blocks.device}, strides {blocks.stride()} of K, {layers[0].value_blocks.stride()} of V"
         )
         return {"copier": self.copier.name, "layout": layout}
 
