@@ -3,6 +3,8 @@
 .PHONY: help setup demo serve cluster test test-fast test-vllm check bench eval-demo train-demo clean
 
 BIN := .venv/bin
+# Each worker takes whole files, whose tests share engines, in the order of tests/conftest.py; ARGS="-n 0": one process.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,11 +24,11 @@ cluster: setup ## serve MODEL (default: the demo model) with two replicas behind
 
 test: setup ## run all tests
 	@scripts/test_servers.sh
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-fast: setup ## run the tests that start no engine
 	@scripts/test_servers.sh
-	$(BIN)/python -m pytest -m "not engine" $(ARGS)
+	$(BIN)/python -m pytest -m "not engine" $(PARALLEL) $(ARGS)
 
 test-vllm: ## run the engine's tests with another vLLM (VLLM=0.31.0), in an environment of its own; a part of them in ARGS
 	@[ -n "$(VLLM)" ] || { echo "name a version: make test-vllm VLLM=0.31.0"; exit 2; }

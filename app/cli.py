@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from app.progress import say
 
 _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-â€¦ flag]
+       tessera doctor [MODEL] [--json] [any tessera serve flag]
        tessera demo [--port PORT] [--once]
        tessera eval [MODEL | --server URL] (--questions FILE | --demo) [options]
        tessera bench [WORKLOAD ...] [options] [any vllm serve flag]
@@ -24,6 +25,7 @@ _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-â€
 commands:
   serve     serve MODEL (a folder or a name vLLM knows) over HTTP, reusing document chunks' KV cache;
             without MODEL, the small demo model
+  doctor    would serve reuse chunks here, with this model and these flags? If not: why, and what to do
   demo      serve the demo model and show in the terminal what happens to documents and questions
   eval      measure accuracy and speed on questions, with full attention and with chunks reused
   bench     measure speed beside stock vLLM, both on the same model and requests
@@ -55,43 +57,32 @@ def _serve(arguments: list[str]) -> int:
     # vLLM's INFO log would bury the few lines that matter here; set the variable to see it.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
-        args = _parse(arguments)
+        args = parse(arguments)
     except ImportError as error:
-        say(f"{error}: install an engine with pip install 'tessera-rag[cpu]' (or [cuda], [ascend])")
+        say(f"{error}: install an engine with pip install 'tessera-rag[cpu]' (or [cuda], [ascend]); see tessera doctor")
         return 2
     import uvloop
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     from app.server import run
-    from app.settings import UnknownSettingError, load_settings
-    from cache.tiers.tier import TierConfigError
-    from engine_ext.support import UnsupportedFlagError
+    from app.settings import load_settings
 
     try:
         settings = load_settings(args)
         args.model = args.model_tag or _demo_model()
         uvloop.run(run(args, settings))
-    except ValidationError as error:
-        say(_first_error(error))
-        return 2
-    except (UnknownSettingError, UnsupportedFlagError, TierConfigError) as error:
-        say(str(error))
-        return 2
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        say(f"model {args.model}: no such folder, and not to be had from the model hub: {_first_line(error)}")
-        return 2
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        say(f"port {args.port} is in use; choose another with --port")
-        return 2
     except KeyboardInterrupt:
         say("interrupted")
         return 130
+    except Exception as error:
+        if (words := refusal(error, args)) is None:
+            raise
+        say(words)
+        return 2
     return 0
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespace:
+    """The flags of ``tessera serve``, vLLM's among them. Exits with 2 for one that there is not."""
     from app.settings import add_flags
     from engine_ext.vllm_compat import (
         FlexibleArgumentParser,
@@ -101,11 +92,30 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
 
     cli_env_setup()
-    parser = FlexibleArgumentParser(prog="tessera serve", description="Serve a model with the chunk cache.")
+    parser = FlexibleArgumentParser(prog=prog, description="Serve a model with the chunk cache.")
     add_flags(parser)
     args: argparse.Namespace = make_arg_parser(parser).parse_args(arguments)
     validate_parsed_serve_args(args)
     return args
+
+
+def refusal(error: Exception, args: argparse.Namespace) -> str | None:
+    """What is wrong with the command that ``error`` came of, in one line; ``None`` if something else is wrong."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    from app.settings import UnknownSettingError
+    from cache.tiers.tier import TierConfigError
+    from engine_ext.support import UnsupportedFlagError
+
+    if isinstance(error, ValidationError):
+        return _first_error(error)
+    if isinstance(error, UnknownSettingError | UnsupportedFlagError | TierConfigError):
+        return str(error)
+    if isinstance(error, HFValidationError | HfHubHTTPError | LocalEntryNotFoundError):
+        return f"model {args.model}: no such folder, and not to be had from the model hub: {_first_line(error)}"
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return f"port {args.port} is in use; choose another with --port"
+    return None
 
 
 def _first_error(error: ValidationError) -> str:
@@ -127,6 +137,12 @@ def _demo_model() -> str:
 
     say("no MODEL given: serving the demo model (it answers from short documents, and knows nothing else)")
     return str(DEMO_MODEL)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from app.doctor.command import main
+
+    return main(arguments)
 
 
 def _demo(arguments: list[str]) -> int:
@@ -167,6 +183,7 @@ def _cache(arguments: list[str]) -> int:
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
+    "doctor": _doctor,
     "demo": _demo,
     "eval": _eval,
     "bench": _bench,

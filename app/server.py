@@ -62,7 +62,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
     """Serves until SIGINT or SIGTERM; every process it started has ended when it returns."""
     started = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _abandon_start)  # until the HTTP server handles signals itself
+        signal.signal(number, abandon_start)  # until the HTTP server handles signals itself
     prepare(args, settings)
     url, sock = setup_server(args, reuse_port=False)
     if warning := version_warning():
@@ -82,7 +82,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
 def prepare(args: argparse.Namespace, settings: Settings) -> None:
     """What comes before the engine. Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`."""
     configure_logging(settings)
-    _set_cpu_defaults(args)
+    set_cpu_defaults(args)
     check_flags(args)
     for url in parse_tiers(settings.chunk_cache_tiers or ""):
         make_tier(url).close()  # each worker makes its own, which would be late to find that it can't
@@ -150,7 +150,7 @@ def _ready_line(app: FastAPI, url: str, started: float) -> str:
     return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
 
 
-def _set_cpu_defaults(args: argparse.Namespace) -> None:
+def set_cpu_defaults(args: argparse.Namespace) -> None:
     """On a CPU vLLM would reserve 92 % of the machine's memory, and not start beside a browser."""
     is_sized = args.kv_cache_memory_bytes is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
     is_default = args.gpu_memory_utilization == AsyncEngineArgs.gpu_memory_utilization
@@ -158,7 +158,7 @@ def _set_cpu_defaults(args: argparse.Namespace) -> None:
         args.kv_cache_memory_bytes = _CPU_KV_CACHE_BYTES
 
 
-def _abandon_start(number: int, _: object) -> NoReturn:
+def abandon_start(number: int, _: object) -> NoReturn:
     """Ends the engine's processes and this one. An exception would be lost in the engine's wait for its processes."""
     say("interrupted while starting")
     for child in multiprocessing.active_children():

@@ -36,8 +36,12 @@ class ServerProcess:
         environment: dict[str, str] | None = None,
         serve: tuple[str, str] = TESSERA_SERVE,
     ) -> None:
-        self.port = port or free_port()
-        self._port_is_free = _is_free(self.port)  # else somebody else would answer, and this process will not start
+        self._reserved = None
+        if port is None:
+            self._reserved = reserved_port()  # it is seconds until the process listens
+            port = int(self._reserved.getsockname()[1])
+        self.port = port
+        self._port_is_free = is_free(self.port)  # else somebody else would answer, and this process will not start
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.model = arguments[0]
@@ -46,7 +50,7 @@ class ServerProcess:
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
-                env={**os.environ, "PYTHONPATH": _python_path(), **(environment or {})},
+                env={**os.environ, "PYTHONPATH": python_path(), **(environment or {})},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -80,6 +84,8 @@ class ServerProcess:
             raise
         finally:
             self.client.close()
+            if self._reserved is not None:
+                self._reserved.close()
 
 
 def last_words(log: Path) -> str:
@@ -88,12 +94,12 @@ def last_words(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """The parent's import path with this package's folder, which need not be installed."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -114,6 +120,17 @@ def group_members(process_group: int) -> list[int]:
         if int(fields[2]) == process_group and fields[0] != "Z":
             members.append(int(stat.parent.name))
     return members
+
+
+def reserved_port() -> socket.socket:
+    """A socket at a free port of loopback, where a server may listen (by ``SO_REUSEADDR``, as servers do).
+
+    Until it is closed, nobody else is given that port.
+    """
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return sock
 
 
 def free_port() -> int:

@@ -87,6 +87,16 @@ class WorkerHalf:
         self.copier = copier_for(layers, reshape_and_cache)
         self._page_tags = torch.full((len(layers[0].key_pool),), -1, dtype=torch.int64)
 
+    def describe(self) -> dict[str, str]:
+        """For people to read: which ``copier`` moves K and V, and the ``layout`` of the engine's blocks."""
+        layers = self.copier.layers
+        blocks = layers[0].key_blocks
+        layout = (
+            f"{len(layers)} layers; in the first {blocks.shape[1]} tokens per block, K {tuple(blocks.shape[2:])} "
+            f"{blocks.dtype} on {blocks.device}, strides {blocks.stride()} of K, {layers[0].value_blocks.stride()} of V"
+        )
+        return {"copier": self.copier.name, "layout": layout}
+
     def probe(self, layer: AttentionLayer) -> BlockLayout:
         """Finds out, by writing through the engine's own op, where the layer's cache keeps K and V."""
         num_blocks, block_size = layer.kernel_blocks(self.engine_block_size)

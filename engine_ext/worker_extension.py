@@ -62,6 +62,10 @@ class ChunkCacheWorkerExtension:
         with ascend.pool_memory(self.vllm_config):
             return half.prepare(layers, ascend.reshape_and_cache())
 
+    def chunk_cache_describe(self) -> dict[str, str]:
+        """For people to read: ``copier``, and the ``layout`` of the engine's blocks."""
+        return _worker_half().describe()
+
     def chunk_cache_serve_transfers(self, folder: str, tier_urls: Sequence[str], tier_timeout_s: float) -> str | None:
         """Serves :class:`~engine_ext.transfers.PoolTransfers`; its address, or ``None`` if ``folder`` is not here."""
         if not Path(folder).is_dir():

@@ -90,11 +90,11 @@ def _presence(name: str) -> list[str]:
 
 def _parsed(arguments: list[str]) -> "tuple[argparse.Namespace, Settings]":
     """Raises ``ValueError`` for flags that don't exist: to exit, as a command does, would leave Ray waiting."""
-    from app.cli import _parse
+    from app.cli import parse
     from app.settings import load_settings
 
     try:
-        args = _parse(arguments)
+        args = parse(arguments)
     except SystemExit as error:
         raise ValueError(f"not arguments of tessera serve: {' '.join(arguments)}") from error
     args.model = args.model_tag

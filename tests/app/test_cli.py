@@ -39,7 +39,7 @@ def serve(monkeypatch):
 
         monkeypatch.setattr(server, "run", run)
         args = argparse.Namespace(model_tag="some/model", port=8000, **settings)
-        monkeypatch.setattr(cli, "_parse", lambda _: args)
+        monkeypatch.setattr(cli, "parse", lambda _: args)
         return cli.main(["serve"])
 
     return serve
@@ -88,7 +88,7 @@ def test_without_an_engine_the_message_says_what_to_install(capsys, monkeypatch)
     def parse(_):
         raise ImportError("No module named 'vllm'")
 
-    monkeypatch.setattr(cli, "_parse", parse)
+    monkeypatch.setattr(cli, "parse", parse)
     assert cli.main(["serve"]) == 2
     assert "No module named 'vllm': install an engine with pip install 'tessera-rag[cpu]'" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from app.cli import _COMMANDS, _parse
+from app.cli import _COMMANDS, parse
 from app.router.command import GRACE_S, parser
 from app.router.settings import RouterSettings
 from app.settings import load_settings
@@ -76,7 +76,7 @@ def seconds(text: str) -> int:
 def serve_arguments(command: str, *arguments: str) -> argparse.Namespace:
     """As the command line parses them; vLLM's many flags take seconds."""
     assert command in _COMMANDS
-    return _parse(arguments)
+    return parse(arguments)
 
 
 def test_the_compose_specification_allows_it():

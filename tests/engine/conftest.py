@@ -57,6 +57,12 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
     servers.close()
 
 
+@pytest.fixture(scope="module")
+def room(pool: ServerPool) -> None:
+    """Memory for a module that starts several servers of its own: those of earlier modules end."""
+    pool.close()
+
+
 @pytest.fixture(scope="session")
 def serve(pool: ServerPool, model_path: Callable[[str], Path]) -> Callable[..., TesseraServer]:
     """A running server of a preset model: `serve("tiny-llama", "--max-num-seqs", "4")`; fp32 by default."""

@@ -86,8 +86,8 @@ class ServerPool:
         return list(self._running.values())
 
     def close(self) -> None:
-        for server in self._running.values():
-            server.stop()
+        while self._running:
+            self._running.popitem()[1].stop()
 
 
 def token_logprobs(response: dict[str, Any]) -> list[float]:

@@ -103,7 +103,9 @@ def words(answer: dict[str, Any]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Cluster]:
+def cluster(
+    room: None, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]
+) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("cluster"), model_path("tiny-llama"))
     yield made
     made.stop()

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from app.server_process import ROOT, free_port, group_members
 from tests.engine.conftest import COMMON
 from tests.redis_server import RedisServer
 
 
+@pytest.mark.usefixtures("room")
 def test_it_serves_and_ends_altogether_when_a_part_ends(
     model_path: Callable[[str], Path], tmp_path: Path, redis_server: RedisServer
 ) -> None:

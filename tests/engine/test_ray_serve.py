@@ -125,7 +125,9 @@ class RayCluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[RayCluster]:
+def cluster(
+    room: None, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]
+) -> Iterator[RayCluster]:
     made = RayCluster(tmp_path_factory.mktemp("ray"), model_path("tiny-llama"))
     yield made
     made.stop()

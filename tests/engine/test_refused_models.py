@@ -43,6 +43,15 @@ def mamba(vocab_size: int) -> PreTrainedModel:
     return MambaForCausalLM(MambaConfig(vocab_size=vocab_size, hidden_size=128, num_hidden_layers=2, state_size=16))
 
 
+def saved(build: Callable[[int], PreTrainedModel], tokenizer_of: Path, folder: Path) -> Path:
+    """The folder, with a model that `build` makes for the tokenizer of another."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    build(len(tokenizer)).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("build", "words", "runs"),
     [
@@ -60,11 +69,7 @@ def test_served_with_the_cache_off(
     model_path: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    folder = tmp_path_factory.mktemp(build.__name__)
-    tokenizer = AutoTokenizer.from_pretrained(model_path("tiny-llama"))
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    build(len(tokenizer)).to(torch.float32).save_pretrained(folder)
+    folder = saved(build, model_path("tiny-llama"), tmp_path_factory.mktemp(build.__name__))
     flags = [flag if flag != "8192" else "1024" for flag in COMMON]
     server = pool.get(str(folder), "--dtype", "float32", *flags)
     assert words in server.log.read_text()

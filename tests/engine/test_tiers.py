@@ -45,7 +45,9 @@ class Directory:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Directory]:
+def directory(
+    room: None, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]
+) -> Iterator[Directory]:
     made = Directory(tmp_path_factory.mktemp("tiers"), model_path("tiny-llama"))
     yield made
     made.stop()

@@ -18,7 +18,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "tests/web/" in str(item.path) and "server" in getattr(item, "fixturenames", ()):
+        if "tests/web/" in str(item.path) and "demo" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.engine)
 
 

