@@ -190,7 +190,5 @@ FAMILIES: dict[str, Family] = {
     "DeepSeek V2, MLA": Family("DeepseekV2", _LATENT, flags=_NATIVE),
     "DeepSeek V3, MLA": Family("DeepseekV3", _LATENT_V3, flags=_NATIVE),
     "DeepSeek V2, no MLA": Family("DeepseekV2", _LATENT, flags=_NATIVE, environment={"VLLM_MLA_DISABLE": "1"}),
-    "DeepSeek V3, no MLA": Family(
-        "DeepseekV3", {**_LATENT, "q_lora_rank": 128}, flags=_NATIVE, environment={"VLLM_MLA_DISABLE": "1"}
-    ),
+    "DeepSeek V3, no MLA": Family("DeepseekV3", _LATENT_V3, flags=_NATIVE, environment={"VLLM_MLA_DISABLE": "1"}),
 }

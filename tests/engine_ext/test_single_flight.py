@@ -16,8 +16,9 @@ from cache.index import EntryState
 from cache.layout import ChunkedPrompt
 from cache.manager import Removal
 from cache.report import CacheReport
-from engine_ext.engine import ChunkEngine
+from engine_ext.engine import ChunkEngine, FillLimits
 from engine_ext.request import CacheOptions
+from engine_ext.vllm_compat import GracefulHTTPError
 from tests.engine_ext.fake_llm import FakeLLM, ask, chunk, make_engine, turns
 
 SYSTEM = (1, 2, 3, 4, 5)
@@ -48,6 +49,22 @@ async def test_many_requests_compute_each_chunk_once():
     reports = await asyncio.gather(*(ask(engine, orders[i % 3]) for i in range(60)))
     assert Counter(status for report in reports for status in statuses(report))["filled"] == 3
     assert llm.computed == {SYSTEM: 1, A.token_ids: 1, B.token_ids: 1, C.token_ids: 1}
+    assert_idle(engine, llm)
+
+
+async def test_no_request_is_taken_on_while_too_many_fills_wait():
+    """Whatever vLLM asks beforehand: before 0.29 nothing."""
+    engine, llm = make_engine(max_running=1)
+    engine.limits = FillLimits(max_running=1, max_queued=2)
+    waiting = [asyncio.create_task(ask(engine, prompt(A, B, C)))]
+    await turns(3)
+    assert engine.fills is not None
+    assert engine.fills.num_queued >= 2
+    with pytest.raises(GracefulHTTPError, match="too many chunks wait") as raised:
+        await ask(engine, prompt(D))
+    assert raised.value.http_status == 503
+    await asyncio.gather(*waiting)
+    assert statuses(await ask(engine, prompt(D))) == ["filled"]
     assert_idle(engine, llm)
 
 
