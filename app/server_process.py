@@ -16,7 +16,7 @@ from typing import Self
 import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
-START_TIMEOUT_S = 240
+START_TIMEOUT_S = 600
 _HEALTH_S = 5
 TESSERA_SERVE = ("app.cli", "serve")
 

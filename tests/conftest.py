@@ -1,39 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests of several packages share, and how they are spread over processes (pytest-xdist, `make test`)."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from app.cluster import shares
+from tests.cores import keep_to_own_cores, num_workers
 from tests.redis_server import RedisServer
 
 _LONGEST = ("engine", "web", "training", "kernels")
 """Folders with the files that take longest."""
-_MOST_WORKERS = 4
-_WORKER_BYTES = 8 << 30
-"""Of a worker and the engines that it keeps running, of 1.8 GB each."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: as many as there are cores and memory for."""
-    memory = round(psutil.virtual_memory().total / _WORKER_BYTES)
-    return max(1, min(len(os.sched_getaffinity(0)), memory, _MOST_WORKERS))
+    """`-n auto`."""
+    return num_workers()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keeps a worker, and with it the engines that it starts, to cores of its own.
-
-    The threads of two engines on the same cores would wait for one another at every step.
-    """
     if (worker := getattr(config, "workerinput", None)) is not None:
-        cores = shares(sorted(os.sched_getaffinity(0)), worker["workercount"])
-        number = int(worker["workerid"].removeprefix("gw"))  # one that replaces another has a number of its own
-        os.sched_setaffinity(0, cores[number % len(cores)])
+        keep_to_own_cores(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

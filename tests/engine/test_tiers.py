@@ -6,12 +6,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cores import all_cores
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 from tests.engine.test_exactness import ask, assert_exact, statuses
@@ -103,7 +104,9 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
         slower = f"s3://bucket/{tmp_path.name}?size=1GiB&endpoint={request.getfixturevalue('s3')}"
     elif kind in WORKERS:
         flags, environment = (*flags, *WORKERS[kind]), {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    server, name = start(f"host://?size=600KiB,{slower}", *flags, environment=environment), slower.partition(":")[0]
+    with all_cores() if kind in WORKERS else nullcontext():
+        server = start(f"host://?size=600KiB,{slower}", *flags, environment=environment)
+    name = slower.partition(":")[0]
     a, b, c, d, e = (text(n) for n in (100, 37, 260, 64, 150))
     for strategy in ("shared", "offset"):
         assert_exact(ask(server, strategy, [a, b, c, d], "What?"), oracle("tiny-llama"), strategy)
