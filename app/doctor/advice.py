@@ -9,11 +9,11 @@ _BACKEND: Final = "another --attention-backend; on a CPU --dtype float32"
 _REPORT: Final = "please report it with these lines and the log; answers are right all the same, in full attention"
 
 ADVICE: Final = {
-    "--kv-transfer-config is set": "leave it out; between replicas chunks go with --registry and --peer-secret",
+    "--kv-transfer-config: ": "leave it out; between replicas chunks go with --registry and --peer-secret",
+    "--kv-offloading-size: ": "leave it out; --chunk-cache-tiers 'host://?size=8GiB' keeps chunks in host memory",
     "--worker-extension-cls is set": "leave it out",
     "a quantized KV cache can't be rotated exactly": "leave it out: keys and values then have the model's own type",
     "has a quantized KV cache (": "--kv-cache-dtype bfloat16",
-    "pipeline parallelism": "spread the model with --tensor-parallel-size instead of --pipeline-parallel-size",
     "context parallelism": "leave out --decode-context-parallel-size and --prefill-context-parallel-size",
     "hold no page of": _MORE_POOL,
     "pool is too small for the self-check": _MORE_POOL,

