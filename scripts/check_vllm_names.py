@@ -20,9 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 COMPAT = "engine_ext.vllm_compat"
 LLM = ("vllm.v1.engine.async_llm", "AsyncLLM")
-# Asked only by versions that have them, or asked for only where they are.
+# Only versions that have them ask for them; ours then pass the call on.
 OPTIONAL_HOOKS = {"requires_kv_delivery"}
-OPTIONAL_METHODS = {"check_admission", "notify_kv_transfer_request_rejected"}
+OPTIONAL_METHODS = {"check_admission", "notify_kv_transfer_request_rejected", "release_kv_cache_memory"}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
