@@ -57,11 +57,27 @@ def assert_exact(
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
     best = expected.distributions.max(dim=-1).values.tolist()
-    assert all(b - a <= tolerance for a, b in zip(expected.logprobs, best, strict=True)), "not the greedy tokens"
+    # Of two tokens, the engine may have one too high and the other too low, each by the tolerance.
+    assert all(b - a <= 2 * tolerance for a, b in zip(expected.logprobs, best, strict=True)), "not the greedy tokens"
 
 
 def statuses(response: dict[str, Any]) -> list[str]:
     return [chunk["status"] for chunk in response["cache"]["chunks"]]
+
+
+def assert_filled_hit_and_mixed_are_exact(
+    server: TesseraServer, oracle: Oracle, text: Text, steps: int = STEPS
+) -> None:
+    for strategy in STRATEGIES:
+        system, a, b, c = text(20), text(200), text(37), text(64)
+        for chunks, expected in (
+            ([a, b], ["filled", "filled"]),
+            ([b, a], ["hit", "hit"]),
+            ([c, a], ["filled", "hit"]),
+        ):
+            response = ask(server, strategy, chunks, text(15), system=system, max_tokens=steps)
+            assert statuses(response) == expected
+            assert_exact(response, oracle, strategy, steps=steps)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -10,7 +10,14 @@ import pytest
 
 from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, segments, statuses
+from tests.engine.test_exactness import (
+    STRATEGIES,
+    ask,
+    assert_exact,
+    assert_filled_hit_and_mixed_are_exact,
+    segments,
+    statuses,
+)
 
 Text = Callable[[int], str]
 # vLLM's CPU build runs a pipeline only if it compiles the model: eagerly, nothing makes its second stage's buffers.
@@ -29,16 +36,7 @@ def server(request: pytest.FixtureRequest, serve: Any) -> TesseraServer:
 
 def test_filled_hit_and_mixed(server: TesseraServer, oracle: Any, text: Text) -> None:
     occupancy = server.stats()["occupancy"]
-    for strategy in STRATEGIES:
-        system, a, b, c = text(20), text(200), text(37), text(64)
-        for chunks, expected in (
-            ([a, b], ["filled", "filled"]),
-            ([b, a], ["hit", "hit"]),
-            ([c, a], ["filled", "hit"]),
-        ):
-            response = ask(server, strategy, chunks, text(15), system=system)
-            assert statuses(response) == expected
-            assert_exact(response, oracle("tiny-llama"), strategy)
+    assert_filled_hit_and_mixed_are_exact(server, oracle("tiny-llama"), text)
     # 4 layers x 2 KV heads x 64 x (K and V) x 4 bytes = 4096 bytes a token, half of them in each worker's 256 MiB.
     assert occupancy["pages_total"] * occupancy["page_tokens"] * 4096 == 2 * 256 << 20
 

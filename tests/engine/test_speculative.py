@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine.server import TesseraServer
-from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, statuses
+from tests.engine.test_exactness import ask, assert_exact, assert_filled_hit_and_mixed_are_exact, statuses
 
 Text = Callable[[int], str]
 STEPS = 60  # greedy answers of a random model run in circles by then, so that drafts from the prompt are right
@@ -58,16 +58,7 @@ def server(serve: Any, speculation: dict[str, Any]) -> TesseraServer:
 def test_answers_are_exact(server: TesseraServer, method: str, oracle: Any, text: Text) -> None:
     drafted, accepted = (f"vllm:spec_decode_num_{kind}_tokens_total" for kind in ("draft", "accepted"))
     before = server.metric(drafted), server.metric(accepted)
-    for strategy in STRATEGIES:
-        system, a, b, c = text(20), text(200), text(37), text(64)
-        for chunks, expected in (
-            ([a, b], ["filled", "filled"]),
-            ([b, a], ["hit", "hit"]),
-            ([c, a], ["filled", "hit"]),
-        ):
-            response = ask(server, strategy, chunks, text(15), system=system, max_tokens=STEPS)
-            assert statuses(response) == expected
-            assert_exact(response, oracle("tiny-llama"), strategy, steps=STEPS)
+    assert_filled_hit_and_mixed_are_exact(server, oracle("tiny-llama"), text, STEPS)
     num_drafted, num_accepted = server.metric(drafted) - before[0], server.metric(accepted) - before[1]
     assert num_accepted > 0
     if method == "draft_model":
