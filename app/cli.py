@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
-from app.progress import say
+from app.progress import first_line, say
 
 _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-… flag]
        tessera doctor [MODEL] [--json] [any tessera serve flag]
@@ -112,7 +112,7 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
     if isinstance(error, UnknownSettingError | UnsupportedFlagError | TierConfigError):
         return str(error)
     if isinstance(error, HFValidationError | HfHubHTTPError | LocalEntryNotFoundError):
-        return f"model {args.model}: no such folder, and not to be had from the model hub: {_first_line(error)}"
+        return f"model {args.model}: no such folder, and not to be had from the model hub: {first_line(error)}"
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return f"port {args.port} is in use; choose another with --port"
     return None
@@ -126,10 +126,6 @@ def _first_error(error: ValidationError) -> str:
     name = str(first["loc"][0])
     given = "" if "secret" in name else f" (got {first['input']!r})"
     return f"--{name.replace('_', '-')}: {first['msg']}{given}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _demo_model() -> str:

@@ -15,6 +15,11 @@ def say(message: str) -> None:
     print(f"tessera: {message}", file=sys.stderr, flush=True)
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its type if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 @contextmanager
 def progress(what: str) -> Iterator[None]:
     """Says every few seconds that ``what`` still goes on. A thread, since starting an engine blocks the event loop."""

@@ -134,8 +134,7 @@ def reserved_port() -> socket.socket:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+    with reserved_port() as sock:
         return int(sock.getsockname()[1])
 
 

@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,25 +25,13 @@ KVCaches = Tensor | Sequence[Tensor]
 """What vLLM registers for a layer: one tensor with K and V, or, on Ascend, one each."""
 
 
-class _Cache(NamedTuple):
-    """Fields of an :class:`AttentionLayer`."""
-
-    key_cache: Tensor
-    value_cache: Tensor
-    num_kv_heads: int
-    key_size: int
-    value_size: int
-    write: CacheWriter
-
-
 @dataclass(frozen=True, slots=True)
-class AttentionLayer:
-    """One attention layer: its cache, the engine's writer of it, and the frequencies its keys are rotated with.
+class LayerCache:
+    """A layer's KV cache, and the engine's writer of it.
 
     Of latent attention (MLA), K is the part that RoPE turns, and V the latent vector; both have one head.
     ``key_cache`` and ``value_cache`` are one tensor where the engine keeps K and V in one. ``write`` takes K and V
-    ``[T, heads, size]`` and cache slots, int64 ``[T]``. ``has_sinks``: attention also goes to learned sinks. A layer
-    that ``is_draft`` only drafts tokens, which the model verifies.
+    ``[T, heads, size]`` and cache slots, int64 ``[T]``.
     """
 
     name: str
@@ -53,9 +41,6 @@ class AttentionLayer:
     key_size: int
     value_size: int
     write: CacheWriter
-    frequencies: RotaryFrequencies
-    has_sinks: bool
-    is_draft: bool
 
     @property
     def token_bytes(self) -> int:
@@ -77,6 +62,20 @@ class AttentionLayer:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """One attention layer: its cache, and the frequencies its keys are rotated with.
+
+    ``has_sinks``: attention also goes to learned sinks. A layer that ``is_draft`` only drafts tokens, which the model
+    verifies.
+    """
+
+    cache: LayerCache
+    frequencies: RotaryFrequencies
+    has_sinks: bool
+    is_draft: bool
+
+
 def attention_layers(
     model: nn.Module, modules: Mapping[str, Any], kv_caches: Mapping[str, KVCaches], drafter: nn.Module | None = None
 ) -> list[AttentionLayer]:
@@ -96,12 +95,12 @@ def attention_layers(
         _check_layer(name, module, kv_cache)
         if name not in rotary:
             raise UnsupportedModelError(f"layer {name} has no rotary embedding that could be found")
-        cache = _cache(module, kv_cache)
+        cache = _cache(name, module, kv_cache)
         key = id(rotary[name]), cache.key_size
         if key not in frequencies:
             frequencies[key] = _frequencies(name, rotary[name], cache.key_size, module)
         has_sinks = getattr(module.impl, "sinks", None) is not None
-        layers.append(AttentionLayer(name, *cache, frequencies[key], has_sinks, name in drafts))
+        layers.append(AttentionLayer(cache, frequencies[key], has_sinks, name in drafts))
     return layers
 
 
@@ -114,18 +113,18 @@ def _frequencies(name: str, rope: nn.Module, key_size: int, module: Any) -> Rota
     return replace(found, is_neox=True) if _is_latent(module) and ascend.is_ascend() else found
 
 
-def _cache(module: Any, kv_cache: KVCaches) -> _Cache:
+def _cache(name: str, module: Any, kv_cache: KVCaches) -> LayerCache:
     if not isinstance(kv_cache, Tensor):
         keys, values = reversed(kv_cache) if _is_latent(module) else kv_cache
         write = partial(ascend.write_tokens, keys, values)
-        return _Cache(keys, values, keys.shape[2], keys.shape[3], values.shape[3], write)
+        return LayerCache(name, keys, values, keys.shape[2], keys.shape[3], values.shape[3], write)
     if _is_latent(module):
         # vLLM registers [blocks, 1, tokens, size]; the layer itself does not see the one head.
         latent = kv_cache.squeeze(1) if kv_cache.dim() == _DIMS_WITH_HEADS else kv_cache
         write = partial(_write_latent_tokens, module, latent)
-        return _Cache(latent, latent, 1, module.qk_rope_head_dim, module.kv_lora_rank, write)
+        return LayerCache(name, latent, latent, 1, module.qk_rope_head_dim, module.kv_lora_rank, write)
     sizes = module.head_size, getattr(module, "head_size_v", module.head_size)
-    return _Cache(kv_cache, kv_cache, module.num_kv_heads, *sizes, partial(_write_tokens, module, kv_cache))
+    return LayerCache(name, kv_cache, kv_cache, module.num_kv_heads, *sizes, partial(_write_tokens, module, kv_cache))
 
 
 def _is_latent(module: Any) -> bool:

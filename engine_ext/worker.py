@@ -66,7 +66,7 @@ class WorkerHalf:
         Raises :class:`PoolTooSmallError`, ``kernels.layout.LayoutProbeError`` or ``kernels.paged.UnsupportedKVError``.
         """
         layouts = [self.probe(layer) for layer in attention_layers]
-        token_bytes = sum(layer.token_bytes for layer in attention_layers)
+        token_bytes = sum(layer.cache.token_bytes for layer in attention_layers)
         num_pages = self.pool_bytes // (token_bytes * self.page_tokens)
         if num_pages < 1:
             raise PoolTooSmallError(
@@ -99,16 +99,17 @@ class WorkerHalf:
 
     def probe(self, layer: AttentionLayer) -> BlockLayout:
         """Finds out, by writing through the engine's own op, where the layer's cache keeps K and V."""
-        num_blocks, block_size = layer.kernel_blocks(self.engine_block_size)
+        cache = layer.cache
+        num_blocks, block_size = cache.kernel_blocks(self.engine_block_size)
         return probe_layout(
-            layer.key_cache,
-            layer.value_cache,
+            cache.key_cache,
+            cache.value_cache,
             num_blocks,
             block_size,
-            layer.num_kv_heads,
-            layer.key_size,
-            layer.value_size,
-            layer.write,
+            cache.num_kv_heads,
+            cache.key_size,
+            cache.value_size,
+            cache.write,
         )
 
     def load(self, transfers: Iterable[BlockTransfer]) -> None:
@@ -259,7 +260,7 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _allocate(layer: AttentionLayer, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:
-    keys, values = layout.key_view(layer.key_cache), layout.value_view(layer.value_cache)
+    keys, values = layout.key_view(layer.cache.key_cache), layout.value_view(layer.cache.value_cache)
     key_pool, value_pool = (make_pool(blocks, num_pages, page_tokens) for blocks in (keys, values))
     return LayerKV(keys, values, key_pool, value_pool, layer.frequencies)
 

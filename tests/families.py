@@ -44,17 +44,14 @@ class Family:
 
     def build(self, folder: Path, seed: int = 0) -> Path:
         """Writes the model's files into ``folder``."""
-        config = self.config()
+        make: Callable[..., PreTrainedConfig] = getattr(transformers, self.config_class.format(self.architecture))
+        config = make(**{**_COMMON, **self.fields})
         with torch.random.fork_rng(devices=[]):
             model: PreTrainedModel = getattr(transformers, f"{self.architecture}ForCausalLM")(config)
         fill_weights(model, seed)
         save_tokenizer(folder, MAX_POSITIONS)
         model.to(torch.float32).save_pretrained(folder)
         return folder
-
-    def config(self) -> PreTrainedConfig:
-        make: Callable[..., PreTrainedConfig] = getattr(transformers, self.config_class.format(self.architecture))
-        return make(**{**_COMMON, **self.fields})
 
 
 def _rope(kind: str, **parameters: Any) -> dict[str, Any]:

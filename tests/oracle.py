@@ -99,8 +99,8 @@ class Oracle:
             return self._read_offset(segments)
         raise ValueError(f"strategy must be one of {STRATEGIES}, not {strategy!r}")
 
-    def _read_full(self, token_ids: Sequence[int]) -> Context:
-        return self._prefill(token_ids, range(len(token_ids)), [TAIL] * len(token_ids))
+    def _read_full(self, token_ids: Sequence[int], moved_by: int = 0) -> Context:
+        return self._prefill(token_ids, range(moved_by, moved_by + len(token_ids)), [TAIL] * len(token_ids))
 
     def _read_shared(self, segments: Segments) -> Context:
         if self.window is not None:  # one row can't have the windows of all chunks
@@ -130,8 +130,7 @@ class Oracle:
         return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before)
 
     def _keys_and_values(self, token_ids: Sequence[int], moved_by: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        positions = range(moved_by, moved_by + len(token_ids))
-        cache = self._prefill(token_ids, positions, [TAIL] * len(token_ids)).cache
+        cache = self._read_full(token_ids, moved_by).cache
         return [(layer.keys, layer.values) for layer in cache.layers]
 
     def _prefill(

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from app.cli import parse, refusal
 from app.demo_model import DEMO_MODEL
 from app.doctor import environment
-from app.doctor.finding import Finding, first_line
+from app.doctor.finding import Finding
 from app.folders import tessera_home
-from app.progress import say
+from app.progress import first_line, say
 from app.server_process import ended_by_signals
 
 _USAGE = """usage: tessera doctor [MODEL] [--json] [any flag of tessera serve]

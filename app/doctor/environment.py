@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from typing import Final
 
 from app.doctor.advice import INSTALL, advice_for
-from app.doctor.finding import Finding, first_line
+from app.doctor.finding import Finding
+from app.progress import first_line
 from app.version import tessera_version
 
 _COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")

@@ -15,8 +15,3 @@ class Finding:
     state: State
     text: str
     fix: str | None = None
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its type if it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -17,7 +17,8 @@ from redis import Redis
 from redis.exceptions import RedisError
 from vllm.platforms import current_platform
 
-from app.doctor.finding import Finding, first_line
+from app.doctor.finding import Finding
+from app.progress import first_line
 from app.server import set_cpu_defaults
 from app.server_process import is_free
 from app.settings import Settings

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.server_process import ROOT
+from app.server_process import ROOT, python_path
 from tests.engine.conftest import COMMON
 from tests.engine.test_refused_models import alibi, saved
 
@@ -25,7 +25,7 @@ def start(tmp_path: Path) -> Iterator[Run]:
     """Starts the command; `first` comes first among the folders that Python imports from."""
 
     def doctor(*arguments: str, first: Path = ROOT) -> "subprocess.Popen[str]":
-        paths = os.pathsep.join(filter(None, [str(first), str(ROOT), os.environ.get("PYTHONPATH")]))
+        paths = f"{first}{os.pathsep}{python_path()}"
         process = subprocess.Popen(
             [sys.executable, "-m", "app.cli", "doctor", *arguments],
             env={**os.environ, "PYTHONPATH": paths, "TESSERA_HOME": str(tmp_path / "home")},

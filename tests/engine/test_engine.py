@@ -17,6 +17,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
+from app.server_process import python_path
 from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.manager import ChunkCacheManager
 from cache.report import CacheReport
@@ -44,8 +45,7 @@ FAULTS = [
 
 
 def engine_args(model: Path) -> AsyncEngineArgs:
-    root = str(Path(__file__).resolve().parents[2])
-    os.environ["PYTHONPATH"] = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = python_path()
     return AsyncEngineArgs(
         model=str(model),
         dtype="float32",

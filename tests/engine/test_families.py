@@ -4,7 +4,6 @@
 Each has an engine of its own: a small one, with the worker in the engine's process, which spares a third of a start.
 """
 
-import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import pytest_asyncio
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from app.server_process import python_path
 from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from engine_ext.engine import ChunkEngine
 from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
@@ -39,7 +39,6 @@ async def started(
 ) -> AsyncIterator[tuple[str, ChunkEngine, Path]]:
     family = FAMILIES[request.param]
     folder = family.build(tmp_path_factory.mktemp("family"))
-    root = str(Path(__file__).resolve().parents[2])
     args = AsyncEngineArgs(
         model=str(folder),
         dtype="float32",
@@ -50,7 +49,7 @@ async def started(
         **family.flags,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("PYTHONPATH", python_path())
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # or the CPU build takes a worker process all the same
         for name, value in family.environment.items():
             patch.setenv(name, value)

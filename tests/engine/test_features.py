@@ -25,6 +25,12 @@ def server(serve: Any) -> TesseraServer:
     return serve("tiny-llama")
 
 
+def explained(system: str, chunks: list[str], question: str, strategy: str) -> dict[str, Any]:
+    """A request whose response has all that the oracle needs."""
+    body = rag_body(system, chunks, question, strategy)
+    return {**body, "return_token_ids": True, "cache": {**body["cache"], "explain": True}}
+
+
 def assert_exact_choices(response: dict[str, Any], oracle: Oracle, strategy: str) -> None:
     """Every choice's log probabilities are the oracle's for its tokens, whichever were chosen."""
     report = response["cache"]
@@ -37,8 +43,7 @@ def assert_exact_choices(response: dict[str, Any], oracle: Oracle, strategy: str
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_several_answers_are_each_exact(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks, system = [text(150), text(60)], text(20)
-    body = {**rag_body(system, chunks, text(20), strategy), "n": 3, "temperature": 1.0, "seed": 5}
-    body |= {"return_token_ids": True, "cache": {**body["cache"], "explain": True}}
+    body = {**explained(system, chunks, text(20), strategy), "n": 3, "temperature": 1.0, "seed": 5}
     for status in ("filled", "hit"):
         response = server.chat(**body)
         assert statuses(response) == [status] * 2
@@ -47,8 +52,7 @@ def test_several_answers_are_each_exact(strategy: str, server: TesseraServer, or
 
 
 def test_log_probabilities_of_alternatives(server: TesseraServer, oracle: Any, text: Text) -> None:
-    body = {**rag_body(text(20), [text(150), text(60)], text(20), "shared"), "top_logprobs": 5}
-    body |= {"return_token_ids": True, "cache": {**body["cache"], "explain": True}}
+    body = {**explained(text(20), [text(150), text(60)], text(20), "shared"), "top_logprobs": 5}
     for status in ("filled", "hit"):
         response = server.chat(**body)
         assert statuses(response) == [status] * 2
@@ -76,9 +80,8 @@ def test_structured_output(
     strategy: str, constraint: dict[str, Any], pattern: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
     """Log probabilities are among the tokens that the grammar allows."""
-    body = {**rag_body(text(20), [text(150), text(60)], text(20), strategy), **constraint, "max_tokens": 200}
-    body |= {"ignore_eos": False, "return_token_ids": True, "cache": {**body["cache"], "explain": True}}
-    body |= {"top_logprobs": VOCABULARY, "return_tokens_as_token_ids": True}
+    body = {**explained(text(20), [text(150), text(60)], text(20), strategy), **constraint, "max_tokens": 200}
+    body |= {"ignore_eos": False, "top_logprobs": VOCABULARY, "return_tokens_as_token_ids": True}
     for status in ("filled", "hit"):
         response = server.chat(**body)
         assert statuses(response) == [status] * 2

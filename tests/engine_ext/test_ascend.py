@@ -89,7 +89,7 @@ def test_a_pair_of_caches_is_probed_and_written_by_the_engines_writer(on_ascend)
     pair = caches(64, 64)
     model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
     [layer] = attention_layers(model, {"model.layers.0.attn": model.attn}, {"model.layers.0.attn": pair})
-    assert (layer.key_cache, layer.value_cache) == pair
+    assert (layer.cache.key_cache, layer.cache.value_cache) == pair
     half = WorkerHalf(1 << 20, 32, BLOCK)
     layout = half.probe(layer)
     assert layout.key_view(pair[0]).stride() == pair[0].stride()
@@ -101,9 +101,9 @@ def test_of_latent_attention_only_the_second_cache_turns_and_by_halves(on_ascend
     latent, rope = caches(512, 64, heads=1)
     model = Model(Rope(64, False), Layer(kv_lora_rank=512, qk_rope_head_dim=64))
     [layer] = attention_layers(model, {"model.layers.0.attn": model.attn}, {"model.layers.0.attn": (latent, rope)})
-    assert layer.key_cache is rope
-    assert layer.value_cache is latent
-    assert (layer.num_kv_heads, layer.key_size, layer.value_size) == (1, 64, 512)
+    assert layer.cache.key_cache is rope
+    assert layer.cache.value_cache is latent
+    assert (layer.cache.num_kv_heads, layer.cache.key_size, layer.cache.value_size) == (1, 64, 512)
     assert layer.frequencies.is_neox
     layout = WorkerHalf(1 << 20, 32, BLOCK).probe(layer)
     assert layout.key_view(rope).shape == (BLOCKS, BLOCK, 1, 64)
