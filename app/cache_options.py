@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.documents import BadRequestError
 from cache.layout import PositionStrategy
-from engine_ext.request import DEFAULT_NAMESPACE, CacheMode, CacheOptions, ScopeName
+from engine_ext.caller import NamespaceRefusedError, own_namespace
+from engine_ext.request import CacheMode, CacheOptions, ScopeName
 
 
 class CacheField(BaseModel):
@@ -29,19 +30,23 @@ class CacheField(BaseModel):
         description="system: a chunk is computed and reused behind the same system segment only; isolated: computed "
         "behind the chat template's constant opening, and reused behind any system segment",
     )
-    namespace: str = Field(
-        DEFAULT_NAMESPACE,
+    namespace: str | None = Field(
+        None,
         min_length=1,
         max_length=128,
         pattern=r"^[^\x00-\x1f]+$",
-        description="chunks never match across namespaces",
+        description="chunks never match across namespaces; default: that of the API key's tenant, else 'default'",
     )
     explain: bool = Field(False, description="report each segment's token ids and first position")
 
     def options(self, default_strategy: PositionStrategy = PositionStrategy.SHARED) -> CacheOptions:
-        """The options as the engine takes them."""
+        """The options as the engine takes them; raises :class:`BadRequestError` for another's namespace."""
         strategy = self.position_strategy or default_strategy
-        return CacheOptions(self.mode, strategy, self.scope, self.namespace, self.explain)
+        try:
+            namespace = own_namespace(self.namespace)
+        except NamespaceRefusedError as error:
+            raise BadRequestError(str(error), "cache.namespace") from error
+        return CacheOptions(self.mode, strategy, self.scope, namespace, self.explain)
 
 
 def parse_cache_field(value: Any) -> CacheField:

@@ -20,6 +20,7 @@ _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-â€
        tessera route [--registry URL] [--host HOST] [--port PORT]
        tessera cluster [MODEL] [--replicas N] [--port PORT] [any tessera serve flag]
        tessera cache ls|verify|gc|export|import DIRECTORY
+       tessera key TENANT [--role chat|ingest|admin]
        tessera --version
 
 commands:
@@ -32,6 +33,7 @@ commands:
   route     one address for many replicas that serve with --registry
   cache     look at, check, tidy up and move what a directory tier has
   cluster   Redis, replicas and a router on this machine
+  key       make an API key for serve --tenants
 
 tessera serve --help shows the flags, tessera serve --help=all vLLM's as well."""
 
@@ -103,13 +105,15 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
     """What is wrong with the command that ``error`` came of, in one line; ``None`` if something else is wrong."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    from app.access.door import ExposedError
+    from app.access.tenants import TenantsFileError
     from app.settings import UnknownSettingError
     from cache.tiers.tier import TierConfigError
     from engine_ext.support import UnsupportedFlagError
 
     if isinstance(error, ValidationError):
         return _first_error(error)
-    if isinstance(error, UnknownSettingError | UnsupportedFlagError | TierConfigError):
+    if isinstance(error, (ExposedError, TenantsFileError, UnknownSettingError, UnsupportedFlagError, TierConfigError)):
         return str(error)
     if isinstance(error, HFValidationError | HfHubHTTPError | LocalEntryNotFoundError):
         return f"model {args.model}: no such folder, and not to be had from the model hub: {first_line(error)}"
@@ -177,6 +181,12 @@ def _cache(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _key(arguments: list[str]) -> int:
+    from app.access.command import main
+
+    return main(arguments)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "doctor": _doctor,
@@ -186,6 +196,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "route": _route,
     "cluster": _cluster,
     "cache": _cache,
+    "key": _key,
 }
 
 

@@ -4,8 +4,9 @@
 import asyncio
 from http import HTTPStatus
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.refusals import refusal
 
 
 class CutOffMiddleware:
@@ -47,14 +48,4 @@ def _is_stopping(scope: Scope) -> bool:
     return bool(scope["app"].state.engine_client.is_stopping)
 
 
-_STOPPING = JSONResponse(
-    {
-        "error": {
-            "message": "The server is stopping.",
-            "type": HTTPStatus.SERVICE_UNAVAILABLE.phrase,
-            "param": None,
-            "code": int(HTTPStatus.SERVICE_UNAVAILABLE),
-        }
-    },
-    HTTPStatus.SERVICE_UNAVAILABLE,
-)
+_STOPPING = refusal(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "The server is stopping.")

@@ -4,16 +4,18 @@
 import json
 from collections.abc import Callable
 from functools import cache
+from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.bodies import read_body, replay
 from app.cache_options import parse_cache_field
 from app.documents import BadRequestError
 from app.marks import Marks
 from app.openai_documents import EXTRACTORS, Extraction
+from app.refusals import refusal
 from app.request_documents import keys_of
 from app.settings import Settings
 from app.sse import ReportInserter
@@ -30,20 +32,21 @@ class DocumentsMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        extractor = EXTRACTORS.get(_path(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
+        extractor = EXTRACTORS.get(path_of(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
         if extractor is None:
             return await self._app(scope, receive, send)
-        body = await _read_body(receive)
+        body = await read_body(receive)
         if body is None:
             return None
         settings: Settings = scope["app"].state.tessera_settings
         try:
             extraction = _extract(extractor, body, settings.chunk_separator)
             if extraction is None:
-                return await self._app(scope, _replay(body, receive), send)
+                return await self._app(scope, replay(body, receive), send)
             ticket = _ticket(extraction, settings)
         except BadRequestError as error:
-            return await _bad_request(error)(scope, receive, send)
+            answer = refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error), parameter=error.parameter)
+            return await answer(scope, receive, send)
         return await self._run(scope, receive, send, extraction, ticket)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, extraction: Extraction, ticket: Ticket) -> None:
@@ -54,10 +57,10 @@ class DocumentsMiddleware:
             MutableHeaders(scope=scope)["content-length"] = str(len(body))
             if extraction.body.get("stream"):
                 send = _inserting(send, ReportInserter(ticket, "kv_transfer_params"))
-            await self._app(scope, _replay(body, receive), send)
+            await self._app(scope, replay(body, receive), send)
 
 
-def _path(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
     """The path below the server's ``--root-path``, which a proxy may or may not have removed."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
@@ -94,28 +97,6 @@ def _ticket(extraction: Extraction, settings: Settings) -> Ticket:
     return Ticket(options, tuple(document.id for document in extraction.documents), tuple(keys))
 
 
-async def _read_body(receive: Receive) -> bytes | None:
-    """The whole body; ``None`` if the client left first."""
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives ``body`` first, then whatever comes (a disconnect)."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replayed() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return replayed
-
-
 def _inserting(send: Send, inserter: ReportInserter) -> Send:
     async def inserted(message: Message) -> None:
         if message["type"] == "http.response.body" and message.get("body"):
@@ -123,9 +104,3 @@ def _inserting(send: Send, inserter: ReportInserter) -> Send:
         await send(message)
 
     return inserted
-
-
-def _bad_request(error: BadRequestError) -> JSONResponse:
-    """OpenAI's error shape, as vLLM's own handlers give it."""
-    detail = {"message": str(error), "type": "BadRequestError", "param": error.parameter, "code": 400}
-    return JSONResponse({"error": detail}, status_code=400)

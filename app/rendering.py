@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import State
+from vllm.exceptions import VLLMValidationError
 
-from app.documents import Document
+from app.documents import BadRequestError, Document
 from app.openai_documents import system_texts
 from app.rag_request import RagRequest, documents_of
 from app.request_documents import keys_of
@@ -32,7 +33,10 @@ def open_ticket(request: RagRequest, state: State) -> tuple[Ticket, list[Documen
     """The request's ticket and documents; raises as :func:`app.rag_request.documents_of` does."""
     engine: ChunkEngine = state.engine_client
     settings: Settings = state.tessera_settings
-    options = request.cache.options(settings.chunk_position_strategy)
+    try:
+        options = request.cache.options(settings.chunk_position_strategy)
+    except BadRequestError as error:
+        raise VLLMValidationError(str(error), parameter=error.parameter) from error
     namespace = cache_scope(options, cache_salt_of(request)).namespace
     ids = None
     if engine.manager is not None:

@@ -16,6 +16,10 @@ from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from app.access.door import checked_host, known_tenants
+from app.access.middleware import AccessMiddleware
+from app.access.tenants import Tenants
+from app.client_limits import ClientLimitsMiddleware
 from app.cut_off import CutOffMiddleware
 from app.logs import configure_logging
 from app.marks import Marks
@@ -35,7 +39,7 @@ from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_
 from web import page
 
 # Each goes around those before it. vLLM imports them by name.
-_MIDDLEWARE = (DocumentsMiddleware, CutOffMiddleware, RetryAfterMiddleware)
+_MIDDLEWARE = (DocumentsMiddleware, CutOffMiddleware, ClientLimitsMiddleware, AccessMiddleware, RetryAfterMiddleware)
 MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in _MIDDLEWARE]
 _CPU_KV_CACHE_BYTES = 2 << 30
 GRACE_S = 1
@@ -54,6 +58,7 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
         app.include_router(module.router)
     app.state.tessera_marks = marks
     app.state.tessera_settings = settings
+    app.state.tessera_tenants = _tenants(args, settings)
     await init_app_state(engine, app.state, args, supported_tasks)
     return app
 
@@ -80,8 +85,12 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
 
 
 def prepare(args: argparse.Namespace, settings: Settings) -> None:
-    """What comes before the engine. Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`."""
+    """What comes before the engine.
+
+    Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`.
+    """
     configure_logging(settings)
+    args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)
     set_cpu_defaults(args)
     check_flags(args)
     for url in parse_tiers(settings.chunk_cache_tiers or ""):
@@ -138,6 +147,10 @@ async def _announced(
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+def _tenants(args: argparse.Namespace, settings: Settings) -> Tenants | None:
+    return known_tenants(settings.tenants, args.api_key or [key for key in (envs.VLLM_API_KEY,) if key])
 
 
 def _ready_line(app: FastAPI, url: str, started: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import ByteSize, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.access.settings import AccessSettings
 from cache.config import HashAlgorithm
 from cache.eviction import EvictionPolicyName
 from cache.layout import PositionStrategy
@@ -24,7 +25,7 @@ class UnknownSettingError(ValueError):
     """An environment variable ``TESSERA_…`` that no setting has; the message lists those that exist."""
 
 
-class Settings(BaseSettings):
+class Settings(AccessSettings):
     """Unknown keys are errors. Every field is also a flag of ``tessera serve``."""
 
     model_config = SettingsConfigDict(env_prefix="TESSERA_", env_ignore_empty=True, extra="forbid", frozen=True)
@@ -49,7 +50,7 @@ class Settings(BaseSettings):
     chunk_max_tokens: int = Field(
         4096, ge=1, description="longer documents are split into chunks of so many tokens, each cached on its own"
     )
-    chunk_max_per_call: int = Field(5000, ge=1, description="documents that one call of POST /v1/rag/chunks may bring")
+    chunk_max_per_call: int = Field(5000, ge=1, description="documents that one request may bring")
     split_max_bytes: ByteSize = Field(
         ByteSize(16 << 20), gt=0, description="largest file that POST /v1/rag/split takes, e.g. 64MiB"
     )
@@ -106,11 +107,16 @@ class Settings(BaseSettings):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each setting that vLLM has none for; flags not given stay absent from the parsed arguments."""
+    """Adds a flag for each setting that vLLM has none for."""
     group = parser.add_argument_group(
         "Tessera", "The chunk cache. Each flag is also TESSERA_<NAME> in the environment."
     )
-    for name, field in Settings.model_fields.items():
+    add_flags_of(Settings, group)
+
+
+def add_flags_of(settings: type[BaseSettings], group: argparse._ActionsContainer) -> None:
+    """Adds a flag for each setting; flags not given stay absent from the parsed arguments."""
+    for name, field in settings.model_fields.items():
         if name in VLLM_FLAGS:
             continue
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default

@@ -10,21 +10,22 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from cache.errors import CapacityError, IntegrityError
-from cache.hashing import CacheScope, ChunkHash
+from cache.hashing import CacheScope, ChunkHash, ChunkHasher
 from cache.holdings import Holdings
 from cache.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager, Removal
 from engine_ext.adapters import Adapters
 from engine_ext.background import BackgroundFills
+from engine_ext.caller import CALLER, DEFAULT_NAMESPACE, charged
 from engine_ext.fills import FillRunner
 from engine_ext.plan import PARAMS_KEY
-from engine_ext.request import DEFAULT_NAMESPACE, REQUEST_KEY, FullAttentionError, Outputs
+from engine_ext.request import REQUEST_KEY, CacheOptions, FullAttentionError, Outputs, cache_scope
 from engine_ext.run import ChunkedRun
 from engine_ext.transfers import PoolTransfers
 from engine_ext.vllm_compat import GracefulHTTPError
@@ -71,6 +72,7 @@ class ChunkEngine:
         self.background = BackgroundFills(self) if manager else None
         # What vLLM's serving layer renders prompts with; the app puts its own around it.
         self.renderer: Any = llm.renderer
+        self._hasher = manager.hasher if manager else ChunkHasher("", "sha256")
         self._reindexer = PositionReindexer()
         self._next_integrity_check = 0.0
 
@@ -82,11 +84,25 @@ class ChunkEngine:
         """vLLM's ``generate``. A prompt that carries a :class:`ChunkedRequest` runs through the chunk cache."""
         request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
         _refuse_foreign_plan(sampling_params, any_params=self.manager is not None)
+        outputs: Outputs
         if request is None:
-            outputs: Outputs = self.llm.generate(prompt, sampling_params, request_id, **kwargs)
+            prompt = self._in_own_namespace(prompt, kwargs.get("lora_request"))
+            outputs = self.llm.generate(prompt, sampling_params, request_id, **kwargs)
+        else:
+            self._refuse_if_full()  # before 0.29 vLLM asks for no admission
+            outputs = ChunkedRun(self, request, prompt, sampling_params, request_id, kwargs).outputs()
+        if (caller := CALLER.get()) is None:
             return outputs
-        self._refuse_if_full()  # before 0.29 vLLM asks for no admission
-        return ChunkedRun(self, request, prompt, sampling_params, request_id, kwargs).outputs()
+        are_deltas = sampling_params.output_kind is RequestOutputKind.DELTA
+        return charged(outputs, len(prompt.get("prompt_token_ids") or ()), caller, are_deltas=are_deltas)
+
+    def _in_own_namespace(self, prompt: Any, lora_request: "LoRARequest | None") -> Any:
+        """An ordinary prompt, for which vLLM's prefix cache finds what its caller's namespace has computed, no more."""
+        if (caller := CALLER.get()) is None:
+            return prompt
+        salt = prompt.get("cache_salt")
+        scope = cache_scope(CacheOptions(namespace=caller.namespace), salt, self.adapters.name(lora_request))
+        return {**prompt, "cache_salt": self.plain_salt(scope, salt)}
 
     async def notify_kv_transfer_request_rejected(
         self, request_id: str, kv_transfer_params: dict[str, Any], **kwargs: Any
@@ -186,9 +202,9 @@ class ChunkEngine:
 
         vLLM tells adapters apart by name only, so what is computed behind one has a salt of its own.
         """
-        if self.manager is None or (scope.namespace == DEFAULT_NAMESPACE and not scope.adapter):
+        if scope.namespace == DEFAULT_NAMESPACE and not scope.adapter:
             return cache_salt
-        return self.manager.hasher.layout_salt(scope, ["plain"])
+        return self._hasher.layout_salt(scope, ["plain"])
 
     def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease:
         """A lease on the prompt's segments; raises :class:`FullAttentionError` if there can be none."""

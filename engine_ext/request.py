@@ -9,6 +9,7 @@ from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt, PositionStrategy
 from cache.registry import DocumentKey
 from cache.report import CacheReport
+from engine_ext.caller import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -20,7 +21,6 @@ Outputs = AsyncGenerator["RequestOutput", None]
 
 CacheMode = Literal["auto", "chunked", "full"]
 ScopeName = Literal["system", "isolated"]
-DEFAULT_NAMESPACE = "default"
 
 
 class FullAttentionError(Exception):

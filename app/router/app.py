@@ -11,6 +11,9 @@ from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from app.access.middleware import AccessMiddleware
+from app.access.tenants import Tenants
+from app.client_limits import ClientLimitsMiddleware
 from app.router.chooser import Chooser
 from app.router.directory import Directory
 from app.router.everywhere import Everywhere
@@ -21,7 +24,7 @@ from cache.redis_registry import RedisRegistry
 from web import page
 
 
-def build_app(settings: RouterSettings) -> FastAPI:
+def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastAPI:
     """The application; raises ``ValueError`` if the registry's URL is none."""
     registry = RedisRegistry(settings.registry, prefix=settings.registry_prefix, timeout_s=settings.registry_timeout)
     metrics, client = RouterMetrics(), http_client()
@@ -69,6 +72,9 @@ def build_app(settings: RouterSettings) -> FastAPI:
         """Replicas ask one another, and not through a router."""
         return JSONResponse({"error": {"message": "only replicas have this"}}, HTTPStatus.NOT_FOUND)
 
+    app.state.tessera_tenants, app.state.tessera_settings = tenants, settings
+    for each in (ClientLimitsMiddleware, AccessMiddleware):  # the last one is outside
+        app.add_middleware(each)
     app.include_router(page.router)
     proxy = Proxy(chooser, client, metrics)
     everywhere = Everywhere(directory, client, proxy)

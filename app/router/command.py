@@ -9,9 +9,12 @@ from contextlib import suppress
 import uvicorn
 from pydantic import ValidationError
 
+from app.access.door import ExposedError, checked_host, known_tenants
+from app.access.tenants import TenantsFileError
 from app.progress import say
 from app.router.app import build_app
 from app.router.settings import RouterSettings
+from app.settings import add_flags_of
 
 GRACE_S = 10
 """How long answers may go on after SIGTERM or SIGINT."""
@@ -21,12 +24,11 @@ def parser() -> argparse.ArgumentParser:
     """The command's flags; those not given stay absent from what it parses."""
     made = argparse.ArgumentParser(
         prog="tessera route",
-        description="One address for many replicas: each request goes where most of its documents are cached.",
+        description="One address for many replicas: each request goes where most of its documents are cached. Each "
+        "flag is also TESSERA_<NAME> in the environment.",
         argument_default=argparse.SUPPRESS,
     )
-    for name, field in RouterSettings.model_fields.items():
-        text = f"{field.description} (default: {field.default})" if field.default is not None else field.description
-        made.add_argument("--" + name.replace("_", "-"), metavar="VALUE", help=f"{text}; TESSERA_{name.upper()}")
+    add_flags_of(RouterSettings, made)
     return made
 
 
@@ -36,17 +38,22 @@ def main(arguments: Sequence[str]) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         settings = RouterSettings(**vars(parser().parse_args(arguments)))
-        app = build_app(settings)
+        tenants = known_tenants(settings.tenants)
+        host = checked_host(settings.host, tenants, allow_anonymous=settings.allow_anonymous)
+        app = build_app(settings, tenants)
     except ValidationError as error:
         first = error.errors()[0]
         say(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (got {first['input']!r})")
+        return 2
+    except (ExposedError, TenantsFileError) as error:
+        say(str(error))
         return 2
     except ValueError as error:  # the registry's URL
         say(f"--registry: {error}")
         return 2
     config = uvicorn.Config(
         app,
-        settings.host,
+        host,
         settings.port,
         log_level="warning",
         access_log=False,
@@ -56,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         sock = config.bind_socket()
     except SystemExit:
         return 2
-    say(f"routing at http://{settings.host}:{sock.getsockname()[1]}; stop with Ctrl-C")
+    say(f"routing at http://{host}:{sock.getsockname()[1]}; stop with Ctrl-C")
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[sock])
     say("stopped")

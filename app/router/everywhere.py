@@ -9,8 +9,9 @@ import httpx
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from app.bodies import read_body
 from app.router.directory import Directory
-from app.router.proxy import REPLICA_HEADER, Proxy, passed_on, raw_path, read_body, unavailable
+from app.router.proxy import REPLICA_HEADER, Proxy, passed_on, raw_path, unavailable
 from cache.registry import Replica
 
 _TIMEOUT_S = 30.0

@@ -13,6 +13,8 @@ import httpx
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from app.bodies import read_body
+from app.refusals import refusal
 from app.router.chooser import Chooser
 from app.router.metrics import RouterMetrics
 from cache.registry import Replica
@@ -152,18 +154,6 @@ class Proxy:
             load.dec()
 
 
-async def read_body(receive: Receive) -> bytes | None:
-    """The whole body; ``None`` if the client left first."""
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
 def raw_path(scope: Scope) -> bytes:
     """The path as the client wrote it, with its query."""
     path: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -181,10 +171,8 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 
 
 def unavailable(message: str) -> JSONResponse:
-    """OpenAI's error shape with status 503."""
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    detail = {"message": message, "type": status.phrase, "param": None, "code": int(status)}
-    return JSONResponse({"error": detail}, status, headers={"retry-after": "1"})
+    """For want of a replica."""
+    return refusal(HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", message, headers={"retry-after": "1"})
 
 
 async def _disconnected(receive: Receive) -> None:

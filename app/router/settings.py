@@ -2,10 +2,12 @@
 """The router's settings: environment variables ``TESSERA_*``, overridden by command-line flags."""
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from app.access.settings import AccessSettings
 
 
-class RouterSettings(BaseSettings):
+class RouterSettings(AccessSettings):
     """Every field is also a flag of ``tessera route``. The registry's are those of ``tessera serve``."""
 
     model_config = SettingsConfigDict(env_prefix="TESSERA_", env_ignore_empty=True, extra="ignore", frozen=True)

@@ -27,6 +27,7 @@ from cache.layout import Chunk
 from cache.manager import ChunkCacheManager, Removal
 from cache.registry import DocumentKey
 from engine_ext.background import Ingested, Ingestion
+from engine_ext.caller import CALLER
 from engine_ext.engine import ChunkEngine
 from engine_ext.request import Ticket
 from engine_ext.vllm_compat import ErrorResponse, GracefulHTTPError
@@ -100,7 +101,7 @@ async def list_chunks(
     page: list[dict[str, Any]] = []
     last = after
     for entry in manager.index:
-        if entry.tag <= after or (id is not None and id not in manager.ids.ids(entry.key)):
+        if entry.tag <= after or not _may_see(entry) or (id is not None and id not in manager.ids.ids(entry.key)):
             continue
         shown = _describe(manager, entry)
         if any(shown[name] != value for name, value in filters.items()):
@@ -273,9 +274,20 @@ def _entry(manager: ChunkCacheManager, key: str) -> ChunkKVCache:
         raise VLLMValidationError("a key is hexadecimal, as reports and lists give it", parameter="key") from error
     manager.expire()
     entry = manager.index.by_key(ChunkHash(digest))
-    if entry is None:
+    if entry is None or not _may_see(entry):
         raise GracefulHTTPError(f"no cached segment has the key {key}", HTTPStatus.NOT_FOUND)
     return entry
+
+
+def _may_see(entry: ChunkKVCache) -> bool:
+    """Whether the segment exists for whoever asks: for administrators all do, for others their namespaces'."""
+    caller = CALLER.get()
+    return caller is None or caller.is_admin or caller.may_use(_namespace(entry))
+
+
+def _namespace(entry: ChunkKVCache) -> str:
+    """Without a client's own salt, which follows it: a secret."""
+    return entry.identity.scope.namespace.partition("\0")[0]
 
 
 def _parse_cursor(cursor: str | None) -> int:
@@ -289,8 +301,7 @@ def _describe(manager: ChunkCacheManager, entry: ChunkKVCache) -> dict[str, Any]
     return {
         "key": str(entry.key),
         "kind": "system" if entry.is_system else "chunk",
-        # What follows is a client's own salt: a secret.
-        "namespace": entry.identity.scope.namespace.partition("\0")[0],
+        "namespace": _namespace(entry),
         "ids": manager.ids.ids(entry.key),
         "tokens": entry.identity.num_tokens,
         "pages": entry.num_pages,

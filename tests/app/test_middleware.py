@@ -189,7 +189,7 @@ async def test_errors_have_openais_shape(path, body, parameter, message):
     assert response.status_code == 400
     assert (error["type"], error["param"], error["code"]) == ("BadRequestError", parameter, 400)
     assert error["message"].startswith(message)
-    assert error.keys() == {"message", "type", "param", "code"}
+    assert error.keys() == {"message", "type", "param", "code", "reason"}
     assert server.bodies == []
 
 

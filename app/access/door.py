@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who a server is open to, as its settings say: those with a key, this machine, or, if told so, everybody."""
+
+import ipaddress
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.access.tenants import Tenant, Tenants, TenantsFile, hash_of
+
+LOOPBACK = "127.0.0.1"
+
+
+class ExposedError(ValueError):
+    """The server would be open to more than it should; the message says what to do."""
+
+
+def known_tenants(file: str | None, api_keys: Sequence[str] = ()) -> Tenants | None:
+    """Those of ``--tenants``, or one for vLLM's ``--api-key``; ``None`` if no key is asked for.
+
+    Raises :class:`ExposedError` for both, :class:`~app.access.tenants.TenantsFileError` for a file of no use.
+    """
+    if file is not None and api_keys:
+        raise ExposedError("--api-key and --tenants: give keys in one place")
+    if file is not None:
+        return TenantsFile(Path(file))
+    if not api_keys:
+        return None
+    keys = tuple(hash_of(key) for key in api_keys)
+    everything = frozenset({"chat", "ingest", "admin"})
+    return Tenants({"default": Tenant(name="default", keys=keys, roles=everything, namespaces=frozenset({"*"}))})
+
+
+def checked_host(host: str | None, tenants: Tenants | None, *, allow_anonymous: bool) -> str:
+    """The address to listen on, by default this machine's own; raises :class:`ExposedError` for one too open."""
+    host = host or LOOPBACK
+    if tenants is None and not allow_anonymous and not _is_loopback(host):
+        raise ExposedError(
+            f"--host {host} would let in everybody who reaches this machine: give --tenants FILE (tessera key makes "
+            "keys for it) or --api-key KEY, or say --allow-anonymous"
+        )
+    return host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

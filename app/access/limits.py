@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a tenant may ask of one server."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from app.access.tenants import Tenant
+
+
+class LimitExceededError(Exception):
+    """The tenant has used up what it may. ``retry_after_s`` is when there will be some again, if that is known."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Allowance:
+    """So much a minute: a token bucket that holds one minute's worth and may be overdrawn.
+
+    What a request costs is known when it is done, so it may start while anything is left, and the next ones wait until
+    its debt is paid.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_minute / 60
+        self._most = self._left = float(per_minute)
+        self._clock = clock
+        self._since = clock()
+
+    def wait_s(self, needed: float) -> float:
+        """Seconds until at least ``needed`` are left; 0 if they are."""
+        now = self._clock()
+        self._left = min(self._most, self._left + (now - self._since) * self._per_s)
+        self._since = now
+        return max(0.0, (needed - self._left) / self._per_s)
+
+    def take(self, amount: int) -> None:
+        self._left -= amount
+
+
+class TenantLimits:
+    """What one tenant has used of its limits, on this server."""
+
+    def __init__(self, tenant: Tenant, clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests = Allowance(tenant.requests_per_minute, clock) if tenant.requests_per_minute else None
+        self._tokens = Allowance(tenant.tokens_per_minute, clock) if tenant.tokens_per_minute else None
+        self._most_at_once = tenant.concurrent_requests
+        self._running = 0
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Around one request; raises :class:`LimitExceededError` instead of starting it."""
+        if self._most_at_once is not None and self._running >= self._most_at_once:
+            raise LimitExceededError(f"{self._running} requests of this tenant are running, as many as it may have")
+        _refuse_without("requests", self._requests)
+        _refuse_without("tokens", self._tokens)
+        if self._requests is not None:
+            self._requests.take(1)
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    def charge(self, tokens: int) -> None:
+        """Counts tokens that were served, of a prompt or an answer."""
+        if self._tokens is not None:
+            self._tokens.take(tokens)
+
+
+def _refuse_without(what: str, allowance: Allowance | None) -> None:
+    if allowance is not None and (wait := allowance.wait_s(1)) > 0:
+        raise LimitExceededError(f"this tenant's {what} per minute are used up", math.ceil(wait))

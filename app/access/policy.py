@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which role a request needs. What is not listed, vLLM's newest endpoint too, is for administrators."""
+
+from app.access.tenants import Role
+
+_OPEN = frozenset({"/", "/health", "/ping", "/ready", "/readyz"})
+_OPEN_BELOW = ("/web/", "/peer/")
+"""The page's files, and what replicas ask one another with a secret of their own."""
+_CHAT = frozenset(
+    {
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/rag/chat",
+        "/v1/rag/plan",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+_INGEST = ("/v1/rag/chunks", "/v1/rag/split")
+
+
+def required_role(method: str, path: str) -> Role | None:
+    """The role that a request needs; ``None`` if it needs no key. ``path`` is the one below ``--root-path``."""
+    if method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_BELOW):
+        return None  # a browser asks with OPTIONS, and without a key, what it may send
+    if path in _CHAT:
+        return "chat"
+    if path in _INGEST or path.startswith(f"{_INGEST[0]}/"):
+        return "ingest"
+    return "admin"

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tenants and their API keys, as a file lists them::
+
+    [acme]                           # the tenant's name, and the namespace of its chunks
+    keys = ["sha256:9f86d081…"]      # made by `tessera key`; two while one replaces the other
+    roles = ["chat", "ingest"]
+    requests_per_minute = 600
+
+The file is read again when it has changed.
+"""
+
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from app.progress import first_line
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["chat", "ingest", "admin"]
+KeyHash = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_LOOK_AGAIN_S = 1.0
+
+
+class TenantsFileError(ValueError):
+    """The file of tenants can't be used; the message says where and why."""
+
+
+class Tenant(BaseModel):
+    """Who shares a namespace, its limits and its API keys. A limit that is not given is none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=_NAME)
+    keys: tuple[KeyHash, ...] = Field(min_length=1)
+    roles: frozenset[Role] = frozenset({"chat"})
+    namespaces: frozenset[str] = frozenset()
+    """Besides its own, those that its requests may name."""
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
+    concurrent_requests: int | None = Field(None, ge=1)
+
+
+def new_key() -> str:
+    """A key that can't be guessed (256 random bits)."""
+    return f"tsr-{secrets.token_urlsafe(32)}"
+
+
+def hash_of(key: str) -> str:
+    """What the file has of a key. It is random and long, so that a plain hash can't be searched for it."""
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def parse_tenants(text: str) -> dict[str, Tenant]:
+    """By name; raises :class:`TenantsFileError`."""
+    try:
+        sections = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TenantsFileError(str(error)) from error
+    tenants = {name: _tenant(name, section) for name, section in sections.items()}
+    if not tenants:
+        raise TenantsFileError("no tenant is in it")
+    owners: dict[str, str] = {}
+    for tenant in tenants.values():
+        for key in tenant.keys:
+            if (other := owners.setdefault(key, tenant.name)) != tenant.name:
+                raise TenantsFileError(f"{other} and {tenant.name} have a key in common")
+    return tenants
+
+
+class Tenants:
+    """The tenants of a file, as it is now."""
+
+    def __init__(self, tenants: dict[str, Tenant]) -> None:
+        self._tenants = tenants
+
+    def of_key(self, key: str) -> Tenant | None:
+        """Whose key it is; takes equally long whatever the key has in common with others."""
+        given, found = hash_of(key), None
+        for tenant in self.all():
+            for known in tenant.keys:
+                if hmac.compare_digest(known, given):
+                    found = tenant
+        return found
+
+    def all(self) -> list[Tenant]:
+        return list(self._tenants.values())
+
+
+class TenantsFile(Tenants):
+    """Tenants that are read again once their file has changed; what can't be read changes nothing."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._looked_at = clock()
+        self._seen = _state(path)
+        super().__init__(_read(path))
+
+    def all(self) -> list[Tenant]:
+        if self._clock() >= self._looked_at + _LOOK_AGAIN_S:
+            self._looked_at = self._clock()
+            self._read_if_changed()
+        return super().all()
+
+    def _read_if_changed(self) -> None:
+        if (state := _state(self._path)) == self._seen:
+            return
+        self._seen = state
+        try:
+            self._tenants = _read(self._path)
+        except TenantsFileError as error:
+            logger.error("%s; the tenants are those of before", error)
+
+
+def _tenant(name: str, section: object) -> Tenant:
+    if not isinstance(section, dict):
+        raise TenantsFileError(f"{name} is no section; a tenant begins with a line [name]")
+    try:
+        return Tenant(**{"name": name, **section})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise TenantsFileError(f"[{name}] {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _read(path: Path) -> dict[str, Tenant]:
+    try:
+        return parse_tenants(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise TenantsFileError(f"--tenants {path}: {first_line(error)}") from error
+    except TenantsFileError as error:
+        raise TenantsFileError(f"--tenants {path}: {error}") from error
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tenant's limits."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.access.limits import Allowance, LimitExceededError, TenantLimits
+from app.access.tenants import Tenant, hash_of
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def limits(clock, **given):
+    return TenantLimits(Tenant(name="acme", keys=(hash_of("key"),), **given), clock)
+
+
+def use(limits, tokens=0):
+    with limits.request():
+        limits.charge(tokens)
+
+
+def test_without_limits_everything_goes(clock):
+    unlimited = limits(clock)
+    for _ in range(10_000):
+        use(unlimited, 1_000_000)
+
+
+def test_requests_per_minute(clock):
+    two = limits(clock, requests_per_minute=2)
+    use(two)
+    use(two)
+    with pytest.raises(LimitExceededError, match="requests per minute are used up") as caught:
+        use(two)
+    assert caught.value.retry_after_s == 30
+    clock.now += 30
+    use(two)
+
+
+def test_a_debt_of_tokens_is_paid_before_anything_else_starts(clock):
+    """What an answer will cost is not known when it starts."""
+    thousand = limits(clock, tokens_per_minute=1000)
+    use(thousand, 3000)
+    with pytest.raises(LimitExceededError, match="tokens per minute are used up") as caught:
+        use(thousand)
+    assert caught.value.retry_after_s == 121  # until one token is left
+    clock.now += 121
+    use(thousand)
+
+
+def test_a_refused_request_costs_nothing(clock):
+    both = limits(clock, requests_per_minute=60, tokens_per_minute=60)
+    use(both, 61)
+    for _ in range(100):
+        with pytest.raises(LimitExceededError, match="tokens"):
+            use(both)
+    clock.now += 2
+    use(both)
+
+
+def test_requests_at_once(clock):
+    two = limits(clock, concurrent_requests=2)
+    with two.request(), two.request(), pytest.raises(LimitExceededError, match="2 requests of this tenant are running"):
+        use(two)
+    use(two)
+
+
+def test_a_failed_request_is_no_longer_running(clock):
+    one = limits(clock, concurrent_requests=1)
+    with pytest.raises(ZeroDivisionError), one.request():
+        raise ZeroDivisionError
+    use(one)
+
+
+@given(st.integers(1, 600), st.lists(st.tuples(st.floats(0, 90), st.integers(1, 100)), max_size=40))
+def test_no_minute_has_more_than_two_minutes_worth_and_the_last_request(per_minute, steps):
+    clock = Clock()
+    allowance = Allowance(per_minute, clock)
+    taken = []
+    for seconds, amount in steps:
+        clock.now += seconds
+        if allowance.wait_s(1) == 0:
+            allowance.take(amount)
+            taken.append((clock.now, amount))
+    for start, _ in taken:
+        within = [amount for at, amount in taken if start <= at < start + 60]
+        assert sum(within[:-1]) <= 2 * per_minute

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tenants and their keys."""
+
+import os
+
+import pytest
+
+from app.access.tenants import Tenants, TenantsFile, TenantsFileError, hash_of, new_key, parse_tenants
+
+KEY, OTHER = "tsr-one", "tsr-other"
+
+
+def section(name="acme", *keys, rest=""):
+    return f"[{name}]\nkeys = {[hash_of(key) for key in keys or (KEY,)]}\n{rest}\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tenants.toml"
+    path.write_text(section())
+    return path
+
+
+def test_a_key_is_its_tenants():
+    tenants = Tenants(parse_tenants(section("acme", KEY) + section("beta", OTHER)))
+    assert tenants.of_key(KEY).name == "acme"
+    assert tenants.of_key(OTHER).name == "beta"
+    assert tenants.of_key(new_key()) is None
+    assert tenants.of_key(hash_of(KEY)) is None
+
+
+def test_two_keys_while_one_replaces_the_other():
+    tenants = Tenants(parse_tenants(section("acme", KEY, OTHER)))
+    assert tenants.of_key(KEY) is tenants.of_key(OTHER) is not None
+
+
+def test_a_tenant_may_do_little_unless_told_otherwise():
+    (tenant,) = parse_tenants(section()).values()
+    assert tenant.roles == {"chat"}
+    assert not tenant.namespaces
+
+
+def test_every_key_is_another():
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(key) > 40 for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no tenant is in it"),
+        ("keys = 1", "keys is no section"),
+        ("[acme]", r"\[acme\] keys: Field required"),
+        ("[acme]\nkeys = []", r"\[acme\] keys: Tuple should have at least 1 item"),
+        (f'[acme]\nkeys = ["{KEY}"]', r"\[acme\] keys.0: String should match pattern"),
+        (section(rest="role = ['chat']"), r"\[acme\] role: Extra inputs are not permitted"),
+        (section(rest="roles = ['root']"), r"\[acme\] roles.0: Input should be 'chat', 'ingest' or 'admin'"),
+        (section(rest="requests_per_minute = 0"), r"\[acme\] requests_per_minute: .* greater than or equal to 1"),
+        (section('"a/b"'), r"\[a/b\] name: String should match pattern"),
+        (section("acme") + section("beta"), "acme and beta have a key in common"),
+        ("[acme", "Expected"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(text, words):
+    with pytest.raises(TenantsFileError, match=words):
+        parse_tenants(text)
+
+
+def test_no_error_shows_a_key():
+    with pytest.raises(TenantsFileError) as caught:
+        parse_tenants(f'[acme]\nkeys = ["{KEY}"]')
+    assert KEY not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(TenantsFileError, match=r"--tenants .*No such file"):
+        TenantsFile(tmp_path / "none")
+
+
+class TestAChangedFile:
+    @pytest.fixture
+    def now(self):
+        return [0.0]
+
+    @pytest.fixture
+    def tenants(self, file, now):
+        return TenantsFile(file, clock=lambda: now[0])
+
+    def test_is_read_again(self, file, now, tenants):
+        file.write_text(section("acme", OTHER))
+        assert tenants.of_key(KEY) is not None
+        now[0] += 1
+        assert tenants.of_key(KEY) is None
+        assert tenants.of_key(OTHER).name == "acme"
+
+    def test_is_noticed_when_another_takes_its_place(self, file, now, tenants):
+        """As Kubernetes does: the new file has the size and time of the old one."""
+        replacement = file.with_suffix(".new")
+        replacement.write_text(section("acme", OTHER))
+        times = file.stat()
+        os.utime(replacement, ns=(times.st_atime_ns, times.st_mtime_ns))
+        replacement.rename(file)
+        now[0] += 1
+        assert tenants.of_key(OTHER) is not None
+
+    @pytest.mark.parametrize("damage", [lambda file: file.write_text("[acme"), lambda file: file.unlink()])
+    def test_of_no_use_changes_nothing_until_it_is_mended(self, damage, file, now, tenants, caplog):
+        damage(file)
+        now[0] += 1
+        assert tenants.of_key(KEY) is not None
+        assert "the tenants are those of before" in caplog.text
+        file.write_text(section("acme", OTHER))
+        now[0] += 1
+        assert tenants.of_key(KEY) is None

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tenants share an engine, and nothing else: no hit, no list, no deletion, no word in metrics or logs."""
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.access.tenants import hash_of
+from tests.engine.server import TesseraServer
+
+Text = Callable[[int], str]
+
+KEYS = {name: f"{name}-key" for name in ("acme", "beta", "small", "root")}
+TENANTS = """
+[acme]
+keys = ["{acme}"]
+roles = ["chat", "ingest"]
+namespaces = ["public"]
+
+[beta]
+keys = ["{beta}"]
+roles = ["chat", "ingest"]
+namespaces = ["public"]
+
+[small]
+keys = ["{small}"]
+tokens_per_minute = 100
+
+[root]
+keys = ["{root}"]
+roles = ["chat", "ingest", "admin"]
+"""
+
+
+@pytest.fixture(scope="module")
+def tenants_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tenants") / "tenants.toml"
+    path.write_text(TENANTS.format(**{name: hash_of(key) for name, key in KEYS.items()}))
+    return path
+
+
+@pytest.fixture
+def server(serve: Any, tenants_file: Path) -> TesseraServer:
+    server = serve(
+        "tiny-llama", "--tenants", str(tenants_file), "--enable-prompt-tokens-details", "--log-level", "INFO"
+    )
+    server.client.headers.update(key_of("root"))
+    return server
+
+
+def key_of(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {KEYS[name]}"}
+
+
+@contextmanager
+def acting(server: TesseraServer, name: str) -> Any:
+    """The server's client with this tenant's key."""
+    server.client.headers.update(key_of(name))
+    try:
+        yield server
+    finally:
+        server.client.headers.update(key_of("root"))
+
+
+def ask(server: TesseraServer, name: str, chunks: list[Any], **fields: Any) -> list[str]:
+    """The statuses of the chunks."""
+    with acting(server, name):
+        answer = server.chat(chunks=chunks, question="and", max_tokens=2, temperature=0, ignore_eos=True, **fields)
+    assert answer["cache"]["mode"] == "chunked"
+    return [chunk["status"] for chunk in answer["cache"]["chunks"]]
+
+
+def num_cached(server: TesseraServer, name: str, prompt: str, **fields: Any) -> int:
+    """Tokens of an ordinary prompt that vLLM's own prefix cache had."""
+    with acting(server, name):
+        body = {"model": server.model, "prompt": prompt, "max_tokens": 2, **fields}
+        usage = server.post("/v1/completions", body)["usage"]
+    return (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+
+
+def error(server: TesseraServer, name: str, method: str, path: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+    with acting(server, name):
+        response = server.client.request(method, path, **fields)
+    return response.status_code, response.json().get("error", {})
+
+
+def test_no_tenant_hits_anothers_chunks(server: TesseraServer, text: Text) -> None:
+    document = text(200)
+    assert ask(server, "acme", [document]) == ["filled"]
+    assert ask(server, "beta", [document]) == ["filled"]
+    assert ask(server, "acme", [document]) == ask(server, "beta", [document]) == ["hit"]
+
+
+def test_a_namespace_that_both_keys_open_is_shared(server: TesseraServer, text: Text) -> None:
+    document, public = text(200), {"namespace": "public"}
+    assert ask(server, "acme", [document], cache=public) == ["filled"]
+    assert ask(server, "beta", [document], cache=public) == ["hit"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/rag/chat", {"chunks": ["one"], "question": "and"}),
+        ("/v1/rag/plan", {"chunks": ["one"], "question": "and"}),
+        ("/v1/rag/chunks", {"chunks": ["one"]}),
+        ("/v1/chat/completions", {"documents": ["one"], "messages": [{"role": "user", "content": "and"}]}),
+    ],
+)
+def test_no_tenant_names_anothers_namespace(path: str, body: dict[str, Any], server: TesseraServer) -> None:
+    status, said = error(server, "beta", "POST", path, json={**body, "cache": {"namespace": "acme"}})
+    assert (status, said.get("param")) == (400, "cache.namespace"), said
+    assert "this API key does not open the namespace 'acme'" in said["message"]
+
+
+def test_what_a_plan_finds_is_the_tenants_own(server: TesseraServer, text: Text) -> None:
+    body = {"chunks": [text(200)], "question": "and"}
+    ask(server, "acme", body["chunks"])
+    with acting(server, "beta"):
+        theirs = server.post("/v1/rag/plan", body)
+    with acting(server, "acme"):
+        own = server.post("/v1/rag/plan", body)
+    assert [chunk["status"] for chunk in theirs["chunks"]] != [chunk["status"] for chunk in own["chunks"]]
+
+
+def test_ids_are_the_tenants_own(server: TesseraServer, text: Text) -> None:
+    with acting(server, "acme"):
+        server.ingest([{"id": "contract", "text": text(100)}])
+    assert ask(server, "acme", [{"id": "contract"}]) == ["hit"]
+    body = {"chunks": [{"id": "contract"}], "question": "and"}
+    assert error(server, "beta", "POST", "/v1/rag/chat", json=body)[0] == 404
+    with acting(server, "beta"):  # another text under the same id is no conflict
+        lines, _ = server.ingest([{"id": "contract", "text": text(90)}])
+    assert [line["status"] for line in lines] == ["filled"]
+
+
+def test_anothers_chunks_can_be_neither_listed_nor_changed_nor_dropped(server: TesseraServer, text: Text) -> None:
+    with acting(server, "acme"):
+        (line,), _ = server.ingest([text(100)])
+        keys = {entry["key"] for entry in server.get("/v1/rag/chunks", limit=1000, namespace="acme")["data"]}
+    assert line["key"] in keys
+    with acting(server, "beta"):
+        shown = server.get("/v1/rag/chunks", limit=1000)["data"]
+    assert not keys & {entry["key"] for entry in shown}
+    assert {entry["namespace"] for entry in shown} <= {"beta", "public"}
+    path = f"/v1/rag/chunks/{line['key']}"
+    unknown = error(server, "beta", "GET", f"/v1/rag/chunks/{'00' * 16}")
+    for method, fields in (("GET", {}), ("DELETE", {}), ("PATCH", {"json": {"pinned": True}})):
+        status, said = error(server, "beta", method, path, **fields)
+        assert (status, said["message"].replace(line["key"], "00" * 16)) == (unknown[0], unknown[1]["message"])
+    with acting(server, "acme"):
+        assert server.get(path)["pinned"] is False
+
+
+def test_administrators_see_everything(server: TesseraServer, text: Text) -> None:
+    with acting(server, "acme"):
+        (line,), _ = server.ingest([text(100)])
+    assert server.get(f"/v1/rag/chunks/{line['key']}")["namespace"] == "acme"
+    assert server.post("/v1/cache/clear", {"namespace": "acme"})["cleared"] >= 1
+    server.get(f"/v1/rag/chunks/{line['key']}", status=404)
+
+
+def test_vllms_prefix_cache_is_the_tenants_own(server: TesseraServer, text: Text) -> None:
+    """Else how long a prompt takes would tell what others have asked."""
+    prompt = text(300)
+    assert num_cached(server, "acme", prompt) == 0
+    assert num_cached(server, "acme", prompt) > 0
+    assert num_cached(server, "beta", prompt) == 0
+    assert num_cached(server, "beta", prompt, cache_salt="own") == 0
+    assert num_cached(server, "beta", prompt, cache_salt="own") > 0
+
+
+def test_a_guessed_salt_opens_nothing(server: TesseraServer, text: Text) -> None:
+    prompt = text(300)
+    num_cached(server, "acme", prompt)
+    for salt in ("acme", "default"):
+        assert num_cached(server, "beta", prompt, cache_salt=salt) == 0
+
+
+def test_fills_and_full_attention_leave_nothing_for_others(server: TesseraServer, text: Text) -> None:
+    chunks, fields = [text(300)], {"question": "and", "max_tokens": 2, "cache": {"mode": "full"}}
+    with acting(server, "acme"):
+        server.chat(chunks=chunks, **fields)
+        again = server.chat(chunks=chunks, **fields)
+    with acting(server, "beta"):
+        theirs = server.chat(chunks=chunks, **fields)
+    assert again["cache"]["tokens"]["reused"] > 0
+    assert theirs["cache"]["tokens"]["reused"] == 0
+
+
+def test_all_that_vllm_serves_is_behind_the_door(server: TesseraServer) -> None:
+    paths = {path.replace("{", "").replace("}", "") for path in server.get("/openapi.json")["paths"]}
+    assert {"/v1/chat/completions", "/v1/models", "/metrics", "/tokenize"} <= paths | {"/metrics"}
+    is_open = {"/health", "/ping", "/ready", "/readyz"}
+    for path in sorted((paths | {"/metrics", "/docs", "/openapi.json", "/reset_prefix_cache"}) - is_open):
+        for method in ("GET", "POST"):
+            response = server.client.request(method, path, headers={"authorization": ""})
+            assert response.status_code == 401, (method, path)
+
+
+def test_a_tenant_that_has_used_up_its_tokens_waits(server: TesseraServer, text: Text) -> None:
+    body = {"model": server.model, "prompt": text(300), "max_tokens": 2}
+    with acting(server, "small"):
+        server.post("/v1/completions", body)
+    status, said = error(server, "small", "POST", "/v1/completions", json=body)
+    assert (status, said["reason"]) == (429, "limit_exceeded")
+    num_cached(server, "acme", text(300))
+
+
+def test_streamed_tokens_count_too(server: TesseraServer, tenants_file: Path, text: Text) -> None:
+    before = tenants_file.read_text()
+    tenants_file.write_text(before.replace("tokens_per_minute = 100", "tokens_per_minute = 200"))
+    body = {"model": server.model, "prompt": text(20), "max_tokens": 190, "ignore_eos": True, "stream": True}
+    try:
+        statuses, deadline = [], time.monotonic() + 60  # the file is looked at again after a second
+        while time.monotonic() < deadline:
+            with acting(server, "small"), server.client.stream("POST", "/v1/completions", json=body) as response:
+                statuses.append(response.status_code)
+                response.read()
+            if statuses[-2:] == [200, 429]:
+                break
+        assert statuses[-2:] == [200, 429]
+    finally:
+        tenants_file.write_text(before)
+
+
+def test_neither_metrics_nor_log_tell_of_tenants_and_documents(server: TesseraServer, text: Text) -> None:
+    secret = text(200)
+    ask(server, "acme", [{"text": secret, "title": "secret-title"}])
+    error(server, "beta", "POST", "/v1/rag/chat", json={"chunks": [secret], "question": ""})
+    metrics, log = server.client.get("/metrics").text, server.log.read_text()
+    for words in (secret, "secret-title", *KEYS.values()):
+        assert words not in metrics
+        assert words not in log
+    assert "acme" not in metrics
