@@ -58,7 +58,9 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
         app.include_router(module.router)
     app.state.tessera_marks = marks
     app.state.tessera_settings = settings
-    app.state.tessera_tenants = _tenants(args, settings)
+    app.state.tessera_tenants = tenants = _tenants(args, settings)
+    if tenants is not None and (manager := engine.manager) is not None:
+        manager.usage.quota_of = lambda owner: tenants.quota_of(owner, manager.config.page_bytes)
     await init_app_state(engine, app.state, args, supported_tasks)
     return app
 

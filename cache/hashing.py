@@ -31,6 +31,11 @@ class CacheScope(NamedTuple):
     namespace: str = "default"
     adapter: str = ""
 
+    @property
+    def owner(self) -> str:
+        """The namespace as it is shown: without a client's own salt, which follows it and is a secret."""
+        return self.namespace.partition("\0")[0]
+
     def __str__(self) -> str:
         return f"{len(self.namespace)}:{self.namespace}{self.adapter}"
 

@@ -28,6 +28,7 @@ from cache.layout import ChunkedPrompt, Layout, Placement, pack
 from cache.lease import ChunkStatus, FillJob, Lease, LeasedSegment, fill_jobs, status_of
 from cache.metrics import ChunkCacheMetrics
 from cache.pool import ChunkBlockPool
+from cache.quotas import Usage
 from cache.registry import DocumentKey
 
 
@@ -59,7 +60,8 @@ class Lookup:
 
     segments: list[Wanted]
     pages_needed: int
-    """For the segments that are missing, each distinct one once."""
+    """For the segments that are missing, each distinct one once; likewise ``num_missing``."""
+    num_missing: int
 
 
 class ChunkCacheManager:
@@ -72,6 +74,7 @@ class ChunkCacheManager:
         self.index = ChunkHashIndex()
         self.ids = ChunkIds()
         self.holdings = Holdings(config.page_bytes)
+        self.usage = Usage()
         self.metrics = ChunkCacheMetrics()
         self._clock = clock
         self._policy: EvictionPolicy[ChunkKVCache] = make_policy(config.eviction)
@@ -99,7 +102,7 @@ class ChunkCacheManager:
             segments.append(self._wanted(key, SegmentIdentity(scope, prefix, tokens), is_system=False))
         missing = {wanted.key: wanted.identity for wanted in segments if wanted.entry is None}
         pages = sum(self.config.pages_for(identity.num_tokens) for identity in missing.values())
-        return Lookup(segments, pages)
+        return Lookup(segments, pages, len(missing))
 
     def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease:
         """Leases every segment before the question, allocating pages for those missing.
@@ -111,7 +114,7 @@ class ChunkCacheManager:
         identities = {wanted.key: wanted.identity for wanted in found.segments}
         if any(identities[wanted.key] != wanted.identity for wanted in found.segments):
             raise CapacityError("two segments of the request have the same hash")
-        self._make_room(found)
+        self._make_room(found, scope.owner)
         for entry in {wanted.entry: None for wanted in found.segments if wanted.entry is not None}:
             self._use(entry)
         created = {w.key: self._create(w) for w in {w.key: w for w in found.segments if w.entry is None}.values()}
@@ -216,6 +219,11 @@ class ChunkCacheManager:
             raise IntegrityError(f"{len(self._filling)} fills are under way, but entries say otherwise")
         if any(entry.detached or entry.state is EntryState.FAILED for entry in self.index):
             raise IntegrityError("the index finds an entry that was detached")
+        counted = Usage()
+        for entry in entries:
+            counted.add(entry)
+        if counted != self.usage:
+            raise IntegrityError("what owners have of the pool is not what is counted for them")
         if self._pinned_pages != sum(entry.num_pages for entry in self.index if entry.pinned):
             raise IntegrityError(f"{self._pinned_pages} pages are pinned, but entries say otherwise")
 
@@ -261,22 +269,38 @@ class ChunkCacheManager:
         if not entry.pinned:
             self._policy.used(entry)
 
-    def _make_room(self, found: Lookup) -> None:
-        """Evicts, as the policy has it, until what is missing fits, sparing what was found."""
-        if found.pages_needed <= self.pool.num_free:
-            return
-        spared = {wanted.entry for wanted in found.segments}
-        victims, freed = [], self.pool.num_free
-        for entry in self._policy.victims():
-            if freed >= found.pages_needed:
-                break
-            if entry.state is EntryState.READY and not entry.leases and entry not in spared:
-                victims.append(entry)
-                freed += entry.num_pages
-        if freed < found.pages_needed:
-            raise CapacityError(self._capacity_message(found, freed))
-        for entry in victims:
+    def _make_room(self, found: Lookup, owner: str) -> None:
+        """Evicts, as the policy has it, until what is missing fits, sparing what was found.
+
+        An owner that would exceed its quota makes room for itself first.
+        """
+        spared = {wanted.entry for wanted in found.segments if wanted.entry is not None}
+        pages, segments = self.usage.surplus(owner, found.pages_needed, found.num_missing)
+        own = self._victims(pages, segments, spared, owner)
+        if own is None:
+            raise CapacityError(f"the chunks need more than what {owner!r} may have of the pool")
+        free = self.pool.num_free + sum(entry.num_pages for entry in own)
+        others = self._victims(found.pages_needed - free, 0, spared | set(own))
+        if others is None:
+            raise CapacityError(self._capacity_message(found, self.available_pages(spared)))
+        for entry in (*own, *others):
             self.detach(entry, Removal.EVICTED)
+
+    def _victims(
+        self, pages: int, segments: int, spared: Set[ChunkKVCache], owner: str | None = None
+    ) -> list[ChunkKVCache] | None:
+        """So many pages and segments (of ``owner``, if given) to give up; ``None`` if there aren't so many."""
+        victims: list[ChunkKVCache] = []
+        if max(pages, segments) <= 0:
+            return victims
+        for entry in self._policy.victims():
+            is_free = entry.state is EntryState.READY and not entry.leases and entry not in spared
+            if is_free and owner in (None, entry.identity.scope.owner):
+                victims.append(entry)
+                pages, segments = pages - entry.num_pages, segments - 1
+                if max(pages, segments) <= 0:
+                    return victims
+        return None
 
     def _capacity_message(self, found: Lookup, available: int) -> str:
         total, page = self.config.num_pages, self.config.page_tokens
@@ -300,6 +324,7 @@ class ChunkCacheManager:
         if (displaced := self.index.put(entry)) is not None:
             self.detach(displaced, Removal.COLLISION)
         self._filling.add(entry)
+        self.usage.add(entry)
         self._policy.added(entry)
         return entry
 
@@ -332,4 +357,5 @@ class ChunkCacheManager:
     def _reclaim(self, entry: ChunkKVCache) -> None:
         if entry in self._detached and not entry.leases and entry.state is not EntryState.FILLING:
             self._detached.remove(entry)
+            self.usage.remove(entry)
             self.pool.free(entry.pages)

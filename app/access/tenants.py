@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, StringConstraints, ValidationError
 
 from app.progress import first_line
+from cache.quotas import Quota
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ class Tenant(BaseModel):
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
     concurrent_requests: int | None = Field(None, ge=1)
+    cache_memory: ByteSize | None = Field(None, gt=0)
+    """Of the chunk pools of all workers of a server; likewise ``cache_segments``."""
+    cache_segments: int | None = Field(None, ge=1)
 
 
 def new_key() -> str:
@@ -94,6 +98,14 @@ class Tenants:
 
     def all(self) -> list[Tenant]:
         return list(self._tenants.values())
+
+    def quota_of(self, namespace: str, page_bytes: int) -> Quota:
+        """What a namespace may have of a pool with pages of so many bytes."""
+        tenant = next((tenant for tenant in self.all() if tenant.name == namespace), None)
+        if tenant is None:
+            return Quota()
+        pages = None if tenant.cache_memory is None else int(tenant.cache_memory) // page_bytes
+        return Quota(pages, tenant.cache_segments)
 
 
 class TenantsFile(Tenants):

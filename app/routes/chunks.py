@@ -282,12 +282,7 @@ def _entry(manager: ChunkCacheManager, key: str) -> ChunkKVCache:
 def _may_see(entry: ChunkKVCache) -> bool:
     """Whether the segment exists for whoever asks: for administrators all do, for others their namespaces'."""
     caller = CALLER.get()
-    return caller is None or caller.is_admin or caller.may_use(_namespace(entry))
-
-
-def _namespace(entry: ChunkKVCache) -> str:
-    """Without a client's own salt, which follows it: a secret."""
-    return entry.identity.scope.namespace.partition("\0")[0]
+    return caller is None or caller.is_admin or caller.may_use(entry.identity.scope.owner)
 
 
 def _parse_cursor(cursor: str | None) -> int:
@@ -301,7 +296,7 @@ def _describe(manager: ChunkCacheManager, entry: ChunkKVCache) -> dict[str, Any]
     return {
         "key": str(entry.key),
         "kind": "system" if entry.is_system else "chunk",
-        "namespace": _namespace(entry),
+        "namespace": entry.identity.scope.owner,
         "ids": manager.ids.ids(entry.key),
         "tokens": entry.identity.num_tokens,
         "pages": entry.num_pages,

@@ -9,6 +9,7 @@ from cache.index import EntryState
 from cache.layout import PositionStrategy
 from cache.lease import ChunkStatus
 from cache.manager import ChunkCacheManager, Removal
+from cache.quotas import Quota
 from tests.cache.helpers import PAGE_TOKENS, SYSTEM, Clock, acquire, fill, is_cached, make_manager, make_prompt, tokens
 
 A, B, C = tokens(100, 4), tokens(200, 6), tokens(300, 5)  # 1, 2 and 2 pages; the system segment takes 1
@@ -477,3 +478,57 @@ def test_looking_up_changes_nothing():
     assert [wanted.entry is not None for wanted in found.segments] == [True, True, False]
     assert found.pages_needed == 2
     assert state(manager) == before
+
+
+class TestQuota:
+    """Two pages for `small` in a pool of twelve; chunks of a page each."""
+
+    SMALL = CacheScope("small\0salt")
+
+    @pytest.fixture
+    def manager(self):
+        manager = make_manager(12)
+        manager.usage.quota_of = lambda owner: {"small": Quota(pages=2)}.get(owner, Quota())
+        return manager
+
+    def fill(self, manager, first, scope):
+        lease = acquire(manager, tokens(first, 4), system=(), scope=scope)
+        for job in lease.fills:
+            manager.fill_succeeded(job)
+        manager.release(lease)
+        return lease.chunks[0].entry
+
+    def test_an_owner_makes_room_for_itself(self, manager):
+        others = self.fill(manager, 100, SCOPE)
+        own = [self.fill(manager, first, self.SMALL) for first in (200, 300, 400)]
+        assert [entry.detached for entry in own] == [True, False, False]
+        assert not others.detached
+        assert manager.usage.of("small") == (2, 2)
+
+    def test_what_does_not_fit_it_at_all_is_not_cached(self, manager):
+        self.fill(manager, 200, self.SMALL)
+        with pytest.raises(CapacityError, match="more than what 'small' may have of the pool"):
+            acquire(manager, tokens(300, 9), system=(), scope=self.SMALL)
+        assert manager.usage.of("small") == (1, 1)
+
+    def test_what_is_in_use_counts_and_stays(self, manager):
+        leases = [acquire(manager, tokens(first, 4), system=(), scope=self.SMALL) for first in (200, 300)]
+        with pytest.raises(CapacityError):
+            acquire(manager, tokens(400, 4), system=(), scope=self.SMALL)
+        assert not any(lease.chunks[0].entry.detached for lease in leases)
+
+    def test_others_have_the_whole_pool(self, manager):
+        self.fill(manager, 200, self.SMALL)
+        acquire(manager, tokens(300, 48), system=())
+        assert manager.usage.of("small") == (0, 0)
+
+    def test_a_number_of_segments(self, manager):
+        manager.usage.quota_of = lambda _: Quota(segments=1)
+        first, second = self.fill(manager, 200, SCOPE), self.fill(manager, 300, SCOPE)
+        assert (first.detached, second.detached) == (True, False)
+
+    def test_a_lowered_quota_holds_from_the_next_fill_on(self, manager):
+        own = [self.fill(manager, first, self.SMALL) for first in (200, 300)]
+        manager.usage.quota_of = lambda _: Quota(pages=1)
+        newest = self.fill(manager, 400, self.SMALL)
+        assert [entry.detached for entry in (*own, newest)] == [True, True, False]

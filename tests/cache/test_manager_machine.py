@@ -28,6 +28,7 @@ from cache.index import ChunkKVCache, EntryState, SegmentIdentity
 from cache.layout import PositionReindexer, PositionStrategy, pack
 from cache.lease import ChunkStatus, FillJob, Lease
 from cache.manager import Removal
+from cache.quotas import Quota
 from tests.cache.helpers import PAGE_TOKENS, Clock, make_manager, make_prompt, tokens
 
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "200"))
@@ -37,7 +38,8 @@ PIN_LIMIT = 10
 SYSTEMS = [(), tokens(100, 3), tokens(200, 6)]
 OPENINGS = [None, (), tokens(100, 3), tokens(900, 2)]
 CHUNKS = [tokens(300, 1), tokens(400, 4), tokens(500, 5), tokens(600, 9), tokens(700, 12), tokens(800, 17)]
-SCOPES = [CacheScope("one"), CacheScope("two")]
+SCOPES = [CacheScope("one"), CacheScope("two"), CacheScope("two\0salt")]
+QUOTAS = {"two": Quota(pages=8, segments=5)}
 # The system segment's identity is told from a chunk's behind no system by this flag.
 Name = tuple[bool, SegmentIdentity]
 picks = st.integers(0, 999)
@@ -68,6 +70,7 @@ class Books(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.manager = make_manager(NUM_PAGES, clock=self.clock, eviction=self.policy)
+        self.manager.usage.quota_of = lambda owner: QUOTAS.get(owner, Quota())
         self.cached: dict[Name, Known] = {}
         self.gone: list[Known] = []
         self.leases: list[Lease] = []
@@ -98,7 +101,10 @@ class Books(RuleBasedStateMachine):
         available = free + sum(known.pages for known in evictable.values())
         sparing = {self.cached[name].entry for name in wanted if name in self.cached}
         assert self.manager.available_pages(sparing) == available
-        if available < needed:
+        surplus = self._surplus(scope.owner, needed, len(missing))
+        own = [known for known in evictable.values() if known.entry.identity.scope.owner == scope.owner]
+        within_quota = sum(known.pages for known in own) >= surplus[0] and len(own) >= surplus[1]
+        if available < needed or not within_quota:
             with pytest.raises(CapacityError):  # the invariants see that nothing has changed
                 self.manager.acquire(prompt, layout, scope)
             return
@@ -106,7 +112,11 @@ class Books(RuleBasedStateMachine):
         lease = self.manager.acquire(prompt, layout, scope)
         victims = [known for known in evictable.values() if known.entry.detached]
         freed = sum(known.pages for known in victims)
-        if victims:  # no more than needed: without the one evicted last there would be too few pages
+        if max(surplus) > 0:
+            own_victims = [known for known in own if known.entry.detached]
+            assert sum(known.pages for known in own_victims) >= surplus[0]
+            assert len(own_victims) >= surplus[1]
+        elif victims:  # no more than needed: without the one evicted last there would be too few pages
             assert min(free + freed - known.pages for known in victims) < needed <= free + freed
         for known in victims:
             self._detached(known.entry, Removal.EVICTED)
@@ -255,6 +265,14 @@ class Books(RuleBasedStateMachine):
         self.manager.clear()
         assert self.manager.pool.num_free == NUM_PAGES
         self.manager.check_integrity()
+
+    def _surplus(self, owner, pages, segments):
+        """Pages and segments that ``owner`` would have too many."""
+        if owner not in QUOTAS:
+            return 0, 0
+        known = [known for known in self._known() if known.entry.identity.scope.owner == owner]
+        quota = QUOTAS[owner]
+        return sum(k.pages for k in known) + pages - quota.pages, len(known) + segments - quota.segments
 
     def _known(self) -> list[Known]:
         return [*self.cached.values(), *self.gone]

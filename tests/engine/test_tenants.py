@@ -14,7 +14,7 @@ from tests.engine.server import TesseraServer
 
 Text = Callable[[int], str]
 
-KEYS = {name: f"{name}-key" for name in ("acme", "beta", "small", "root")}
+KEYS = {name: f"{name}-key" for name in ("acme", "beta", "small", "tiny", "root")}
 TENANTS = """
 [acme]
 keys = ["{acme}"]
@@ -29,6 +29,11 @@ namespaces = ["public"]
 [small]
 keys = ["{small}"]
 tokens_per_minute = 100
+
+[tiny]
+keys = ["{tiny}"]
+roles = ["chat", "ingest"]
+cache_segments = 3
 
 [root]
 keys = ["{root}"]
@@ -199,6 +204,17 @@ def test_all_that_vllm_serves_is_behind_the_door(server: TesseraServer) -> None:
         for method in ("GET", "POST"):
             response = server.client.request(method, path, headers={"authorization": ""})
             assert response.status_code == 401, (method, path)
+
+
+def test_a_tenant_that_has_its_share_of_the_pool_gives_up_its_own(server: TesseraServer, text: Text) -> None:
+    document = text(60)
+    assert ask(server, "acme", [document]) == ["filled"]
+    with acting(server, "tiny"):
+        _, summary = server.ingest([text(60) for _ in range(10)])
+        kept = server.get("/v1/rag/chunks")["data"]
+    assert (summary["filled"], summary["failed"]) == (10, 0)
+    assert len(kept) == 3
+    assert ask(server, "acme", [document]) == ["hit"]
 
 
 def test_a_tenant_that_has_used_up_its_tokens_waits(server: TesseraServer, text: Text) -> None:

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from app.access.tenants import Tenants, TenantsFile, TenantsFileError, hash_of, new_key, parse_tenants
+from cache.quotas import Quota
 
 KEY, OTHER = "tsr-one", "tsr-other"
 
@@ -113,3 +114,11 @@ class TestAChangedFile:
         file.write_text(section("acme", OTHER))
         now[0] += 1
         assert tenants.of_key(KEY) is None
+
+
+def test_quotas_are_in_whole_pages():
+    tenants = Tenants(
+        parse_tenants(section("acme", rest="cache_memory = '1KiB'\ncache_segments = 7") + section("beta", OTHER))
+    )
+    assert tenants.quota_of("acme", 1000) == Quota(1, 7)
+    assert tenants.quota_of("beta", 1000) == tenants.quota_of("public", 1000) == Quota()

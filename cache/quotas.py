@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the pool each owner of namespaces has, and may have."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cache.index import ChunkKVCache
+
+
+class Quota(NamedTuple):
+    """Most of the pool that one owner may have; ``None`` is no limit."""
+
+    pages: int | None = None
+    segments: int | None = None
+
+
+class Usage:
+    """Pages and segments by owner, those that can't be found any more but are still in use among them."""
+
+    def __init__(self) -> None:
+        self.quota_of: Callable[[str], Quota] = lambda _: Quota()
+        self._pages: Counter[str] = Counter()
+        self._segments: Counter[str] = Counter()
+
+    def add(self, entry: ChunkKVCache) -> None:
+        owner = entry.identity.scope.owner
+        self._pages[owner] += entry.num_pages
+        self._segments[owner] += 1
+
+    def remove(self, entry: ChunkKVCache) -> None:
+        owner = entry.identity.scope.owner
+        self._pages[owner] -= entry.num_pages
+        self._segments[owner] -= 1
+        if not self._segments[owner]:
+            del self._pages[owner], self._segments[owner]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the same is counted."""
+        return isinstance(other, Usage) and (self._pages, self._segments) == (other._pages, other._segments)
+
+    def of(self, owner: str) -> tuple[int, int]:
+        """Pages and segments that ``owner`` has."""
+        return self._pages[owner], self._segments[owner]
+
+    def surplus(self, owner: str, pages: int, segments: int) -> tuple[int, int]:
+        """How many pages and segments ``owner`` would have to give up for so many new ones; 0 or less is none."""
+        quota = self.quota_of(owner)
+        return (
+            0 if quota.pages is None else self._pages[owner] + pages - quota.pages,
+            0 if quota.segments is None else self._segments[owner] + segments - quota.segments,
+        )
