@@ -10,7 +10,18 @@ from cache.layout import PositionStrategy
 from cache.lease import ChunkStatus
 from cache.manager import ChunkCacheManager, Removal
 from cache.quotas import Quota
-from tests.cache.helpers import PAGE_TOKENS, SYSTEM, Clock, acquire, fill, is_cached, make_manager, make_prompt, tokens
+from tests.cache.helpers import (
+    PAGE_TOKENS,
+    SCOPE,
+    SYSTEM,
+    Clock,
+    acquire,
+    fill,
+    is_cached,
+    make_manager,
+    make_prompt,
+    tokens,
+)
 
 A, B, C = tokens(100, 4), tokens(200, 6), tokens(300, 5)  # 1, 2 and 2 pages; the system segment takes 1
 HIT, FILLED, WAITED = ChunkStatus.HIT, ChunkStatus.FILLED, ChunkStatus.WAITED
