@@ -4,23 +4,47 @@
 ``docs/api.md`` lists the reasons for those who write clients.
 """
 
+import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Literal
 
+from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Reason = Literal[
     "bad_request",
     "body_too_large",
+    "cache_state",
+    "chunk_gone",
     "client_too_slow",
+    "internal_error",
     "invalid_api_key",
     "limit_exceeded",
+    "method_not_allowed",
     "missing_api_key",
     "no_replica",
+    "not_found",
+    "not_implemented",
+    "not_now",
+    "refused",
     "role_missing",
     "stopping",
 ]
+_BY_STATUS: dict[int, Reason] = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    409: "cache_state",
+    410: "chunk_gone",
+    413: "body_too_large",
+    422: "bad_request",
+    429: "limit_exceeded",
+    500: "internal_error",
+    501: "not_implemented",
+    503: "not_now",
+}
 
 
 def refusal(
@@ -35,3 +59,47 @@ def refusal(
     kind = "BadRequestError" if status is HTTPStatus.BAD_REQUEST else status.phrase  # vLLM's words
     detail = {"message": message, "type": kind, "param": parameter, "code": int(status), "reason": reason}
     return JSONResponse({"error": detail}, status, headers)
+
+
+class ReasonMiddleware:
+    """Gives every refusal its reason: those that have none yet, vLLM's too, by their status."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start: Message | None = None
+        parts: list[bytes] = []
+
+        async def naming(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and _is_refusal(message):
+                start = message
+            elif start is None:
+                await send(message)
+            else:
+                parts.append(message.get("body", b""))
+                if not message.get("more_body"):
+                    body = _with_reason(b"".join(parts), start["status"])
+                    MutableHeaders(scope=start)["content-length"] = str(len(body))
+                    await send(start)
+                    await send({"type": "http.response.body", "body": body})
+
+        await self._app(scope, receive, naming)
+
+
+def _is_refusal(start: Message) -> bool:
+    is_json = MutableHeaders(scope=start).get("content-type", "").startswith("application/json")
+    return bool(start["status"] >= HTTPStatus.BAD_REQUEST) and is_json
+
+
+def _with_reason(body: bytes, status: int) -> bytes:
+    try:
+        said = json.loads(body)
+    except ValueError:
+        return body
+    error = said.get("error") if isinstance(said, dict) else None
+    if not isinstance(error, dict):
+        detail = said.get("detail") if isinstance(said, dict) else None  # FastAPI's own shape
+        error = {"message": str(detail or said), "type": HTTPStatus(status).phrase, "param": None, "code": status}
+    return json.dumps({"error": {**error, "reason": error.get("reason") or _BY_STATUS.get(status, "refused")}}).encode()

@@ -26,6 +26,7 @@ from app.marks import Marks
 from app.middleware import DocumentsMiddleware
 from app.progress import progress, say
 from app.prometheus import exported
+from app.refusals import ReasonMiddleware
 from app.registration import registered
 from app.retry_after import RetryAfterMiddleware
 from app.routes import cache, chunks, cluster, peer, rag, split
@@ -39,7 +40,14 @@ from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_
 from web import page
 
 # Each goes around those before it. vLLM imports them by name.
-_MIDDLEWARE = (DocumentsMiddleware, CutOffMiddleware, ClientLimitsMiddleware, AccessMiddleware, RetryAfterMiddleware)
+_MIDDLEWARE = (
+    DocumentsMiddleware,
+    CutOffMiddleware,
+    ClientLimitsMiddleware,
+    AccessMiddleware,
+    RetryAfterMiddleware,
+    ReasonMiddleware,
+)
 MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in _MIDDLEWARE]
 _CPU_KV_CACHE_BYTES = 2 << 30
 GRACE_S = 1
