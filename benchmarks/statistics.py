@@ -44,6 +44,19 @@ def p95(values: Sequence[float]) -> float:
     return float(np.percentile(values, 95))
 
 
+def rank_sum_p(first: Sequence[float], second: Sequence[float]) -> float:
+    """How probable it is that values of one kind differ so much in rank: a permutation test of the rank sum, two-sided.
+
+    (Wilcoxon's, or Mann and Whitney's, without ties in mind: they get the order in which they come.)
+    """
+    ranks = np.argsort(np.argsort([*first, *second])).astype(float)
+    expected = ranks.mean() * len(first)
+    seen = abs(ranks[: len(first)].sum() - expected)
+    shuffled = np.random.default_rng(_SEED).permuted(np.tile(ranks, (_RESAMPLES, 1)), axis=1)
+    sums = shuffled[:, : len(first)].sum(axis=1)
+    return float((1 + (abs(sums - expected) >= seen).sum()) / (1 + _RESAMPLES))
+
+
 def by_round(samples: Iterable[Sample], workload: str, point: str, system: System, value: Value) -> dict[int, float]:
     """The value in each round that has it."""
     return {
