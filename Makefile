@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-fast test-vllm check bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-matrix test-fast test-vllm check bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # Each worker takes whole files, whose tests share engines, in the order of tests/conftest.py; ARGS="-n 0": one process.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install into .venv (EXTRA=cpu|cuda|ascend, PYTHON=python3.11)
 	@scripts/setup.sh
@@ -22,9 +22,13 @@ cluster: setup ## serve MODEL (default: the demo model) with two replicas behind
 	@scripts/test_servers.sh
 	$(BIN)/tessera cluster $(MODEL) $(ARGS)
 
-test: setup ## run all tests
+test: setup ## run the tests; a part of them in ARGS
 	@scripts/test_servers.sh
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest -m "not matrix" $(PARALLEL) $(ARGS)
+
+test-matrix: setup ## run the tests of further models, features and forms of deployment; a part of them in ARGS
+	@scripts/test_servers.sh
+	$(BIN)/python -m pytest -m matrix $(PARALLEL) $(ARGS)
 
 test-fast: setup ## run the tests that start no engine
 	@scripts/test_servers.sh
@@ -34,7 +38,7 @@ test-vllm: ## run the engine's tests with another vLLM (VLLM=0.31.0), in an envi
 	@[ -n "$(VLLM)" ] || { echo "name a version: make test-vllm VLLM=0.31.0"; exit 2; }
 	@scripts/setup.sh
 	@scripts/test_servers.sh
-	$(VENV)/bin/python -m pytest $(or $(ARGS),tests/engine tests/engine_ext)
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(or $(ARGS),tests/engine tests/engine_ext)
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check .
@@ -55,6 +59,6 @@ clean: ## remove environments, builds and caches
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Tests need no network: neither the engine nor the tokenizer may look for one.
-test test-fast test-vllm: export HF_HUB_OFFLINE = 1
-test test-fast test-vllm: export VLLM_NO_USAGE_STATS = 1
+test test-matrix test-fast test-vllm: export HF_HUB_OFFLINE = 1
+test test-matrix test-fast test-vllm: export VLLM_NO_USAGE_STATS = 1
 test-vllm: export VENV = .venv-vllm-$(VLLM)

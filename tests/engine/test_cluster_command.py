@@ -17,6 +17,8 @@ from app.server_process import ROOT, free_port, group_members
 from tests.engine.conftest import COMMON
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.usefixtures("room")
 def test_it_serves_and_ends_altogether_when_a_part_ends(

@@ -79,7 +79,6 @@ def test_a_refused_model(start: Run, model_path: Callable[[str], Path], tmp_path
     process = start(str(folder), "--dtype", "float32", *flags)
     said, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 1, said + errors
-    assert "ok   vLLM " in said
     *_, failed, advice, _, verdict = said.splitlines()
     assert failed.startswith("FAIL layer ")
     assert "ALiBi" in failed
@@ -87,6 +86,7 @@ def test_a_refused_model(start: Run, model_path: Callable[[str], Path], tmp_path
     assert verdict == f"Nothing would be reused: {failed.removeprefix('FAIL ')}"
 
 
+@pytest.mark.matrix
 def test_an_engine_that_does_not_start(start: Run, model_path: Callable[[str], Path], tmp_path: Path) -> None:
     flags = [flag if flag != "256M" else "1K" for flag in COMMON]
     process = start(str(model_path("tiny-llama")), "--dtype", "float32", *flags)

@@ -11,7 +11,7 @@ from tests.engine.server import TesseraServer, token_logprobs
 from tests.oracle import Oracle
 
 STEPS = 8
-MODELS = ["tiny-llama", "tiny-llama-mha", "tiny-qwen3", "tiny-qwen3-mha"]
+QWEN3 = pytest.param("tiny-qwen3", marks=pytest.mark.matrix)
 STRATEGIES = ["shared", "offset"]
 # A chunk's text gets two line feeds; one byte is one token, so a chunk of n tokens has n - 2 characters.
 SUFFIX = 2
@@ -78,24 +78,6 @@ def assert_filled_hit_and_mixed_are_exact(
             response = ask(server, strategy, chunks, text(15), system=system, max_tokens=steps)
             assert statuses(response) == expected
             assert_exact(response, oracle, strategy, steps=steps)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_missing_cached_and_partly_cached(model: str, serve: Any, oracle: Any, text: Text) -> None:
-    server = serve(model)
-    for strategy in STRATEGIES:
-        system = f"You answer from documents about {text(8)}."
-        a, b, c, d = (text(n) for n in (100, 37, 260, 64))
-        first = ask(server, strategy, [a, b, c], text(20), system=system)
-        assert statuses(first) == ["filled"] * 3
-        assert_exact(first, oracle(model), strategy)
-        cached = ask(server, strategy, [c, a, b], text(31), system=system)
-        assert statuses(cached) == ["hit"] * 3
-        assert cached["cache"]["tokens"]["computed"] == len(cached["cache"]["segments"][-1]["token_ids"])
-        assert_exact(cached, oracle(model), strategy)
-        some = ask(server, strategy, [b, d, a], text(9), system=system)
-        assert statuses(some) == ["hit", "filled", "hit"]
-        assert_exact(some, oracle(model), strategy)
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
@@ -188,32 +170,6 @@ def test_chunks_never_match_across_namespaces(scope: str, serve: Any, oracle: An
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_chunk_lengths(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    """Around page size, block size, and longer than max_num_batched_tokens; a title makes the shortest chunks."""
-    server = serve(model, "--max-num-batched-tokens", "1024")
-    assert f'block_size="{BLOCK}"' in server.client.get("/metrics").text
-    other = text(45)
-    for length in (3, 31, 32, 33, BLOCK - 1, BLOCK, BLOCK + 1, 1500):
-        chunk = text(length - SUFFIX)
-        for chunks in ([chunk], [other, chunk], [chunk, other]):
-            response = ask(server, strategy, chunks, text(15))
-            tokens = [c["tokens"] for c in response["cache"]["chunks"]]
-            assert length in tokens
-            assert_exact(response, oracle(model), strategy)
-
-
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_chunked_prefill_with_a_budget_of_64(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    server = serve(model, "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
-    chunks = [text(n) for n in (200, 63, 65)]
-    for question in (text(10), text(150)):
-        assert_exact(ask(server, strategy, chunks, question), oracle(model), strategy)
-        assert_exact(ask(server, strategy, chunks[::-1], question), oracle(model), strategy)
-
-
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_same_layout_repeated_and_second_question(
     model: str, strategy: str, serve: Any, oracle: Any, text: Text
 ) -> None:
@@ -228,16 +184,60 @@ def test_same_layout_repeated_and_second_question(
     assert again["cache"]["tokens"]["computed"] < num_question == other_question["cache"]["tokens"]["computed"] + 20
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_bfloat16(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    server, chunks = serve(model, dtype="bfloat16"), [text(n) for n in (120, 40, 77)]
-    for order in (chunks, chunks[::-1]):
-        assert_exact(ask(server, strategy, order, text(15)), oracle(model), strategy, tolerance=5e-2)
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_empty_system_prompt(strategy: str, serve: Any, oracle: Any, text: Text) -> None:
     server, chunks = serve("tiny-llama"), [text(50), text(90)]
     for order in (chunks, chunks[::-1]):
         assert_exact(ask(server, strategy, order, text(15), system=""), oracle("tiny-llama"), strategy)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3", "tiny-llama-mha", "tiny-qwen3-mha"])
+def test_missing_cached_and_partly_cached(model: str, serve: Any, oracle: Any, text: Text) -> None:
+    server = serve(model)
+    for strategy in STRATEGIES:
+        system = f"You answer from documents about {text(8)}."
+        a, b, c, d = (text(n) for n in (100, 37, 260, 64))
+        first = ask(server, strategy, [a, b, c], text(20), system=system)
+        assert statuses(first) == ["filled"] * 3
+        assert_exact(first, oracle(model), strategy)
+        cached = ask(server, strategy, [c, a, b], text(31), system=system)
+        assert statuses(cached) == ["hit"] * 3
+        assert cached["cache"]["tokens"]["computed"] == len(cached["cache"]["segments"][-1]["token_ids"])
+        assert_exact(cached, oracle(model), strategy)
+        some = ask(server, strategy, [b, d, a], text(9), system=system)
+        assert statuses(some) == ["hit", "filled", "hit"]
+        assert_exact(some, oracle(model), strategy)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_chunk_lengths(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+    """Around page size, block size, and longer than max_num_batched_tokens; a title makes the shortest chunks."""
+    server = serve(model, "--max-num-batched-tokens", "1024")
+    assert f'block_size="{BLOCK}"' in server.client.get("/metrics").text
+    other = text(45)
+    for length in (3, 31, 32, 33, BLOCK - 1, BLOCK, BLOCK + 1, 1500):
+        chunk = text(length - SUFFIX)
+        for chunks in ([chunk], [other, chunk], [chunk, other]):
+            response = ask(server, strategy, chunks, text(15))
+            tokens = [c["tokens"] for c in response["cache"]["chunks"]]
+            assert length in tokens
+            assert_exact(response, oracle(model), strategy)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_chunked_prefill_with_a_budget_of_64(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+    server = serve(model, "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
+    chunks = [text(n) for n in (200, 63, 65)]
+    for question in (text(10), text(150)):
+        assert_exact(ask(server, strategy, chunks, question), oracle(model), strategy)
+        assert_exact(ask(server, strategy, chunks[::-1], question), oracle(model), strategy)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bfloat16(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+    server, chunks = serve(model, dtype="bfloat16"), [text(n) for n in (120, 40, 77)]
+    for order in (chunks, chunks[::-1]):
+        assert_exact(ask(server, strategy, order, text(15)), oracle(model), strategy, tolerance=5e-2)

@@ -33,7 +33,18 @@ ORDERS = ([A, B], [B, A, C])
 """Missing, then cached in another order beside a new one."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=FAMILIES)
+_IN_EVERY_RUN = {
+    "Llama 3 scaling",
+    "Phi-3 long-rope, short",
+    "GPT-J pairs",
+    "Gemma 3",
+    "gpt-oss",
+    "DeepSeek V2, MLA",
+}
+_PARAMS = [name if name in _IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.matrix) for name in FAMILIES]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=_PARAMS)
 async def started(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[str, ChunkEngine, Path]]:

@@ -189,5 +189,5 @@ def test_after_a_reset_or_sleep_all_is_computed_anew(
         for call in calls:
             answered = scheduled.client.post(call)
             assert answered.status_code == 200, answered.text
-            assert answered.json() != {"success": False}
+            assert answered.text != '{"success":false}'  # some have no body
         assert scheduled.stats()["occupancy"]["segments"] == 0

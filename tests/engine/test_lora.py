@@ -16,6 +16,7 @@ from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, statuses
 from tests.engine.test_tiers import archived
 from tests.oracle import Oracle
 
+pytestmark = pytest.mark.matrix
 Text = Callable[[int], str]
 RANK, ALPHA = 4, 8
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj")

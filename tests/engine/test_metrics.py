@@ -72,6 +72,7 @@ def test_with_the_cache_off_only_its_state_is_shown(serve: Any) -> None:
     assert value(server, "cache_state", state="switched_off") == 1
 
 
+@pytest.mark.matrix
 def test_workers_count_what_they_move(serve: Any, text: Text) -> None:
     server: TesseraServer = serve("tiny-llama")
     names = [f"{verb}_{what}" for verb in ("load", "save") for what in ("tokens_total", "bytes_total", "seconds_count")]

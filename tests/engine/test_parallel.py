@@ -28,7 +28,7 @@ WORKERS = {
 ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_SERVER_DEV_MODE": "1"}
 
 
-@pytest.fixture(params=WORKERS)
+@pytest.fixture(params=["tensor parallel", pytest.param("pipeline parallel", marks=pytest.mark.matrix)])
 def server(request: pytest.FixtureRequest, serve: Any) -> TesseraServer:
     with all_cores():
         return serve("tiny-llama", *WORKERS[request.param], environment=ENVIRONMENT)

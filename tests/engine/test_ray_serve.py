@@ -26,6 +26,7 @@ from app.server_process import ROOT, free_port
 from tests.engine.test_cluster import statuses, until, words
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.matrix
 START_TIMEOUT_S = 240
 REPLICA = "x-tessera-replica"
 FLAGS = {

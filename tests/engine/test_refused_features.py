@@ -39,6 +39,7 @@ def test_a_quantized_kv_cache(serve: Any, text: Text) -> None:
     assert full_attention(server, [text(100), text(40)], text(20), reason)["usage"]["completion_tokens"] == 8
 
 
+@pytest.mark.matrix
 def test_a_split_into_prefill_and_decode(serve: Any, oracle: Any, text: Text, tmp_path: Path) -> None:
     """Two engines, of which one takes up the KV that the other left for it: by token ids, so never of chunks."""
     chunks, question = [text(200), text(150)], text(40)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tessera serve` as a process: start, refusals, shutdown without leftovers."""
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -151,18 +153,52 @@ def test_port_in_use() -> None:
         assert f"port {port} is in use" in refused("some/model", "--host", "127.0.0.1", "--port", port)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "words"),
-    [
-        (["m", "--api-server-count", "2"], {}, "--api-server-count=2"),
-        (["m", "--data-parallel-size", "2"], {}, "--data-parallel-size=2"),
-        (["m", "--headless"], {}, "--headless"),
-        (["m", "--chunk-cache-memory", "much"], {}, "--chunk-cache-memory"),
-        (["m", "--chunk-position-strategy", "none"], {}, "--chunk-position-strategy"),
-        (["m"], {"TESSERA_CHUNK_CACHE_SIZE": "1GiB"}, "TESSERA_CHUNK_CACHE_SIZE"),
-        (["/does/not/exist"], {}, "/does/not/exist"),
-        (["m", "--no-such-flag"], {}, "--no-such-flag"),
-    ],
-)
-def test_refused_in_one_line(arguments: list[str], environment: dict[str, str], words: str) -> None:
-    assert words in refused(*arguments, environment=environment)
+REFUSED: list[tuple[list[str], dict[str, str], str]] = [
+    (["m", "--api-server-count", "2"], {}, "--api-server-count=2"),
+    (["m", "--data-parallel-size", "2"], {}, "--data-parallel-size=2"),
+    (["m", "--headless"], {}, "--headless"),
+    (["m", "--chunk-cache-memory", "much"], {}, "--chunk-cache-memory"),
+    (["m", "--chunk-position-strategy", "none"], {}, "--chunk-position-strategy"),
+    (["m"], {"TESSERA_CHUNK_CACHE_SIZE": "1GiB"}, "TESSERA_CHUNK_CACHE_SIZE"),
+    (["/does/not/exist"], {}, "/does/not/exist"),
+    (["m", "--no-such-flag"], {}, "--no-such-flag"),
+    (["m", "--host", "0.0.0.0"], {}, "--host 0.0.0.0 would let in everybody who reaches this machine"),
+    (["m", "--tenants", "/does/not/exist"], {}, "--tenants /does/not/exist: [Errno 2] No such file or directory"),
+]
+_ONE_AFTER_THE_OTHER = """
+import json, os, sys
+from app.cli import main
+
+for arguments, environment, _ in json.loads(sys.argv[1]):
+    os.environ.update(environment)
+    try:
+        status = main(["serve", *arguments])
+    except SystemExit as end:
+        status = end.code
+    print(f"= {status}", file=sys.stderr, flush=True)
+    for name in environment:
+        del os.environ[name]
+"""
+
+
+@pytest.fixture(scope="module")
+def said() -> list[tuple[int, str]]:
+    """The exit status and the words of each command that is refused: in one process, since vLLM is long to import."""
+    run = subprocess.run(
+        [sys.executable, "-c", _ONE_AFTER_THE_OTHER, json.dumps(REFUSED)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    parts = re.split(r"^= (\d+)$", run.stderr, flags=re.MULTILINE)
+    assert len(parts) == 2 * len(REFUSED) + 1, run.stderr
+    return [(int(status), words) for words, status in zip(parts[::2], parts[1::2], strict=False)]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)), ids=[words for *_, words in REFUSED])
+def test_refused_in_one_line(number: int, said: list[tuple[int, str]]) -> None:
+    status, words = said[number]
+    assert status == 2
+    assert "Traceback" not in words
+    assert REFUSED[number][2] in [line for line in words.splitlines() if line.startswith("tessera")][-1]

@@ -34,7 +34,10 @@ def eagle_head(model: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["ngram", "eagle", "draft_model"])
+@pytest.fixture(
+    scope="module",
+    params=["ngram", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("eagle", "draft_model"))],
+)
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -89,7 +89,7 @@ def origins(response: dict[str, Any]) -> list[str | None]:
     return [chunk.get("origin") or chunk["status"] for chunk in response["cache"]["chunks"]]
 
 
-@pytest.mark.parametrize("kind", ["file", "s3", "tensor parallel", "pipeline parallel"])
+@pytest.mark.parametrize("kind", ["file", "s3", *(pytest.param(name, marks=pytest.mark.matrix) for name in WORKERS)])
 def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     kind: str,
     start: StartServer,
