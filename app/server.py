@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -73,13 +74,17 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
     return app
 
 
-async def run(args: argparse.Namespace, settings: Settings) -> None:
-    """Serves until SIGINT or SIGTERM; every process it started has ended when it returns."""
+async def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Serves until SIGINT or SIGTERM, or until the engine has died; returns the exit code, 0 or 1.
+
+    Every process it started has ended when it returns.
+    """
     started = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, abandon_start)  # until the HTTP server handles signals itself
     prepare(args, settings)
     url, sock = setup_server(args, reuse_port=False)
+    _share_address(sock, False)  # or another server could bind it too, and be told only when it listens
     if warning := version_warning():
         say(warning)
     try:
@@ -87,11 +92,18 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
             started_app(args, settings) as app,
             _announced(app, lambda: say(_ready_line(app, url, started)), args, settings),
         ):
+            _share_address(sock, True)  # the next server need not wait for the system to forget this one's connections
             shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
+            has_died = app.state.engine_client.has_died
         await shutdown
     finally:
         sock.close()
-    say("stopped")
+    say("the engine has died; what it said is above" if has_died else "stopped")
+    return int(has_died)
+
+
+def _share_address(sock: socket.socket, may_share: bool) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, may_share)
 
 
 def prepare(args: argparse.Namespace, settings: Settings) -> None:

@@ -2,7 +2,6 @@
 """Chunks that come from tiers are exact, and whatever becomes of a tier costs time only."""
 
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app.server_process import group_members
 from tests.cores import all_cores
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
@@ -77,6 +77,13 @@ def archived(server: TesseraServer) -> dict[str, Any]:
     return stats
 
 
+def wait_until_gone(group: int) -> None:
+    deadline = time.monotonic() + 30
+    while members := group_members(group):
+        assert time.monotonic() < deadline, members
+        time.sleep(0.1)
+
+
 def to_sleep(server: TesseraServer) -> None:
     """Empties the pool of all that is in a tier."""
     archived(server)
@@ -129,6 +136,9 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     assert counted["loaded_bytes"][name] > 0
     assert counted["fills"]["loaded"] > 0
     assert again["cache"]["tokens"]["reused"] > 0
+    if kind == "tensor parallel":
+        server.process.kill()
+        wait_until_gone(server.process.pid)  # the engine and its workers notice
 
 
 def test_damaged_files_are_computed_anew_and_quarantined(
@@ -187,8 +197,8 @@ def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_ser
     server, chunks = directory.server, [text(300), text(120)]
     ask(server, "shared", chunks, "What?")
     archived(server)
-    os.killpg(server.process.pid, signal.SIGKILL)
-    server.process.wait()
+    server.process.kill()
+    wait_until_gone(server.process.pid)  # its engine notices
     again = start(directory.tiers)
     answer = ask(again, "shared", chunks[::-1], "What?")
     assert origins(answer) == ["file", "file"]
