@@ -19,14 +19,13 @@ import pytest
 from app.server_process import group_members
 from tests.cores import all_cores
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer
+from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
 from tests.engine.test_parallel import WORKERS
 
 Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
 WORKS_FOR_LONG = {"max_tokens": 6000, "temperature": 0, "ignore_eos": True}
 DIED = "The engine has died; the server ends."
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass
@@ -101,13 +100,6 @@ def start(model_path: Callable[[str], Path], tmp_path: Path) -> StartServer:
     return start_server
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_in_shared_memory() -> Iterator[None]:
-    before = set(SHARED_MEMORY.iterdir())
-    yield
-    assert set(SHARED_MEMORY.iterdir()) <= before
-
-
 def engine_core(server: TesseraServer) -> psutil.Process:
     return named("EngineCore", psutil.Process(server.process.pid).children())
 
@@ -115,13 +107,6 @@ def engine_core(server: TesseraServer) -> psutil.Process:
 def named(name: str, processes: list[psutil.Process]) -> psutil.Process:
     """vLLM gives its processes titles."""
     return next(each for each in processes if name in each.name() or name in " ".join(each.cmdline()))
-
-
-def wait_until_gone(group: int) -> None:
-    deadline = time.monotonic() + 30
-    while members := group_members(group):
-        assert time.monotonic() < deadline, members
-        time.sleep(0.1)
 
 
 def assert_told(asked: list[Asked]) -> None:
@@ -166,7 +151,8 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     with all_cores():
         server = start(*WORKERS["tensor parallel"], environment=environment).wait_ready()
-    group = server.process.pid
+    group, shared = server.process.pid, shared_memory(server.process.pid)
+    assert shared
     with load(server, text) as asked:
         core = engine_core(server)
         named("Worker", core.children()).kill()
@@ -181,6 +167,7 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
     assert_told(asked)
     assert server.stop(signal.SIGTERM) == 1
     wait_until_gone(group)
+    assert not [path for path in shared if path.exists()]
 
 
 def test_a_server_that_is_killed_while_it_starts(start: StartServer) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from app.server_process import ROOT, group_members
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
 
 
@@ -126,13 +126,6 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
         assert_exact(response, oracle("tiny-llama"), name)
     finally:
         again.stop()
-
-
-def wait_until_gone(group: int) -> None:
-    deadline = time.monotonic() + 30
-    while group_members(group) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not group_members(group)
 
 
 def test_torch_compile_is_exact(start: Callable[..., TesseraServer], oracle: Any) -> None:

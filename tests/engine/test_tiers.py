@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from app.server_process import group_members
 from tests.cores import all_cores
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer
+from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
 from tests.engine.test_parallel import WORKERS
 from tests.oracle import Oracle
@@ -77,13 +76,6 @@ def archived(server: TesseraServer) -> dict[str, Any]:
     return stats
 
 
-def wait_until_gone(group: int) -> None:
-    deadline = time.monotonic() + 30
-    while members := group_members(group):
-        assert time.monotonic() < deadline, members
-        time.sleep(0.1)
-
-
 def to_sleep(server: TesseraServer) -> None:
     """Empties the pool of all that is in a tier."""
     archived(server)
@@ -137,8 +129,11 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     assert counted["fills"]["loaded"] > 0
     assert again["cache"]["tokens"]["reused"] > 0
     if kind == "tensor parallel":
+        shared = shared_memory(server.process.pid)
+        assert shared
         server.process.kill()
         wait_until_gone(server.process.pid)  # the engine and its workers notice
+        assert not [path for path in shared if path.exists()]
 
 
 def test_damaged_files_are_computed_anew_and_quarantined(

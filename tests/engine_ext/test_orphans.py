@@ -12,8 +12,9 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from app.server_process import ROOT, group_members, python_path
+from app.server_process import ROOT, python_path
 from engine_ext import orphans
+from tests.engine.server import wait_until_gone
 
 PARENT = """
 import multiprocessing, sys
@@ -59,13 +60,6 @@ def killed(*arguments: str) -> tuple[str, int]:
     parent.wait()
     parent.stdout.close()
     return said, parent.pid
-
-
-def wait_until_gone(group: int) -> None:
-    deadline = time.monotonic() + 20
-    while members := group_members(group):
-        assert time.monotonic() < deadline, members
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("kind", ["orderly", "stubborn"])
