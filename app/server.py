@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any, NoReturn
 
 from fastapi import FastAPI
@@ -84,7 +85,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
         signal.signal(number, abandon_start)  # until the HTTP server handles signals itself
     prepare(args, settings)
     url, sock = setup_server(args, reuse_port=False)
-    _share_address(sock, False)  # or another server could bind it too, and be told only when it listens
+    claim = _claim(url)
     if warning := version_warning():
         say(warning)
     try:
@@ -92,18 +93,25 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
             started_app(args, settings) as app,
             _announced(app, lambda: say(_ready_line(app, url, started)), args, settings),
         ):
-            _share_address(sock, True)  # the next server need not wait for the system to forget this one's connections
             shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
             has_died = app.state.engine_client.has_died
         await shutdown
     finally:
         sock.close()
+        claim.close()
     say("the engine has died; what it said is above" if has_died else "stopped")
     return int(has_died)
 
 
-def _share_address(sock: socket.socket, may_share: bool) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, may_share)
+def _claim(url: str) -> socket.socket:
+    """What only one server of a machine can have for a URL; raises ``OSError`` (``EADDRINUSE``) for the next one.
+
+    The system lets several bind a port until one of them listens, and that is when its model is loaded.
+    """
+    claim = socket.socket(socket.AF_UNIX)
+    # A name, not a file: of this network namespace, as ports are, and gone with the process.
+    claim.bind(f"\0tessera-{sha256(url.encode()).hexdigest()}")
+    return claim
 
 
 def prepare(args: argparse.Namespace, settings: Settings) -> None:
