@@ -93,8 +93,9 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
             started_app(args, settings) as app,
             _announced(app, lambda: say(_ready_line(app, url, started)), args, settings),
         ):
+            engine: ChunkEngine = app.state.engine_client
             shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
-            has_died = app.state.engine_client.has_died
+            has_died = engine.has_died
         await shutdown
     finally:
         sock.close()

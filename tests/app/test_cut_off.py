@@ -8,6 +8,7 @@ import pytest
 
 from app.cut_off import CutOffMiddleware
 
+
 def request(kind="http", method="POST", *, is_stopping=False, has_died=False):
     engine = SimpleNamespace(is_stopping=is_stopping, has_died=has_died, num_answering=0)
     return {"type": kind, "method": method, "app": SimpleNamespace(state=SimpleNamespace(engine_client=engine))}
