@@ -185,16 +185,19 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
     folder = tmp_path / "kv"
     tiers = ("--chunk-cache-tiers", f"file://{folder}?size=1GiB")
     server = start("--shutdown-timeout", "300", *tiers).wait_ready()
-    brief = {"max_tokens": 300, "temperature": 0, "ignore_eos": True}
+    brief = {"max_tokens": 600, "temperature": 0, "ignore_eos": True}
     rag = {"chunks": [text(200)], "question": "What?", **brief}
     chat = {"messages": [{"role": "user", "content": text(50)}], **brief}
     waiting = Asked("/v1/rag/chat", {**rag, "chunks": [text(2000) for _ in range(3)]})
     streams = [Asked("/v1/rag/chat", {**rag, "stream": True}), Asked("/v1/chat/completions", {**chat, "stream": True})]
     ingestion = Asked("/v1/rag/chunks", {"chunks": [text(400) for _ in range(200)]})
-    threads = [threading.Thread(target=each.run, args=(server.url,)) for each in (*streams, ingestion, waiting)]
+    *threads, last_thread = (
+        threading.Thread(target=each.run, args=(server.url,)) for each in (*streams, ingestion, waiting)
+    )
     for thread in threads:
         thread.start()
     assert all(each.has_begun.wait(60) for each in (*streams, ingestion))
+    last_thread.start()
     while server.stats()["occupancy"]["running_fills"] < 3:
         time.sleep(0.01)
     server.process.send_signal(signal.SIGTERM)
@@ -205,13 +208,13 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
     late = server.client.post("/v1/rag/chat", json=rag)
     assert (late.status_code, late.json()["error"]["message"]) == (503, "The server is stopping.")
     assert server.process.wait(300) == 0
-    for thread in threads:
+    for thread in (*threads, last_thread):
         thread.join()
     for each in streams:
         assert each.text.rstrip().endswith("data: [DONE]")
         assert '"finish_reason":"length"' in each.text.replace('": ', '":')
     answer = json.loads(waiting.text)
-    assert (waiting.status, answer["usage"]["completion_tokens"]) == (200, 300)
+    assert (waiting.status, answer["usage"]["completion_tokens"]) == (200, 600)
     assert [chunk["status"] for chunk in answer["cache"]["chunks"]] == ["filled"] * 3
     *lines, last = map(json.loads, ingestion.text.splitlines())
     assert last["summary"]["failed"] == sum(line.get("error") == "the server is stopping" for line in lines) > 0
