@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pydantic import ValidationError
 
 from app.progress import first_line, say
+from engine_ext.orphans import end_with_starter
 
 _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-… flag]
        tessera doctor [MODEL] [--json] [any tessera serve flag]
@@ -39,7 +40,10 @@ tessera serve --help shows the flags, tessera serve --help=all vLLM's as well.""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, 2 for a usage or configuration error, 130 when interrupted."""
+    """Runs the command; returns its exit code.
+
+    0, 1 if what it runs has failed, 2 for a usage or configuration error, 130 when interrupted.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help", "help"):
@@ -52,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"unknown command {command!r}")
         print(_USAGE, file=sys.stderr)
         return 2
+    end_with_starter()
     return _COMMANDS[command](arguments[1:])
 
 
@@ -71,7 +76,7 @@ def _serve(arguments: list[str]) -> int:
     try:
         settings = load_settings(args)
         args.model = args.model_tag or _demo_model()
-        uvloop.run(run(args, settings))
+        return uvloop.run(run(args, settings))
     except KeyboardInterrupt:
         say("interrupted")
         return 130
@@ -80,7 +85,6 @@ def _serve(arguments: list[str]) -> int:
             raise
         say(words)
         return 2
-    return 0
 
 
 def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespace:

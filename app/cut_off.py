@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of requests that outlast the server."""
+"""The end of requests that outlast the server, or its engine."""
 
 import asyncio
 from http import HTTPStatus
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.refusals import refusal
+from engine_ext.engine import ChunkEngine
 
 
 class CutOffMiddleware:
-    """Ends requests that a stopping server can't serve any more: in words, or by closing once begun.
+    """Ends requests that can't be served any more: in words, or by closing once begun.
 
-    Those are requests that come after the signal (what is needed to render prompts has then ended), requests that
-    fail for that reason, and those that the HTTP server cancels.
+    Those are requests that come after the signal to stop or after the engine has died, requests that fail for that
+    reason, and those that the HTTP server cancels. A server that stops waits for the others, which are counted.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -22,15 +24,27 @@ class CutOffMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        if scope["method"] == "POST" and _is_stopping(scope):
-            return await _STOPPING(scope, receive, send)
+        if scope["method"] != "POST":
+            return await self._run(scope, receive, send)
+        engine: ChunkEngine = scope["app"].state.engine_client
+        if answer := _answer(engine):
+            return await answer(scope, receive, send)
+        engine.num_answering += 1
+        try:
+            await self._run(scope, receive, send)
+        finally:
+            engine.num_answering -= 1
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        engine: ChunkEngine = scope["app"].state.engine_client
         has_begun = is_replaced = False
 
         async def noting(message: Message) -> None:
             nonlocal has_begun, is_replaced
-            if not has_begun and message["status"] >= HTTPStatus.INTERNAL_SERVER_ERROR and _is_stopping(scope):
+            is_failure = not has_begun and message["status"] >= HTTPStatus.INTERNAL_SERVER_ERROR
+            if is_failure and (answer := _answer(engine)):
                 is_replaced = True
-                await _STOPPING(scope, receive, send)
+                await answer(scope, receive, send)
             has_begun = True
             if not is_replaced:
                 await send(message)
@@ -38,14 +52,19 @@ class CutOffMiddleware:
         try:
             await self._app(scope, receive, noting)
         except (asyncio.CancelledError, Exception) as error:
-            if isinstance(error, Exception) and not _is_stopping(scope):
+            answer = _answer(engine)
+            if isinstance(error, Exception) and answer is None:
                 raise
             if not has_begun:
-                await _STOPPING(scope, receive, send)
+                await (answer or _STOPPING)(scope, receive, send)
 
 
-def _is_stopping(scope: Scope) -> bool:
-    return bool(scope["app"].state.engine_client.is_stopping)
+def _answer(engine: ChunkEngine) -> JSONResponse | None:
+    """What there is to say to every request, if that is so."""
+    if engine.is_stopping:
+        return _STOPPING
+    return _DIED if engine.has_died else None
 
 
 _STOPPING = refusal(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "The server is stopping.")
+_DIED = refusal(HTTPStatus.SERVICE_UNAVAILABLE, "engine_died", "The engine has died; the server ends.")

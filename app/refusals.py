@@ -19,6 +19,7 @@ Reason = Literal[
     "cache_state",
     "chunk_gone",
     "client_too_slow",
+    "engine_died",
     "internal_error",
     "invalid_api_key",
     "limit_exceeded",

@@ -6,9 +6,11 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any, NoReturn
 
 from fastapi import FastAPI
@@ -73,13 +75,17 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
     return app
 
 
-async def run(args: argparse.Namespace, settings: Settings) -> None:
-    """Serves until SIGINT or SIGTERM; every process it started has ended when it returns."""
+async def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Serves until SIGINT or SIGTERM, or until the engine has died; returns the exit code, 0 or 1.
+
+    Every process it started has ended when it returns.
+    """
     started = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, abandon_start)  # until the HTTP server handles signals itself
     prepare(args, settings)
     url, sock = setup_server(args, reuse_port=False)
+    claim = _claim(url)
     if warning := version_warning():
         say(warning)
     try:
@@ -87,11 +93,26 @@ async def run(args: argparse.Namespace, settings: Settings) -> None:
             started_app(args, settings) as app,
             _announced(app, lambda: say(_ready_line(app, url, started)), args, settings),
         ):
+            engine: ChunkEngine = app.state.engine_client
             shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
+            has_died = engine.has_died
         await shutdown
     finally:
         sock.close()
-    say("stopped")
+        claim.close()
+    say("the engine has died; what it said is above" if has_died else "stopped")
+    return int(has_died)
+
+
+def _claim(url: str) -> socket.socket:
+    """What only one server of a machine can have for a URL; raises ``OSError`` (``EADDRINUSE``) for the next one.
+
+    The system lets several bind a port until one of them listens, and that is when its model is loaded.
+    """
+    claim = socket.socket(socket.AF_UNIX)
+    # A name, not a file: of this network namespace, as ports are, and gone with the process.
+    claim.bind(f"\0tessera-{sha256(url.encode()).hexdigest()}")
+    return claim
 
 
 def prepare(args: argparse.Namespace, settings: Settings) -> None:

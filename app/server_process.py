@@ -15,6 +15,8 @@ from typing import Self
 
 import httpx
 
+from engine_ext.orphans import starter_environment
+
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 600
 _HEALTH_S = 5
@@ -25,7 +27,7 @@ class ServerProcess:
     """One server process on the loopback interface, and a client for it.
 
     What it prints goes to the file `log`. Without `port` it gets a free one. `serve` is the module to run and its
-    command, by default `tessera serve`.
+    command, by default `tessera serve`. Tessera's commands end if this process does, whatever ended it.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class ServerProcess:
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
-                env={**os.environ, "PYTHONPATH": python_path(), **(environment or {})},
+                env={**os.environ, **starter_environment(), "PYTHONPATH": python_path(), **(environment or {})},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

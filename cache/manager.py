@@ -9,13 +9,13 @@ found any more says nothing about its KV. A page is free again when its entry is
 
 import itertools
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from cache import clock as steady_clock
 from cache.chunk_ids import ChunkIds
 from cache.config import ChunkCacheConfig
 from cache.errors import CapacityError, IntegrityError
@@ -67,7 +67,7 @@ class Lookup:
 class ChunkCacheManager:
     """The chunk cache of one engine."""
 
-    def __init__(self, config: ChunkCacheConfig, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, config: ChunkCacheConfig, clock: Callable[[], float] = steady_clock.now) -> None:
         self.config = config
         self.hasher = ChunkHasher(config.fingerprint, config.hash_algorithm)
         self.pool = ChunkBlockPool(config.num_pages)
@@ -76,7 +76,7 @@ class ChunkCacheManager:
         self.holdings = Holdings(config.page_bytes)
         self.usage = Usage()
         self.metrics = ChunkCacheMetrics()
-        self._clock = clock
+        self.clock = clock
         self._policy: EvictionPolicy[ChunkKVCache] = make_policy(config.eviction)
         self._expiry = ExpiryQueue()
         self.on_expired: Callable[[ChunkHash], None] = lambda _: None
@@ -130,14 +130,14 @@ class ChunkCacheManager:
             return None
         entry.leases += 1
         start, length = entry.identity.num_prefix_tokens, entry.identity.num_tokens
-        lease = Lease(None, [LeasedSegment(Placement(start, length, start, 0), entry, ChunkStatus.HIT)], self._clock())
+        lease = Lease(None, [LeasedSegment(Placement(start, length, start, 0), entry, ChunkStatus.HIT)], self.clock())
         self._leases.add(lease)
         return lease
 
     def release(self, lease: Lease) -> None:
         """Ends a lease; its chunks may be evicted from now on. Raises ``KeyError`` if it has ended already."""
         self._leases.remove(lease)
-        self.metrics.lease_seconds.observe(self._clock() - lease.since)
+        self.metrics.lease_seconds.observe(self.clock() - lease.since)
         for segment in lease.segments:
             segment.entry.leases -= 1
             self._reclaim(segment.entry)
@@ -185,7 +185,7 @@ class ChunkCacheManager:
 
     def expire(self) -> None:
         """Detaches what has expired."""
-        for entry in self._expiry.due(self._clock()):
+        for entry in self._expiry.due(self.clock()):
             self.detach(entry, Removal.EXPIRED)
             self.on_expired(entry.key)
 
@@ -257,7 +257,7 @@ class ChunkCacheManager:
 
     def oldest_lease_seconds(self) -> float:
         """Age of the oldest lease; 0 without any."""
-        now = self._clock()
+        now = self.clock()
         return now - min((lease.since for lease in self._leases), default=now)
 
     def _wanted(self, key: ChunkHash, identity: SegmentIdentity, *, is_system: bool) -> Wanted:
@@ -265,7 +265,7 @@ class ChunkCacheManager:
 
     def _use(self, entry: ChunkKVCache) -> None:
         entry.hits += 1
-        entry.last_used_at = self._clock()
+        entry.last_used_at = self.clock()
         if not entry.pinned:
             self._policy.used(entry)
 
@@ -310,7 +310,7 @@ class ChunkCacheManager:
         return f"the chunks need {found.pages_needed} more pages of {page} tokens; {available} of {total} can be freed"
 
     def _create(self, wanted: Wanted) -> ChunkKVCache:
-        identity, now = wanted.identity, self._clock()
+        identity, now = wanted.identity, self.clock()
         entry = ChunkKVCache(
             wanted.key,
             identity,
@@ -337,7 +337,7 @@ class ChunkCacheManager:
             entry.leases += 1
             segments.append(LeasedSegment(placement, entry, status_of(entry, is_new=wanted.entry is None)))
         system = segments.pop(0) if has_system else None
-        lease = Lease(system, segments, self._clock(), fill_jobs(system, segments))
+        lease = Lease(system, segments, self.clock(), fill_jobs(system, segments))
         self._leases.add(lease)
         return lease
 

@@ -48,6 +48,11 @@ class Archive:
     def __len__(self) -> int:
         return len(self._waiting) + self._is_storing
 
+    @property
+    def num_to_keep(self) -> int:
+        """How many of those would be found again after the server has stopped."""
+        return len(self) if any(tier != MemoryTier.name for tier in self.tiers) else 0
+
     def add(self, entries: Iterable[ChunkKVCache]) -> None:
         """Says that segments have been filled."""
         for entry in entries:
@@ -116,7 +121,7 @@ class Archive:
         """
         manager = self._engine.manager
         assert manager is not None
-        before = time.time() - idle_s
+        before = manager.clock() - idle_s
         cold = [
             entry
             for entry in manager.index

@@ -84,7 +84,7 @@ class BackgroundFills:
 
     async def _pause(self) -> None:
         """Waits for the end of the pause, or until nobody else needs the engine."""
-        while self._is_busy() and (left := self._pause_until - time.monotonic()) > 0:
+        while not self._engine.is_stopping and self._is_busy() and (left := self._pause_until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, 0.02))
 
     def _is_busy(self) -> bool:
@@ -98,7 +98,9 @@ class BackgroundFills:
         return min(most, config.num_pages * config.page_tokens // 4)
 
     async def _round(self, ingestion: Ingestion, chunks: list[Chunk]) -> list[Ingested]:
-        """Results of the first chunks, at least one: as many as the pool can hold at once."""
+        """Results of the first chunks, at least one: as many as the pool can hold at once. None begins at the end."""
+        if self._engine.is_stopping:
+            return [Ingested(chunk, error="the server is stopping") for chunk in chunks]
         assert self._engine.fills is not None
         leases: dict[int, tuple[Lease, list[FillTask]]] = {}
         results: dict[int, Ingested] = {}

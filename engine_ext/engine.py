@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_POLL_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class FillLimits:
@@ -48,7 +50,8 @@ class ChunkEngine:
     """Runs requests with chunks from the chunk cache; passes everything else through to ``AsyncLLM``.
 
     ``manager`` is ``None`` when the cache is off; ``disabled_reason`` then says why. ``transfers`` is there if its KV
-    may go to, and come from, other replicas. ``is_stopping`` tells that :meth:`shutdown` was called.
+    may go to, and come from, other replicas. ``is_stopping`` tells that :meth:`shutdown` was called. ``num_answering``,
+    which the app counts, is how many requests that is to wait for.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class ChunkEngine:
         self.limits = limits
         self.transfers = transfers
         self.is_stopping = False
+        self.num_answering = 0
+        self._had_died = False
         self.is_traced = bool(llm.vllm_config.observability_config.otlp_traces_endpoint)
         self.adapters = Adapters()
         self.holdings = manager.holdings if manager else Holdings(page_bytes=0)
@@ -112,9 +117,34 @@ class ChunkEngine:
             await self.llm.notify_kv_transfer_request_rejected(request_id, kv_transfer_params, **kwargs)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """vLLM's; it blocks, in a thread of its own, while requests that are under way may end."""
+        """vLLM's; it blocks, in a thread of its own, until all is done or ``timeout`` seconds have passed.
+
+        All are requests under way, with the fills that they want, and what has yet to be stored in tiers.
+        """
+        self._had_died = self.has_died
         self.is_stopping = True
-        self.llm.shutdown(timeout)
+        deadline = time.monotonic() + (timeout or 0)
+        while (left := deadline - time.monotonic()) > 0 and self._is_wanted:
+            time.sleep(min(left, _POLL_S))
+        if self.num_answering:
+            logger.warning("stopping before %d requests were answered (--shutdown-timeout)", self.num_answering)
+        if number := self._num_to_store:
+            logger.warning("stopping before %d segments were stored in tiers (--shutdown-timeout)", number)
+        self.llm.shutdown(None if timeout is None else max(0.0, left))
+
+    @property
+    def _is_wanted(self) -> bool:
+        return not self.llm.errored and bool(self.num_answering or self._num_to_store)
+
+    @property
+    def _num_to_store(self) -> int:
+        archive = self.fills.archive if self.fills is not None else None
+        return archive.num_to_keep if archive is not None else 0
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the engine's processes have ended unasked."""
+        return self._had_died if self.is_stopping else bool(self.llm.errored)
 
     async def check_health(self) -> None:
         """vLLM's, which ``GET /health`` asks; a server that stops is not healthy, so that balancers turn away."""

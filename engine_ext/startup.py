@@ -19,6 +19,7 @@ from cache.manager import ChunkCacheManager
 from engine_ext.archive import attached_tiers
 from engine_ext.engine import ChunkEngine, FillLimits
 from engine_ext.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
+from engine_ext.orphans import mark_engine
 from engine_ext.self_check import SelfCheck, SelfCheckError
 from engine_ext.support import unsupported_reason
 from engine_ext.transfers import opened_transfers
@@ -50,6 +51,7 @@ class ChunkCacheOptions:
 @asynccontextmanager
 async def start_chunk_engine(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> AsyncIterator[ChunkEngine]:
     """A running engine; shut down at the end. The cache is on only if the start-up self-check passed."""
+    mark_engine()
     reason = _attach_connector(engine_args, options)
     async with build_async_engine_client_from_engine_args(engine_args) as llm, AsyncExitStack() as stack:
         manager = transfers = weights = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/status.md says of families and features what the tests show."""
+"""docs/status.md says of families and features what the tests show; docs/operations.md of faults."""
 
 import ast
 import re
@@ -12,12 +12,13 @@ from tests.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 STATUS = (ROOT / "docs/status.md").read_text(encoding="utf-8")
-NODES = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)(?:\[.*?\])?`", STATUS)))
+OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+NODES = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)(?:\[.*?\])?`", STATUS + OPERATIONS)))
 
 
-def table(heading: str) -> list[list[str]]:
+def table(heading: str, page: str = STATUS) -> list[list[str]]:
     """The cells of each row of the first table below a heading."""
-    section = STATUS.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
@@ -51,3 +52,10 @@ def test_every_row_has_a_verdict_for_each_device_and_names_a_test(heading: str) 
         assert len(verdicts) == 3, name
         assert all(verdict.startswith(("exact", "refused", "unproven")) for verdict in verdicts), name
         assert re.search(r"`tests/[\w/]+\.py::\w+", test), name
+
+
+def test_every_fault_names_a_test() -> None:
+    rows = table("Faults", OPERATIONS)
+    assert len(rows) > 10
+    for fault, *_, last in rows:
+        assert re.search(r"`tests/[\w/]+\.py::\w+`", last), fault

@@ -22,6 +22,7 @@ from app.doctor.finding import Finding
 from app.progress import progress
 from app.server_process import last_words, python_path
 from app.settings import Settings
+from engine_ext.orphans import starter_environment
 from engine_ext.support import unsupported_reason
 
 _END_S: Final = 20
@@ -90,7 +91,7 @@ def telling_lines(log: str) -> list[str]:
 @contextmanager
 def _running(command: Sequence[str], log: Path) -> "Iterator[subprocess.Popen[bytes]]":
     """A process in a session of its own, all of which has ended when the block has."""
-    environment = {**os.environ, "PYTHONPATH": python_path(), "VLLM_LOGGING_LEVEL": "INFO"}
+    environment = {**os.environ, **starter_environment(), "PYTHONPATH": python_path(), "VLLM_LOGGING_LEVEL": "INFO"}
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:

@@ -23,7 +23,9 @@ def main() -> None:
     from app.demo_model import DEMO_MODEL
     from app.server import abandon_start
     from app.settings import load_settings
+    from engine_ext.orphans import end_with_starter
 
+    end_with_starter()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, abandon_start)
     result, *arguments = sys.argv[1:]

@@ -168,7 +168,7 @@ class _Ingest:
         self.rendered = rendered
         self.documents = documents
         self.document_keys = document_keys
-        self.expires_at = None if request.ttl_s is None else time.time() + request.ttl_s
+        self.expires_at = None if request.ttl_s is None else self.manager.clock() + request.ttl_s
         self.statuses: Counter[str] = Counter()
         self.keys: set[str] = set()
         self.tokens = 0

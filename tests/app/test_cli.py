@@ -32,10 +32,11 @@ def serve(monkeypatch):
     server = pytest.importorskip("app.server")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
 
-    def serve(error: BaseException | None = None, **settings) -> int:
+    def serve(error: BaseException | None = None, *, code: int = 0, **settings) -> int:
         async def run(args, settings):
             if error is not None:
                 raise error
+            return code
 
         monkeypatch.setattr(server, "run", run)
         args = argparse.Namespace(model_tag="some/model", port=8000, **settings)
@@ -48,6 +49,10 @@ def serve(monkeypatch):
 def test_serving_until_the_end_is_a_success(serve, capsys):
     assert serve() == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_server_whose_engine_has_died_is_a_failure(serve):
+    assert serve(code=1) == 1
 
 
 def test_a_bad_setting_names_its_flag(serve, capsys):

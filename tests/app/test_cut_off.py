@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that a stopping server cancels."""
+"""Requests that a stopping server cancels, and those that its engine did not outlive."""
 
 import asyncio
 from types import SimpleNamespace
@@ -9,8 +9,8 @@ import pytest
 from app.cut_off import CutOffMiddleware
 
 
-def request(kind="http", method="POST", *, is_stopping=False):
-    engine = SimpleNamespace(is_stopping=is_stopping)
+def request(kind="http", method="POST", *, is_stopping=False, has_died=False):
+    engine = SimpleNamespace(is_stopping=is_stopping, has_died=has_died, num_answering=0)
     return {"type": kind, "method": method, "app": SimpleNamespace(state=SimpleNamespace(engine_client=engine))}
 
 
@@ -104,3 +104,28 @@ def test_an_error_that_vllm_made_of_the_engines_end_becomes_a_503():
 def test_other_failures_are_passed_on():
     with pytest.raises(RuntimeError):
         asyncio.run(answered(fails, request()))
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_an_engine_that_has_died_is_told_of(method):
+    async def ill(scope, receive, send):
+        await send({"type": "http.response.start", "status": 503, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    start, body = asyncio.run(answered(ill, request(method=method, has_died=True)))
+    assert start["status"] == 503
+    assert b"The engine has died; the server ends." in body["body"]
+
+
+def test_what_a_stopping_server_waits_for_is_counted():
+    scope = request()
+    engine = scope["app"].state.engine_client
+
+    async def counts(scope, receive, send):
+        assert engine.num_answering == 1
+        await answered(answers, request(method="GET"))
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        asyncio.run(answered(counts, scope))
+    assert engine.num_answering == 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small prompts and managers."""
 
-import time
 from collections.abc import Callable, Sequence
 
+from cache import clock as steady_clock
 from cache.config import ChunkCacheConfig
 from cache.eviction import EvictionPolicyName
 from cache.hashing import CacheScope, ChunkHash, ChunkHasher
@@ -44,7 +44,7 @@ def make_prompt(
 def make_manager(
     num_pages: int = 12,
     hasher: ChunkHasher | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = steady_clock.now,
     eviction: EvictionPolicyName = "lru",
 ) -> ChunkCacheManager:
     manager = ChunkCacheManager(ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine", eviction=eviction), clock)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.server_process import ServerProcess
+from app.server_process import ServerProcess, group_members
 
 _UNDER_WAY = ("leases", "running_fills", "segments_filling", "segments_detached")
 
@@ -88,6 +88,21 @@ class ServerPool:
     def close(self) -> None:
         while self._running:
             self._running.popitem()[1].stop()
+
+
+def wait_until_gone(group: int) -> None:
+    """Until no process of a server's group is left."""
+    deadline = time.monotonic() + 30
+    while members := group_members(group):
+        assert time.monotonic() < deadline, members
+        time.sleep(0.1)
+
+
+def shared_memory(group: int) -> set[Path]:
+    """What the processes of a server's group have open in /dev/shm."""
+    maps = (Path(f"/proc/{pid}/maps").read_text() for pid in group_members(group))
+    lines = (line for each in maps for line in each.splitlines() if " /dev/shm/" in line)
+    return {Path(line.split(maxsplit=5)[5]) for line in lines if not line.endswith(" (deleted)")}
 
 
 def token_logprobs(response: dict[str, Any]) -> list[float]:

@@ -19,7 +19,7 @@ import pytest
 
 from app.server_process import ROOT, group_members
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
 
 
@@ -61,11 +61,14 @@ def test_a_signal_ends_every_process(sent: signal.Signals, start: Callable[..., 
 
 
 def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraServer]) -> None:
+    """Before that, while it does not listen yet, a second server on its port is refused before it starts its engine."""
     server = start()
     deadline = time.monotonic() + 60
     while "starting the engine" not in server.log.read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(3)
+    assert f"port {server.port} is in use" in refused("m", "--host", "127.0.0.1", "--port", str(server.port))
+    assert server.process.poll() is None
     assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
     wait_until_gone(server.process.pid)
 
@@ -108,7 +111,9 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
         thread.join()
     assert len(ended) == len(requests)
     assert "500" not in ended
-    assert "Exception in ASGI application" not in server.log.read_text()
+    log = server.log.read_text()
+    assert "Exception in ASGI application" not in log
+    assert "requests were answered (--shutdown-timeout)" in log
 
     again = start(port=port).wait_ready()
     try:
@@ -121,13 +126,6 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
         assert_exact(response, oracle("tiny-llama"), name)
     finally:
         again.stop()
-
-
-def wait_until_gone(group: int) -> None:
-    deadline = time.monotonic() + 30
-    while group_members(group) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not group_members(group)
 
 
 def test_torch_compile_is_exact(start: Callable[..., TesseraServer], oracle: Any) -> None:

@@ -2,7 +2,6 @@
 """Chunks that come from tiers are exact, and whatever becomes of a tier costs time only."""
 
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from tests.cores import all_cores
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer
+from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
 from tests.engine.test_parallel import WORKERS
 from tests.oracle import Oracle
@@ -129,6 +128,12 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     assert counted["loaded_bytes"][name] > 0
     assert counted["fills"]["loaded"] > 0
     assert again["cache"]["tokens"]["reused"] > 0
+    if kind == "tensor parallel":
+        shared = shared_memory(server.process.pid)
+        assert shared
+        server.process.kill()
+        wait_until_gone(server.process.pid)  # the engine and its workers notice
+        assert not [path for path in shared if path.exists()]
 
 
 def test_damaged_files_are_computed_anew_and_quarantined(
@@ -187,8 +192,8 @@ def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_ser
     server, chunks = directory.server, [text(300), text(120)]
     ask(server, "shared", chunks, "What?")
     archived(server)
-    os.killpg(server.process.pid, signal.SIGKILL)
-    server.process.wait()
+    server.process.kill()
+    wait_until_gone(server.process.pid)  # its engine notices
     again = start(directory.tiers)
     answer = ask(again, "shared", chunks[::-1], "What?")
     assert origins(answer) == ["file", "file"]

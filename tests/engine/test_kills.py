@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that are killed while they work: clients are told, and nothing is left behind."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.cores import all_cores
+from tests.engine.conftest import COMMON
+from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
+from tests.engine.test_parallel import WORKERS
+
+Text = Callable[[int], str]
+StartServer = Callable[..., TesseraServer]
+WORKS_FOR_LONG = {"max_tokens": 6000, "temperature": 0, "ignore_eos": True}
+DIED = "The engine has died; the server ends."
+
+
+@dataclass
+class Asked:
+    """A request, and what came back of it so far."""
+
+    path: str
+    body: dict[str, Any]
+    status: int = 0
+    text: str = ""
+    broke_off: str = ""
+    has_begun: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, url: str) -> None:
+        try:
+            with httpx.stream("POST", f"{url}{self.path}", json=self.body, timeout=120) as response:
+                self.status = response.status_code
+                for part in response.iter_text():
+                    self.text += part
+                    self.has_begun.set()
+        except httpx.HTTPError as error:
+            self.broke_off = type(error).__name__
+
+    @property
+    def is_stream(self) -> bool:
+        return bool(self.body.get("stream")) or self.path == "/v1/rag/chunks"
+
+    @property
+    def error(self) -> str:
+        return str(json.loads(self.text)["error"]["message"])
+
+
+def requests(text: Text, model: str) -> list[Asked]:
+    """Streams of every endpoint, whole answers, one that waits for its chunk, and an ingestion."""
+    rag = {"chunks": [text(200)], "question": "What?", **WORKS_FOR_LONG}
+    chat = {"messages": [{"role": "user", "content": text(50)}], **WORKS_FOR_LONG}
+    return [
+        Asked("/v1/rag/chat", {**rag, "stream": True}),
+        Asked("/v1/chat/completions", {**chat, "stream": True}),
+        Asked("/v1/chat/completions", {**chat, "stream": True, "documents": [text(100)]}),
+        Asked("/v1/completions", {"prompt": text(50), "stream": True, **WORKS_FOR_LONG}),
+        Asked("/v1/messages", {**chat, "stream": True, "model": model}),
+        Asked("/v1/responses", {"input": text(50), "stream": True, "max_output_tokens": 6000, "ignore_eos": True}),
+        Asked("/v1/rag/chat", rag),
+        Asked("/v1/chat/completions", chat),
+        Asked("/v1/rag/chunks", {"chunks": [text(2000) for _ in range(300)]}),
+        Asked("/v1/rag/chat", {**rag, "chunks": [text(2300) for _ in range(3)], "max_tokens": 500}),
+    ]
+
+
+@contextmanager
+def load(server: TesseraServer, text: Text) -> Iterator[list[Asked]]:
+    """Requests under way at the beginning; at the end all have come to theirs."""
+    asked = requests(text, server.model)
+    threads = [threading.Thread(target=each.run, args=(server.url,)) for each in asked]
+    for thread in threads:
+        thread.start()
+    for each in asked:
+        assert not each.is_stream or each.has_begun.wait(60), each.path
+    yield asked
+    for thread in threads:
+        thread.join()
+
+
+@pytest.fixture
+def start(model_path: Callable[[str], Path], tmp_path: Path) -> StartServer:
+    def start_server(*flags: str, **kwargs: Any) -> TesseraServer:
+        slow = ("--max-num-batched-tokens", "128")
+        arguments = [str(model_path("tiny-llama")), "--dtype", "float32", *COMMON, *slow, *flags]
+        return TesseraServer(tmp_path / "server.log", *arguments, **kwargs)
+
+    return start_server
+
+
+def engine_core(server: TesseraServer) -> psutil.Process:
+    return named("EngineCore", psutil.Process(server.process.pid).children())
+
+
+def named(name: str, processes: list[psutil.Process]) -> psutil.Process:
+    """vLLM gives its processes titles."""
+    return next(each for each in processes if name in each.name() or name in " ".join(each.cmdline()))
+
+
+def assert_told(asked: list[Asked]) -> None:
+    """Each in words, or, once begun, by an event or a connection that breaks; none as if it were whole."""
+    for each in asked:
+        if not each.is_stream:
+            assert (each.status, each.error) == (503, DIED), each
+        elif each.path == "/v1/rag/chunks":
+            assert each.broke_off or json.loads(each.text.splitlines()[-1])["summary"]["failed"] > 0, each
+        else:
+            assert each.status == 200
+            assert each.broke_off or '"error"' in each.text, each.text[-500:]
+            assert '"finish_reason":"' not in each.text.replace('": ', '":'), each.text[-500:]
+            assert not any(word in each.text for word in ("message_stop", "response.completed")), each.text[-500:]
+
+
+def health(server: TesseraServer) -> tuple[int, str] | None:
+    """Status and words; ``None`` if nobody answers any more."""
+    try:
+        response = httpx.get(f"{server.url}/health", timeout=10)
+    except httpx.TransportError:
+        return None
+    return response.status_code, response.json()["error"]["message"] if response.content else ""
+
+
+def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
+    """The server tells everybody and ends by itself, with 1."""
+    server = start().wait_ready()
+    group = server.process.pid
+    with load(server, text) as asked:
+        engine_core(server).kill()
+        assert server.process.wait(30) == 1
+        assert health(server) is None
+    assert_told(asked)
+    wait_until_gone(group)
+    said = [line for line in server.log.read_text().splitlines() if line.startswith("tessera: ")]
+    assert said[-1] == "tessera: the engine has died; what it said is above"
+
+
+def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
+    """As for want of memory. The server is told to go on, so that there is time to ask it everything."""
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    with all_cores():
+        server = start(*WORKERS["tensor parallel"], environment=environment).wait_ready()
+    group, shared = server.process.pid, shared_memory(server.process.pid)
+    assert shared
+    with load(server, text) as asked:
+        core = engine_core(server)
+        named("Worker", core.children()).kill()
+        psutil.wait_procs([core], timeout=30)
+        while (told := health(server)) == (200, ""):
+            time.sleep(0.05)
+        assert told == (503, DIED)
+        for path, body in [(each.path, each.body) for each in requests(text, server.model)]:
+            response = server.client.post(path, json=body)
+            assert (response.status_code, response.json()["error"]["message"]) == (503, DIED), path
+            assert response.headers["retry-after"]
+    assert_told(asked)
+    assert server.stop(signal.SIGTERM) == 1
+    wait_until_gone(group)
+    assert not [path for path in shared if path.exists()]
+
+
+def test_a_server_that_is_killed_while_it_starts(start: StartServer) -> None:
+    """Without the chunk cache: what ends its processes is no part of that."""
+    server = start("--no-chunk-cache", environment={"VLLM_LOGGING_LEVEL": "INFO"})
+    deadline = time.monotonic() + 120
+    while "Initializing a V1 LLM engine" not in server.log.read_text():  # the engine core's first words
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    server.process.kill()
+    server.stop()
+    wait_until_gone(server.process.pid)
+
+
+def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServer, text: Text, tmp_path: Path) -> None:
+    """Also the answer that has to wait for its chunks; of an ingestion, what has begun. Nobody new is let in."""
+    folder = tmp_path / "kv"
+    tiers = ("--chunk-cache-tiers", f"file://{folder}?size=1GiB")
+    server = start("--shutdown-timeout", "300", *tiers).wait_ready()
+    brief = {"max_tokens": 600, "temperature": 0, "ignore_eos": True}
+    rag = {"chunks": [text(200)], "question": "What?", **brief}
+    chat = {"messages": [{"role": "user", "content": text(50)}], **brief}
+    waiting = Asked("/v1/rag/chat", {**rag, "chunks": [text(2000) for _ in range(3)]})
+    streams = [Asked("/v1/rag/chat", {**rag, "stream": True}), Asked("/v1/chat/completions", {**chat, "stream": True})]
+    ingestion = Asked("/v1/rag/chunks", {"chunks": [text(400) for _ in range(200)]})
+    *threads, last_thread = (
+        threading.Thread(target=each.run, args=(server.url,)) for each in (*streams, ingestion, waiting)
+    )
+    for thread in threads:
+        thread.start()
+    assert all(each.has_begun.wait(60) for each in (*streams, ingestion))
+    last_thread.start()
+    while server.stats()["occupancy"]["running_fills"] < 3:
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    while (told := health(server)) == (200, ""):
+        time.sleep(0.01)
+    assert told == (503, "The server is stopping.")
+    assert waiting.status == 0, "it was answered too early; the test shows nothing"
+    late = server.client.post("/v1/rag/chat", json=rag)
+    assert (late.status_code, late.json()["error"]["message"]) == (503, "The server is stopping.")
+    assert server.process.wait(300) == 0
+    for thread in (*threads, last_thread):
+        thread.join()
+    for each in streams:
+        assert each.text.rstrip().endswith("data: [DONE]")
+        assert '"finish_reason":"length"' in each.text.replace('": ', '":')
+    answer = json.loads(waiting.text)
+    assert (waiting.status, answer["usage"]["completion_tokens"]) == (200, 600)
+    assert [chunk["status"] for chunk in answer["cache"]["chunks"]] == ["filled"] * 3
+    *lines, last = map(json.loads, ingestion.text.splitlines())
+    assert last["summary"]["failed"] == sum(line.get("error") == "the server is stopping" for line in lines) > 0
+    computed = [chunk["key"] for chunk in answer["cache"]["chunks"]]
+    computed += [line["key"] for line in lines if line["status"] == "filled"]
+    assert len(computed) > 3
+    assert {path.name.split(".")[0] for path in folder.glob("??/*")} >= set(computed)
+    assert "stopping before" not in server.log.read_text()

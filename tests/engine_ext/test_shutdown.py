@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a stopping engine waits for, and what it says of what it can't wait for."""
+
+import asyncio
+import logging
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from cache.layout import Chunk, pack
+from engine_ext.archive import Archive
+from engine_ext.background import Ingestion
+from engine_ext.engine import ChunkEngine, FillLimits
+from tests.cache.helpers import SCOPE, make_manager, make_prompt
+from tests.engine_ext.fake_llm import FakeLLM
+
+
+class StoppableLLM(FakeLLM):
+    errored = False
+    given: float | None = -1.0
+
+    def shutdown(self, timeout: float | None) -> None:
+        self.given = timeout
+
+
+@pytest.fixture
+def engine():
+    return ChunkEngine(StoppableLLM(), make_manager(), None, FillLimits())
+
+
+def archive_of(engine: ChunkEngine, *tiers: str) -> Archive:
+    engine.fills.archive = Archive(engine, dict.fromkeys(tiers, 1), lambda: None)
+    return engine.fills.archive
+
+
+def waiting(number: int) -> list[SimpleNamespace]:
+    return [SimpleNamespace(key=key) for key in range(number)]
+
+
+def test_it_waits_for_answers_and_for_what_is_to_be_stored(engine):
+    archive = archive_of(engine, "host", "file")
+    archive.add(waiting(1))
+    engine.num_answering = 1
+    stopping = threading.Thread(target=engine.shutdown, args=(60,))
+    stopping.start()
+    time.sleep(0.1)
+    assert engine.is_stopping
+    engine.num_answering = 0
+    time.sleep(0.1)
+    assert engine.llm.given == -1.0
+    archive._waiting.clear()
+    stopping.join(10)
+    assert 0 < engine.llm.given < 60
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05])
+def test_it_says_what_it_did_not_wait_for(timeout, engine, caplog):
+    archive_of(engine, "file").add(waiting(3))
+    engine.num_answering = 2
+    with caplog.at_level(logging.WARNING):
+        engine.shutdown(timeout)
+    assert engine.llm.given == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "stopping before 2 requests were answered (--shutdown-timeout)",
+        "stopping before 3 segments were stored in tiers (--shutdown-timeout)",
+    ]
+
+
+def test_nothing_is_stored_that_would_go_with_the_process(engine, caplog):
+    archive_of(engine, "host").add(waiting(3))
+    engine.shutdown(60)
+    assert caplog.records == []
+
+
+def test_an_engine_that_has_died_is_not_waited_for(engine):
+    assert not engine.has_died
+    engine.num_answering, engine.llm.errored = 1, True
+    engine.shutdown(60)
+    assert engine.has_died
+
+
+def test_an_engine_that_was_stopped_has_not_died(engine):
+    engine.shutdown(0)
+    engine.llm.errored = True
+    assert not engine.has_died
+
+
+def test_an_ingestion_begins_nothing_more(engine):
+    """Its first round of chunks is computed, the others are told of."""
+    chunks = [Chunk(pack((100 * n, 7)), n) for n in range(1, 41)]
+    ingestion = Ingestion(make_prompt((1, 2)), SCOPE, None, None, lambda chunk, entry: None)
+
+    async def run() -> list[str | None]:
+        results = []
+        async for result in engine.background.run(ingestion, chunks):
+            results.append(result.error)
+            engine.is_stopping = True
+        return results
+
+    errors = asyncio.run(run())
+    assert len(errors) == len(chunks)
+    computed = errors.index("the server is stopping")
+    assert 0 < computed < len(chunks)
+    assert errors[:computed] == [None] * computed
+    assert set(errors[computed:]) == {"the server is stopping"}
+    assert sum(engine.llm.computed.values()) == computed + 1  # the system segment
