@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-matrix test-fast test-vllm check bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-matrix test-fast test-vllm fuzz check bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # Each worker takes whole files, whose tests share engines, in the order of tests/conftest.py; ARGS="-n 0": one process.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+
+FUZZERS := tests/app/test_sse.py tests/app/test_middleware.py tests/app/test_request_documents.py \
+	tests/app/test_strange_peers.py tests/cache/test_directory.py tests/cache/test_redis_registry.py \
+	tests/engine_ext/test_chunk_file.py tests/engine/test_schema.py
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +44,10 @@ test-vllm: ## run the engine's tests with another vLLM (VLLM=0.31.0), in an envi
 	@scripts/test_servers.sh
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(or $(ARGS),tests/engine tests/engine_ext)
 
+fuzz: setup ## run the fuzzers for long: FUZZ_EXAMPLES (3000) for each, SCHEMA_CASES (5000) of the OpenAPI page
+	@scripts/test_servers.sh
+	$(BIN)/python -m pytest $(or $(ARGS),$(FUZZERS))
+
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,10 +63,12 @@ train-demo: setup ## train the demo model anew (hours on two cores); TRAIN_STEPS
 	$(BIN)/python -m training.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv .venv-vllm-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-vllm-* build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Tests need no network: neither the engine nor the tokenizer may look for one.
-test test-matrix test-fast test-vllm: export HF_HUB_OFFLINE = 1
-test test-matrix test-fast test-vllm: export VLLM_NO_USAGE_STATS = 1
+test test-matrix test-fast test-vllm fuzz: export HF_HUB_OFFLINE = 1
+test test-matrix test-fast test-vllm fuzz: export VLLM_NO_USAGE_STATS = 1
+fuzz: export FUZZ_EXAMPLES ?= 3000
+fuzz: export SCHEMA_CASES ?= 5000
 test-vllm: export VENV = .venv-vllm-$(VLLM)

@@ -86,7 +86,7 @@ def _list(tier: DirectoryTier, _: argparse.Namespace) -> int:
 def _verify(tier: DirectoryTier, _: argparse.Namespace) -> int:
     damaged = 0
     for each in _tracked(list(tier.list()), "files"):
-        if (reason := _fault(tier.get(each.address), each.address)) is not None:
+        if (reason := _fault(tier.get(each.address, each.num_bytes), each.address)) is not None:
             say(f"{tier.path(each.address)}: {reason}; it is in quarantine now")
             tier.quarantine(each.address)
             damaged += 1
@@ -95,7 +95,7 @@ def _verify(tier: DirectoryTier, _: argparse.Namespace) -> int:
 
 
 def _collect(tier: DirectoryTier, args: argparse.Namespace) -> int:
-    before = _bytes_on_disk(tier)
+    before = tier.num_bytes
     tier.empty_quarantine()
     if args.idle_days is not None:
         oldest = time.time() - 86_400 * args.idle_days
@@ -110,7 +110,7 @@ def _export(tier: DirectoryTier, args: argparse.Namespace) -> int:
     count = 0
     with tarfile.open(args.archive, "w") as archive:
         for each in _tracked(list(tier.list()), "files"):
-            if (file := tier.get(each.address)) is None:
+            if (file := tier.get(each.address, each.num_bytes)) is None:
                 continue  # it has made room for another
             info = tarfile.TarInfo(tier.path(each.address).name)
             info.size, info.mtime = len(file), int(each.used_at)
@@ -162,10 +162,6 @@ def _label(tier: DirectoryTier, address: Address) -> ChunkFileLabel | None:
 
 def _num_tokens(label: ChunkFileLabel) -> int:
     return packed_length(bytes.fromhex(label.tokens))
-
-
-def _bytes_on_disk(tier: DirectoryTier) -> int:
-    return sum(path.stat().st_size for path in tier.root.rglob("*.safetensors"))
 
 
 def _duration(seconds: float) -> str:

@@ -34,10 +34,21 @@ def checked_document(text: Any, id: Any, title: Any, path: str) -> Document:
         raise BadRequestError(f"a document's text must be a string, not {type(text).__name__}", path)
     if not text.strip():
         raise BadRequestError("a document's text is empty", path)
-    for name, value in (("id", id), ("title", title)):
+    for name, value in (("text", text), ("id", id), ("title", title)):
         if value is not None and not isinstance(value, str):
             raise BadRequestError(f"a document's {name} must be a string, not {type(value).__name__}", path)
+        if value is not None and not is_unicode(value):
+            raise BadRequestError(f"a document's {name} is not Unicode text (it has half of a surrogate pair)", path)
     return Document(text, id, title)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether text from JSON is text. JSON can spell half of a character, which no tokenizer and no answer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parse_documents(documents: Any, path: str = "documents") -> list[Document]:

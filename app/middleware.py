@@ -7,7 +7,8 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.bodies import read_body, replay
@@ -16,7 +17,7 @@ from app.documents import BadRequestError
 from app.marks import Marks
 from app.openai_documents import EXTRACTORS, Extraction
 from app.refusals import refusal
-from app.request_documents import keys_of
+from app.request_documents import dumped, keys_of
 from app.settings import Settings
 from app.sse import ReportInserter
 from engine_ext.request import Ticket
@@ -45,19 +46,25 @@ class DocumentsMiddleware:
                 return await self._app(scope, replay(body, receive), send)
             ticket = _ticket(extraction, settings)
         except BadRequestError as error:
-            answer = refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error), parameter=error.parameter)
-            return await answer(scope, receive, send)
+            return await _refused(error)(scope, receive, send)
         return await self._run(scope, receive, send, extraction, ticket)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, extraction: Extraction, ticket: Ticket) -> None:
         marks: Marks = scope["app"].state.tessera_marks
         with marks.issue(ticket, extraction.documents) as marked:
             extraction.insert(marked)
-            body = json.dumps(extraction.body).encode()
+            try:
+                body = dumped(extraction.body).encode()
+            except BadRequestError as error:
+                return await _refused(error)(scope, receive, send)
             MutableHeaders(scope=scope)["content-length"] = str(len(body))
             if extraction.body.get("stream"):
                 send = _inserting(send, ReportInserter(ticket, "kv_transfer_params"))
-            await self._app(scope, replay(body, receive), send)
+            return await self._app(scope, replay(body, receive), send)
+
+
+def _refused(error: BadRequestError) -> JSONResponse:
+    return refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error), parameter=error.parameter)
 
 
 def path_of(scope: Scope) -> str:
@@ -98,9 +105,22 @@ def _ticket(extraction: Extraction, settings: Settings) -> Ticket:
 
 
 def _inserting(send: Send, inserter: ReportInserter) -> Send:
+    is_stream = False
+
     async def inserted(message: Message) -> None:
-        if message["type"] == "http.response.body" and message.get("body"):
-            message = {**message, "body": inserter.feed(message["body"].decode()).encode()}
+        nonlocal is_stream
+        if message["type"] == "http.response.start":
+            is_stream = _is_event_stream(Headers(raw=message.get("headers", [])))
+        elif is_stream and message["type"] == "http.response.body":
+            body = inserter.feed(message.get("body", b""))
+            if not message.get("more_body"):
+                body += inserter.end()
+            message = {**message, "body": body}
         await send(message)
 
     return inserted
+
+
+def _is_event_stream(headers: Headers) -> bool:
+    """One that can be read: no error in JSON, and not compressed by somebody's middleware."""
+    return headers.get("content-type", "").startswith("text/event-stream") and "content-encoding" not in headers

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from vllm.exceptions import VLLMValidationError
 
 from app.cache_options import CacheField
-from app.documents import Document
+from app.documents import Document, is_unicode
 from cache.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
 from engine_ext.vllm_compat import ChatCompletionRequest, GracefulHTTPError
 
@@ -102,6 +102,12 @@ def _document(chunk: str | RagChunk, index: int, ids: ChunkIds | None, namespace
         return _registered(chunk, index, ids, namespace)
     if not chunk.text.strip():
         raise VLLMValidationError(f"the text of chunk {index} is empty", parameter=f"chunks.{index}.text")
+    for name, value in (("text", chunk.text), ("id", chunk.id), ("title", chunk.title)):
+        if value is not None and not is_unicode(value):
+            raise VLLMValidationError(
+                f"the {name} of chunk {index} is not Unicode text (it has half of a surrogate pair)",
+                parameter=f"chunks.{index}.{name}",
+            )
     return Document(chunk.text, chunk.id, chunk.title)
 
 
@@ -154,8 +160,8 @@ def system_and_user(system: str, text: str) -> list[dict[str, Any]]:
 def _prepended(content: Any, marked: str) -> Any:
     if isinstance(content, str):
         return marked + content
-    parts = [dict(part) for part in content] if isinstance(content, list) else []
-    text = next((part for part in parts if part.get("type") == "text"), None)
+    parts = [dict(part) if isinstance(part, dict) else part for part in content] if isinstance(content, list) else []
+    text = next((part for part in parts if isinstance(part, dict) and part.get("type") == "text"), None)
     if text is None:
         raise VLLMValidationError("the first user message has no text", parameter="messages")
     text["text"] = marked + str(text.get("text", ""))

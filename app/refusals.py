@@ -7,7 +7,7 @@
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
@@ -59,7 +59,14 @@ def refusal(
     """The answer to a request that is not served. ``parameter`` is the path of the field at fault."""
     kind = "BadRequestError" if status is HTTPStatus.BAD_REQUEST else status.phrase  # vLLM's words
     detail = {"message": message, "type": kind, "param": parameter, "code": int(status), "reason": reason}
-    return JSONResponse({"error": detail}, status, headers)
+    return _AsciiResponse({"error": detail}, status, headers)
+
+
+class _AsciiResponse(JSONResponse):
+    """JSON without a character outside ASCII: names that clients chose may be no Unicode (half a surrogate pair)."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
 
 
 class ReasonMiddleware:

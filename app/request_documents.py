@@ -45,11 +45,19 @@ def keys_of(
 ) -> list[DocumentKey]:
     """Keys of documents by text. ``systems`` are the texts before them, which count in scope ``system``."""
     shaping = {name: body[name] for name in ("tools", "chat_template_kwargs") if body.get(name)}
-    before = [*(text for text in systems if text), json.dumps(shaping, sort_keys=True, default=str)]
+    before = [*(text for text in systems if text), dumped(shaping, sort_keys=True, default=str)]
     context = [str(body.get("model") or ""), namespace_of(body, cache), cache.scope]
     if cache.scope == "system":
         context += before
     return text_keys(context, (document.render() for document in documents))
+
+
+def dumped(value: Any, **options: Any) -> str:
+    """JSON of what came as JSON; raises :class:`BadRequestError` if it is nested almost too deeply to be read."""
+    try:
+        return json.dumps(value, **options)
+    except RecursionError as error:
+        raise BadRequestError("the request is nested too deeply", "body") from error
 
 
 def namespace_of(body: Mapping[str, Any], cache: CacheField) -> str:
@@ -61,16 +69,19 @@ def namespace_of(body: Mapping[str, Any], cache: CacheField) -> str:
 def _of_rag(body: dict[str, Any]) -> list[Wanted]:
     cache = parse_cache_field(body.get("cache"))
     chunks = body.get("chunks")
-    found: list[Wanted] = []
+    namespace = namespace_of(body, cache)
+    named: list[Wanted | None] = []  # None: one by text
+    documents = []
     for chunk in chunks if isinstance(chunks, list) else []:
         fields = {"text": chunk} if isinstance(chunk, str) else chunk if isinstance(chunk, dict) else {}
         text, id, title = fields.get("text"), fields.get("id"), fields.get("title")
         if isinstance(text, str):
-            document = Document(text, title=title if isinstance(title, str) else None)
-            found.extend(_by_text(body, cache, [document], system_texts(body)))
+            documents.append(Document(text, title=title if isinstance(title, str) else None))
+            named.append(None)
         elif isinstance(id, str):
-            found.append(Wanted(id_key(namespace_of(body, cache), id), 0, is_required=True))
-    return found
+            named.append(Wanted(id_key(namespace, id), 0, is_required=True))
+    by_text = iter(_by_text(body, cache, documents, system_texts(body)))
+    return [each or next(by_text) for each in named]
 
 
 def _of_extractor(path: str, body: dict[str, Any], separator: str | None) -> list[Wanted]:

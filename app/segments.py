@@ -5,7 +5,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -41,7 +41,7 @@ class SegmentRenderer:
         **kwargs: Any,
     ) -> tuple[list[Any], list[Any]]:
         """As vLLM's; a conversation with marks becomes a prompt that carries a :class:`ChunkedRequest`."""
-        if not any(self._marks.are_in(str(message.get("content"))) for c in conversations for message in c):
+        if not any(self._marks.are_in(_content(message)) for c in conversations for message in c):
             return await self._renderer.render_chat_async(  # type: ignore[no-any-return]
                 conversations, chat_params, tok_params, prompt_extras=prompt_extras, **kwargs
             )
@@ -144,6 +144,11 @@ class SegmentRenderer:
         if len(pieces) == 1:
             return [Chunk(tokens, id, document)]
         return [Chunk(piece, id, document, (number, len(pieces))) for number, piece in enumerate(pieces, start=1)]
+
+
+def _content(message: Any) -> str:
+    """A message's content; of one that is no object (vLLM takes those of its Harmony format, too) all that it shows."""
+    return str(message.get("content") if isinstance(message, Mapping) else message)
 
 
 def _check_length(prompt: ChunkedPrompt | None, num_tokens: int, tok_params: Any) -> None:

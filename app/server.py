@@ -21,6 +21,7 @@ from vllm.platforms import current_platform
 from app.access.door import checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
+from app.answers import correct_openapi
 from app.client_limits import ClientLimitsMiddleware
 from app.cut_off import CutOffMiddleware
 from app.logs import configure_logging
@@ -66,6 +67,7 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
     app.title = "Tessera"
     for module in (rag, split, chunks, cache, cluster, peer, page):
         app.include_router(module.router)
+    correct_openapi(app)
     app.state.tessera_marks = marks
     app.state.tessera_settings = settings
     app.state.tessera_tenants = tenants = _tenants(args, settings)

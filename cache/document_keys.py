@@ -11,13 +11,18 @@ from cache.registry import DocumentKey
 
 def text_keys(context: Iterable[str], texts: Iterable[str]) -> list[DocumentKey]:
     """Keys of documents by text. ``context`` is what else decides their KV: model, namespace, system prompt."""
-    head = b"text" + _framed(context)
-    return [DocumentKey(xxhash.xxh3_128_digest(head + _framed([text]))) for text in texts]
+    head = xxhash.xxh3_128(b"text" + _framed(context))  # once: it may be long, and the texts many
+    return [_key(head.copy(), text) for text in texts]
 
 
 def id_key(namespace: str, id: str) -> DocumentKey:
     """Key of whatever document is registered under ``id``."""
     return DocumentKey(xxhash.xxh3_128_digest(b"id" + _framed([namespace, id])))
+
+
+def _key(digest: xxhash.xxh3_128, text: str) -> DocumentKey:
+    digest.update(_framed([text]))
+    return DocumentKey(digest.digest())
 
 
 def _framed(texts: Iterable[str]) -> bytes:

@@ -39,7 +39,7 @@ class RedisRegistry:
         self._timeout_s = timeout_s
         self._lease_ms = int(lease_s * 1000)
         self._prefix = prefix.encode()
-        self._ids: tuple[str, ...] = ()
+        self._ids: tuple[bytes, ...] = ()
         self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=timeout_s)
 
     async def close(self) -> None:
@@ -47,7 +47,7 @@ class RedisRegistry:
         await self._redis.aclose()
 
     async def beat(self, replica: Replica) -> bool:
-        heartbeat = self._heartbeat(replica.id)
+        heartbeat = self._heartbeat(replica.id.encode())
         async with self._round_trip(transaction=True) as pipe:
             pipe.exists(heartbeat)
             pipe.set(heartbeat, json.dumps(replica.to_dict()), px=self._lease_ms)
@@ -57,7 +57,7 @@ class RedisRegistry:
 
     async def leave(self, replica_id: str) -> None:
         async with self._round_trip(transaction=True) as pipe:
-            pipe.delete(self._heartbeat(replica_id))
+            pipe.delete(self._heartbeat(replica_id.encode()))
             pipe.srem(self._replicas, replica_id)
             await pipe.execute()
 
@@ -73,14 +73,14 @@ class RedisRegistry:
         found = [self._replica(id, value) for id, value in heartbeats.items() if value is not None]
         return sorted((replica for replica in found if replica is not None), key=lambda replica: replica.name)
 
-    async def _heartbeats_of(self, ids: tuple[str, ...]) -> tuple[set[str], dict[str, bytes | None]]:
+    async def _heartbeats_of(self, ids: tuple[bytes, ...]) -> tuple[set[bytes], dict[bytes, bytes | None]]:
         """All members of the set of replicas, and the heartbeats of ``ids``. One round trip."""
         async with self._round_trip() as pipe:
             pipe.smembers(self._replicas)
             if ids:
                 pipe.mget([self._heartbeat(id) for id in ids])
             members, *values = await pipe.execute()
-        return {id.decode(errors="replace") for id in members}, dict(zip(ids, *(values or [()]), strict=True))
+        return set(members), dict(zip(ids, *(values or [()]), strict=True))
 
     async def publish(self, replica_id: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
         field, items = bytes.fromhex(replica_id), list(changes.items())
@@ -117,10 +117,10 @@ class RedisRegistry:
         earlier = [value.decode(errors="replace") if isinstance(value, bytes) else replica_id for value in found[1::2]]
         return list(map(Found, map(self._parsed, found[::2]), earlier))
 
-    def _replica(self, id: str, value: bytes) -> Replica | None:
+    def _replica(self, id: bytes, value: bytes) -> Replica | None:
         try:
             replica = Replica.from_dict(json.loads(value))
-            if replica.id == id and len(bytes.fromhex(id)) > 0:
+            if replica.id.encode() == id and bytes.fromhex(replica.id).hex() == replica.id != "":
                 return replica
         except (ValueError, RecursionError):
             pass
@@ -154,8 +154,8 @@ class RedisRegistry:
     def _replicas(self) -> bytes:
         return self._prefix + b"replicas"
 
-    def _heartbeat(self, id: str) -> bytes:
-        return self._prefix + b"r:" + id.encode()
+    def _heartbeat(self, id: bytes) -> bytes:
+        return self._prefix + b"r:" + id
 
     def _claims(self, document: DocumentKey) -> bytes:
         return self._prefix + b"d:" + document.digest

@@ -12,9 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+import httpx
 
 FILL_S: Final = 10.0
 """How long a replica that has said that it computes a document keeps others from doing so."""
+
+
+_MOST: Final = 1 << 63
+"""Numbers of a heartbeat are smaller: prices are reckoned in floating point, and metrics are exported so."""
 
 
 class Tier(IntEnum):
@@ -84,11 +91,23 @@ class Replica:
         models = fields["models"]
         if not isinstance(models, list) or not all(isinstance(text, str) for text in [*texts, *models]):
             raise ValueError(f"not a replica: {fields!r}"[:200])
-        if any(type(number) is not int or number < 0 for number in numbers):
+        if any(type(number) is not int or not 0 <= number < _MOST for number in numbers):
             raise ValueError(f"not a replica: {fields!r}"[:200])
-        if not fields["url"].startswith(("http://", "https://")):
-            raise ValueError(f"not a URL: {fields['url']!r}"[:200])
+        # Names become headers, and all of them lines of a log.
+        if not all(text.isprintable() for text in [*texts, *models]) or fields["name"] != fields["name"].strip():
+            raise ValueError(f"not printable: {fields!r}"[:200])
+        _check_url(fields["url"])
         return cls(**{**fields, "models": tuple(models)})
+
+
+def _check_url(text: str) -> None:
+    """Raises ``ValueError`` unless requests can be sent there, or fail as requests do."""
+    try:
+        parts, url = urlsplit(text), httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"not a URL: {text!r}"[:200]) from error
+    if parts.scheme not in ("http", "https") or not url.host or parts.port == 0:  # the port's range is checked, too
+        raise ValueError(f"not a URL: {text!r}"[:200])
 
 
 class RegistryError(Exception):

@@ -29,7 +29,7 @@ _DTYPES = {
     "I8": torch.int8,
 }
 _LENGTH_BYTES = 8
-_LONGEST_HEADER = 16 << 20
+LONGEST_HEADER = 16 << 20
 
 
 class ChunkFileError(ValueError):
@@ -71,10 +71,12 @@ def unpack_file(data: Buffer, label: ChunkFileLabel) -> dict[str, Tensor]:
     if not isinstance(found, dict):
         raise ChunkFileError("no metadata")
     try:
+        _check_extent(header, len(data) - start)
         tensors = {name: _view(data, start, **fields) for name, fields in header.items()}
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ChunkFileError(f"no safetensors: {error!r}") from error
-    for name, value in label.to_metadata(_checksum(tensors)).items():
+        checksum = _checksum(tensors)
+    except (ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+        raise ChunkFileError(f"no safetensors: {error!r}"[:200]) from error
+    for name, value in label.to_metadata(checksum).items():
         if found.get(name) != value:
             raise ChunkFileError(f"{name} is {_shown(found.get(name))}, not {_shown(value)}")
     return tensors
@@ -85,17 +87,20 @@ def label_of(data: Buffer) -> ChunkFileLabel:
     header, _ = _header(data)
     found: Any = header.get("__metadata__")
     try:
-        fingerprint, key, prefix, tokens = (found[name] for name in ("fingerprint", "key", "prefix", "tokens"))
-        return ChunkFileLabel(fingerprint, key, prefix, tokens, rank=int(found["rank"]), ranks=int(found["ranks"]))
+        texts = {name: found[name] for name in ChunkFileLabel.__slots__}
+        if not all(isinstance(text, str) for text in texts.values()):
+            raise TypeError("it has something else than text")
+        bytes.fromhex(texts["prefix"]), bytes.fromhex(texts["tokens"])
+        return ChunkFileLabel(**{**texts, "rank": int(texts["rank"]), "ranks": int(texts["ranks"])})
     except (ValueError, KeyError, TypeError) as error:
-        raise ChunkFileError(f"no label: {error!r}") from error
+        raise ChunkFileError(f"no label: {error!r}"[:200]) from error
 
 
 def _header(data: Buffer) -> tuple[dict[str, Any], int]:
     """The header, and where the tensors begin."""
     view = memoryview(data)
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
-    if len(view) < _LENGTH_BYTES or length > min(len(view) - _LENGTH_BYTES, _LONGEST_HEADER):
+    if len(view) < _LENGTH_BYTES or length > min(len(view) - _LENGTH_BYTES, LONGEST_HEADER):
         raise ChunkFileError(f"{len(view)} bytes are too few for a header of {length}")
     try:
         header = json.loads(bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + length]))
@@ -104,6 +109,13 @@ def _header(data: Buffer) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise ChunkFileError("the header is no object")
     return header, _LENGTH_BYTES + length
+
+
+def _check_extent(header: dict[str, Any], num_bytes: int) -> None:
+    """The tensors are as long as the file, or a small header could have one read, and hashed, any number of times."""
+    extents = (fields["data_offsets"] for fields in header.values())
+    if sum(end - begin for begin, end in extents) != num_bytes:
+        raise ValueError(f"tensors of another length than the {num_bytes} bytes behind the header")
 
 
 def _view(data: Buffer, start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:

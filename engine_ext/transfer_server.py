@@ -19,7 +19,7 @@ from cache.layout import packed_length
 from cache.tiers.chain import Events, TierChain
 from cache.tiers.config import make_tier
 from cache.tiers.tier import Address
-from engine_ext.chunk_file import ChunkFileError, ChunkFileLabel, pack_file, unpack_file
+from engine_ext.chunk_file import LONGEST_HEADER, ChunkFileError, ChunkFileLabel, pack_file, unpack_file
 from engine_ext.worker import WorkerHalf, WrongPagesError
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,10 @@ class TransferServer:
         elif transfer.verb == "write":
             self._half.write(transfer.pages, transfer.tag, num_tokens, unpack_file(file, label))
         elif transfer.verb == "load":
-            found = self._chain.get(address, transfer.tiers, lambda data: (len(data), unpack_file(data, label)), events)
+            largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
+            found = self._chain.get(
+                address, largest, transfer.tiers, lambda data: (len(data), unpack_file(data, label)), events
+            )
             if found is not None:
                 answer.tier, (answer.num_bytes, tensors) = found
                 self._half.write(transfer.pages, transfer.tag, num_tokens, tensors)

@@ -49,7 +49,8 @@ class WorkerHalf:
         self._page_tags = torch.empty(0, dtype=torch.int64)
         self._refused_blocks: set[int] = set()
         self.refused_tags: set[int] = set()
-        self._token_bytes = 0
+        self.token_bytes = 0
+        """Of the KV of one token, in all of this worker's layers."""
         self._has_sinks = False
         self._compared: list[LayerKV] = []
         self._stats = TransferStats()
@@ -77,7 +78,7 @@ class WorkerHalf:
             for layer, layout in zip(attention_layers, layouts, strict=True)
         ]
         self.attach(layers, reshape_and_cache)
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
         self._has_sinks = any(layer.has_sinks for layer in attention_layers)
         self._compared = [kv for layer, kv in zip(attention_layers, layers, strict=True) if not layer.is_draft]
         return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
@@ -203,7 +204,7 @@ class WorkerHalf:
         return self.copier.layers[0].key_pool.device
 
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
-        self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self._token_bytes)
+        self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self.token_bytes)
 
     def _fill(self, pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:
         """Copies ``[tokens, heads, size]`` to pages, as many at once as lie side by side."""

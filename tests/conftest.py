@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests of several packages share, and how they are spread over processes (pytest-xdist, `make test`)."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.cores import keep_to_own_cores, num_workers
 from tests.redis_server import RedisServer
+
+# The same examples in every run, and as many as FUZZ_EXAMPLES says (`make fuzz`). Machines are too different, and too
+# busy, for a limit of time per example.
+settings.register_profile(
+    "tests", max_examples=int(os.environ.get("FUZZ_EXAMPLES", "100")), derandomize=True, deadline=None, print_blob=True
+)
+settings.load_profile("tests")
 
 _LONGEST = ("engine", "web", "training", "kernels")
 """Folders with the files that take longest."""

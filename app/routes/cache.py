@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.answers import CacheStats, Cleared, Slept, answers
 from cache.manager import ChunkCacheManager
 from engine_ext.engine import ChunkEngine
 from engine_ext.vllm_compat import GracefulHTTPError
@@ -14,7 +15,9 @@ from engine_ext.vllm_compat import GracefulHTTPError
 router = APIRouter(prefix="/v1/cache", tags=["Chunk cache"])
 
 
-@router.get("/stats", summary="State and counters of the chunk cache")
+@router.get(
+    "/stats", summary="State and counters of the chunk cache", response_model=None, responses=answers(CacheStats)
+)
 async def stats(
     request: Request,
     check: Annotated[
@@ -38,7 +41,12 @@ class ClearRequest(BaseModel):
     namespace: str | None = Field(None, description="only this namespace; default: everything")
 
 
-@router.post("/clear", summary="Empty the chunk cache")
+@router.post(
+    "/clear",
+    summary="Empty the chunk cache",
+    response_model=None,
+    responses=answers(Cleared, HTTPStatus.SERVICE_UNAVAILABLE),
+)
 async def clear(request: Request, body: ClearRequest | None = None) -> dict[str, int]:
     """Drops every segment in the pool, pinned ones too, from the pool and from all tiers.
 
@@ -58,7 +66,12 @@ class SleepRequest(BaseModel):
     idle_s: float = Field(600, ge=0, allow_inf_nan=False, description="only what was not used for so many seconds")
 
 
-@router.post("/sleep", summary="Take cold chunks out of the pool that are in a tier")
+@router.post(
+    "/sleep",
+    summary="Take cold chunks out of the pool that are in a tier",
+    response_model=None,
+    responses=answers(Slept, HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
+)
 async def sleep(request: Request, body: SleepRequest | None = None) -> dict[str, int]:
     """They are loaded again when they are asked about, or by ``POST /v1/rag/chunks``. Pinned chunks stay."""
     engine: ChunkEngine = request.app.state.engine_client

@@ -10,10 +10,11 @@ from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from vllm.exceptions import VLLMValidationError
 
+from app.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, JsonLines, SegmentList, answers
 from app.documents import Document
 from app.rag_request import RagRequest, chat_completion, system_and_user
 from app.rendering import Rendered, open_ticket, render
@@ -56,8 +57,29 @@ class IngestRequest(RagRequest):
     )
 
 
-@router.post("", summary="Compute chunks ahead of time, and register their ids", response_model=None)
-async def ingest(request: IngestRequest, raw_request: Request) -> StreamingResponse | JSONResponse:
+def _links(key: str) -> dict[str, Any]:
+    """Where a key of the answer leads to, for clients that follow OpenAPI's links."""
+    parameters = {"key": f"$response.body#/{key}"}
+    return {name: {"operationId": f"{name}_chunk", "parameters": parameters} for name in ("get", "change", "delete")}
+
+
+@router.post(
+    "",
+    summary="Compute chunks ahead of time, and register their ids",
+    operation_id="ingest_chunks",
+    response_model=None,
+    response_class=JsonLines,
+    responses=answers(
+        list[IngestedChunk | IngestEnd],
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.GONE,
+        HTTPStatus.NOT_IMPLEMENTED,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        links=_links("0/key"),
+    ),
+)
+async def ingest(request: IngestRequest, raw_request: Request) -> JsonLines | JSONResponse:
     """Answers with JSON lines: one per chunk, with progress, as it is done; the last one is the summary.
 
     A chunk with an ``id`` is registered under it, in its namespace, for as long as it is cached: requests may then send
@@ -78,10 +100,16 @@ async def ingest(request: IngestRequest, raw_request: Request) -> StreamingRespo
         return JSONResponse(rendered.model_dump(), status_code=rendered.error.code)
     _check_ids(manager, rendered.scope.namespace, documents)
     lines = _Ingest(request, state.engine_client, rendered, documents, ticket.document_keys).lines()
-    return StreamingResponse(lines, media_type="application/x-ndjson")
+    return JsonLines(lines)
 
 
-@router.get("", summary="List cached segments", response_model=None)
+@router.get(
+    "",
+    summary="List cached segments",
+    operation_id="list_chunks",
+    response_model=None,
+    responses=answers(SegmentList, HTTPStatus.CONFLICT, links=_links("data/0/key")),
+)
 async def list_chunks(
     raw_request: Request,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -113,7 +141,13 @@ async def list_chunks(
     return {"object": "list", "data": page, "next_cursor": None}
 
 
-@router.get("/{key}", summary="One cached segment", response_model=None)
+@router.get(
+    "/{key}",
+    summary="One cached segment",
+    operation_id="get_chunk",
+    response_model=None,
+    responses=answers(CachedSegment, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
 async def get_chunk(key: Annotated[str, Path()], raw_request: Request) -> dict[str, Any]:
     """State, size, age and use of one segment."""
     manager = _manager(raw_request.app.state.engine_client)
@@ -128,7 +162,13 @@ class ChunkChange(BaseModel):
     pinned: bool = Field(strict=True, description="never evict it; or, false, evict it like others")
 
 
-@router.patch("/{key}", summary="Pin or unpin one cached segment", response_model=None)
+@router.patch(
+    "/{key}",
+    summary="Pin or unpin one cached segment",
+    operation_id="change_chunk",
+    response_model=None,
+    responses=answers(CachedSegment, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
 async def change_chunk(key: Annotated[str, Path()], change: ChunkChange, raw_request: Request) -> dict[str, Any]:
     """Its time to live stays. 409 if pinning it would leave too little for others (``--chunk-cache-max-pinned``)."""
     manager = _manager(raw_request.app.state.engine_client)
@@ -140,7 +180,13 @@ async def change_chunk(key: Annotated[str, Path()], change: ChunkChange, raw_req
     return _describe(manager, entry)
 
 
-@router.delete("/{key}", summary="Drop one cached segment", response_model=None)
+@router.delete(
+    "/{key}",
+    summary="Drop one cached segment",
+    operation_id="delete_chunk",
+    response_model=None,
+    responses=answers(Deleted, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
 async def delete_chunk(key: Annotated[str, Path()], raw_request: Request) -> dict[str, Any]:
     """No later request finds it, in the pool or in a tier; those that run with it now keep it until they end."""
     engine: ChunkEngine = raw_request.app.state.engine_client

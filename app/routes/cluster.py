@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from app.answers import Cluster, answers
 from cache.redis_registry import RedisRegistry
 from cache.registry import RegistryError
 from engine_ext.vllm_compat import GracefulHTTPError
@@ -13,7 +14,12 @@ from engine_ext.vllm_compat import GracefulHTTPError
 router = APIRouter(prefix="/v1", tags=["Cluster"])
 
 
-@router.get("/cluster", summary="The replicas that the registry knows", response_model=None)
+@router.get(
+    "/cluster",
+    summary="The replicas that the registry knows",
+    response_model=None,
+    responses=answers(Cluster, HTTPStatus.NOT_FOUND),
+)
 async def cluster(request: Request) -> dict[str, Any]:
     """404 without ``--registry``. While the registry is lost, no replica is named."""
     registry: RedisRegistry | None = getattr(request.app.state, "tessera_registry", None)

@@ -2,11 +2,13 @@
 """``POST /v1/rag/chat``: a chat completion over document chunks; ``POST /v1/rag/plan``: what it would take."""
 
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from app.answers import EVENT_STREAM, Plan, RagChatAnswer, answers
 from app.rag_request import RagChatRequest, chat_completion, chat_messages
 from app.rendering import open_ticket, render
 from app.sse import ReportInserter
@@ -17,7 +19,21 @@ from engine_ext.vllm_compat import ChatCompletionResponse, ErrorResponse, load_a
 router = APIRouter(prefix="/v1/rag", tags=["RAG"])
 
 
-@router.post("/chat", summary="Chat over document chunks, reusing their KV", response_model=None)
+_REFUSED = (
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.GONE,
+    HTTPStatus.NOT_IMPLEMENTED,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
+
+
+@router.post(
+    "/chat",
+    summary="Chat over document chunks, reusing their KV",
+    response_model=None,
+    responses=answers(RagChatAnswer, *_REFUSED, content=EVENT_STREAM),
+)
 @with_cancellation  # type: ignore[untyped-decorator]
 @load_aware_call  # type: ignore[untyped-decorator]
 async def rag_chat(request: RagChatRequest, raw_request: Request) -> JSONResponse | StreamingResponse:
@@ -34,7 +50,12 @@ async def rag_chat(request: RagChatRequest, raw_request: Request) -> JSONRespons
     return StreamingResponse(_stream(answer, ticket), media_type="text/event-stream")
 
 
-@router.post("/plan", summary="What a request would find in the cache, and what it would compute", response_model=None)
+@router.post(
+    "/plan",
+    summary="What a request would find in the cache, and what it would compute",
+    response_model=None,
+    responses=answers(Plan, *_REFUSED),
+)
 async def rag_plan(request: RagChatRequest, raw_request: Request) -> JSONResponse:
     """Takes the same body as ``/v1/rag/chat``; runs nothing and changes nothing, not even the order of eviction."""
     state = raw_request.app.state
@@ -61,7 +82,8 @@ def _with_report(response: dict[str, Any], ticket: Ticket) -> dict[str, Any]:
     return {**response, "cache": ticket.report.to_dict() if ticket.report else None}
 
 
-async def _stream(events: AsyncIterator[str], ticket: Ticket) -> AsyncIterator[str]:
+async def _stream(events: AsyncIterator[str], ticket: Ticket) -> AsyncIterator[bytes]:
     inserter = ReportInserter(ticket, "cache")
     async for event in events:
-        yield inserter.feed(event)
+        yield inserter.feed(event.encode())
+    yield inserter.end()

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from vllm.exceptions import VLLMValidationError
 from xxhash import xxh3_64_hexdigest
 
+from app.answers import Split, answers
 from app.pdf_text import PdfError, pdf_text
 from app.settings import Settings
 from app.splitting import CountTokens, Piece, split_markdown, split_text
@@ -28,6 +29,11 @@ _SPLITTING = asyncio.Semaphore(2)
     "/split",
     summary="Split a text, Markdown or PDF file into chunks",
     response_model=None,
+    responses=answers(
+        Split,
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+    ),
     openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}, "required": True}},
 )
 async def split(

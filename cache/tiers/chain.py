@@ -45,13 +45,21 @@ class TierChain:
         self._writers = {tier.name: _Caller(f"{tier.name}-write") for tier in tiers}
 
     def get(
-        self, address: Address, among: Collection[str], check: Callable[[Buffer], Result], events: Events
+        self,
+        address: Address,
+        max_bytes: int,
+        among: Collection[str],
+        check: Callable[[Buffer], Result],
+        events: Events,
     ) -> tuple[str, Result] | None:
-        """The tier of the first file that passes ``check``, which raises ``ValueError``, and what that returned."""
+        """The tier of the first file that passes ``check``, which raises ``ValueError``, and what that returned.
+
+        No file has more than ``max_bytes``.
+        """
         for i, tier in enumerate(self.tiers):
             if tier.name not in among:
                 continue
-            file = self._call(self._readers[tier.name], tier, "load", partial(tier.get, address), events)
+            file = self._call(self._readers[tier.name], tier, "load", partial(tier.get, address, max_bytes), events)
             if file is None:
                 continue
             try:

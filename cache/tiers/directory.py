@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A directory: a local SSD, or a file system that several servers share (NFS).
 
-Files are ``ab/abcd….0-of-2.safetensors`` below the root. Whoever writes or deletes holds a lock on ``lock`` there,
-which has the number of bytes in the directory; it is corrected at every start. Readers take no lock: files appear by
-renaming, whole, and a reader that has opened one keeps it. So servers on one directory need nothing else of one
-another.
+Files are ``ab/abcd….0-of-2.safetensors`` below the root; whatever else lies there is neither read nor deleted. Whoever
+writes or deletes holds a lock on ``lock`` there, which has the number of bytes in the directory; it is corrected at
+every start. Readers take no lock: files appear by renaming, whole, and a reader that has opened one keeps it. So
+servers on one directory need nothing else of one another.
 """
 
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +24,12 @@ QUARANTINE: Final = "quarantine"
 _TEMPORARY: Final = ".tmp"
 _ROOM: Final = 0.05
 """Share of the size that is freed at once, since looking for the oldest files takes a while."""
-_NAME: Final = re.compile(r"([0-9a-f]{2,128})\.(\d{1,5})-of-(\d{1,5})" + re.escape(SUFFIX))
+_STEM: Final = r"([0-9a-f]{2,128})\.([0-9]{1,5})-of-([0-9]{1,5})"
+_NAME: Final = re.compile(_STEM + re.escape(SUFFIX))
+_LEFTOVER: Final = re.compile(_STEM + r"\.[0-9]+-[0-9]+" + re.escape(_TEMPORARY))
+
+_READING: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+"""No link is followed, and nobody waited for who might write into a pipe."""
 
 
 class DirectoryTier:
@@ -38,7 +44,7 @@ class DirectoryTier:
         try:
             root.mkdir(parents=True, exist_ok=True)
             with self._locked() as lock:
-                for leftover in root.glob(f"*/*{_TEMPORARY}"):
+                for leftover, _ in _regular_files(root, _LEFTOVER):
                     leftover.unlink(missing_ok=True)  # its writer held the lock, and is no more
                 self._shrink(lock, max_bytes)
         except OSError as error:
@@ -48,10 +54,10 @@ class DirectoryTier:
         path = self.path(address)
         if len(file) > self.max_bytes:
             raise TierError(f"{len(file)} bytes are more than the {self.max_bytes} that it may have")
-        if path.exists():
+        if self.stat(address) is not None:
             return
         with self._locked() as lock:
-            if path.exists():
+            if self.stat(address) is not None:
                 return
             used = _read_number(lock)
             if used is None or used + len(file) > self.max_bytes:
@@ -63,11 +69,14 @@ class DirectoryTier:
                 self._note(lock, used)
                 raise
 
-    def get(self, address: Address) -> Buffer | None:
+    def get(self, address: Address, max_bytes: int) -> Buffer | None:
         path = self.path(address)
         try:
-            with path.open("rb", buffering=0) as file:
-                data = bytearray(os.fstat(file.fileno()).st_size)
+            with os.fdopen(os.open(path, _READING), "rb", buffering=0) as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise TierError(f"{path} is no file")
+                data = bytearray(min(found.st_size, max_bytes))
                 view, read = memoryview(data), 0
                 while (count := file.readinto(view[read:])) not in (0, None):
                     read += count
@@ -79,10 +88,10 @@ class DirectoryTier:
 
     def stat(self, address: Address) -> Stored | None:
         try:
-            found = self.path(address).stat()
+            found = self.path(address).lstat()
         except FileNotFoundError:
             return None
-        return Stored(address, found.st_size, found.st_mtime)
+        return Stored(address, found.st_size, found.st_mtime) if stat.S_ISREG(found.st_mode) else None
 
     def delete(self, address: Address) -> None:
         with self._locked() as lock:
@@ -98,9 +107,9 @@ class DirectoryTier:
                 path.rename(target)
 
     def list(self) -> Iterator[Stored]:
-        for path, stat in _files(self.root):
+        for path, found in self._files():
             if path.parent.name != QUARANTINE and (address := address_of(path.name)) is not None:
-                yield Stored(address, stat.st_size, stat.st_mtime)
+                yield Stored(address, found.st_size, found.st_mtime)
 
     def close(self) -> None:
         """Nothing is open between calls."""
@@ -112,8 +121,9 @@ class DirectoryTier:
     def empty_quarantine(self) -> None:
         """Drops what is kept there for people to look at."""
         with self._locked() as lock:
-            for path in (self.root / QUARANTINE).glob(f"*{SUFFIX}"):
-                path.unlink(missing_ok=True)
+            for path, _ in self._files():
+                if path.parent.name == QUARANTINE:
+                    path.unlink(missing_ok=True)
             self._shrink(lock, self.max_bytes)
 
     def shrink(self, max_bytes: int) -> int:
@@ -122,15 +132,22 @@ class DirectoryTier:
             return self._shrink(lock, max_bytes)
 
     def _shrink(self, lock: int, max_bytes: int) -> int:
-        files = sorted(_files(self.root), key=lambda file: (file[0].parent.name != QUARANTINE, file[1].st_mtime))
-        used = sum(stat.st_size for _, stat in files)
-        for path, stat in files:
+        files = sorted(self._files(), key=lambda file: (file[0].parent.name != QUARANTINE, file[1].st_mtime))
+        used = sum(found.st_size for _, found in files)
+        for path, found in files:
             if used <= max_bytes:
                 break
             path.unlink(missing_ok=True)
-            used -= stat.st_size
+            used -= found.st_size
         self._note(lock, used)
         return used
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Files that count, those in quarantine too."""
+        for path, found in _regular_files(self.root, _NAME):
+            address = address_of(path.name)
+            if path.parent.name == QUARANTINE or (address is not None and path == self.path(address)):
+                yield path, found
 
     def _note(self, lock: int, number: int) -> None:
         """How many bytes there are, for whoever holds the lock next."""
@@ -159,13 +176,22 @@ def address_of(name: str) -> Address | None:
     return Address(match[1], int(match[2]), int(match[3]))
 
 
-def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Files that count, those in quarantine too."""
-    for folder in root.iterdir():
-        if folder.is_dir():
-            for path in folder.glob(f"*{SUFFIX}"):
+def _regular_files(root: Path, name: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Files of such names in the folders of ``root``; no links, pipes or folders of these names."""
+    for folder in filter(Path.is_dir, root.iterdir()):
+        for path in _entries(folder):
+            if name.fullmatch(path.name):
                 with suppress(FileNotFoundError):
-                    yield path, path.stat()
+                    if stat.S_ISREG((found := path.lstat()).st_mode):
+                        yield path, found
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Nothing of a folder that is gone by now, or that is somebody else's alone."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, PermissionError):
+        return []
 
 
 def _write_whole(path: Path, file: Buffer) -> None:

@@ -32,12 +32,12 @@ class MemoryTier:
         self._files[address] = memory, time.time()
         self.num_bytes += size
 
-    def get(self, address: Address) -> Buffer | None:
+    def get(self, address: Address, max_bytes: int) -> Buffer | None:
         if (found := self._files.get(address)) is None:
             return None
         self._files[address] = found[0], time.time()
         self._files.move_to_end(address)
-        return found[0]
+        return found[0][:max_bytes]
 
     def stat(self, address: Address) -> Stored | None:
         found = self._files.get(address)

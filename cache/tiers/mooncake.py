@@ -63,14 +63,14 @@ class MooncakeTier:
             raise TierError(f"Mooncake did not take a file (error {status})")
         self._put[address] = Stored(address, len(file), time.time())
 
-    def get(self, address: Address) -> Buffer | None:
-        data = self._store.get(_name(address))
+    def get(self, address: Address, max_bytes: int) -> Buffer | None:
+        data = self._store.get(_name(address))  # what it holds fits into the local buffer
         if not data:
             self._put.pop(address, None)
             return None
         if address in self._put:
             self._put.move_to_end(address)
-        return bytearray(data)
+        return bytearray(data[:max_bytes])
 
     def stat(self, address: Address) -> Stored | None:
         if not self._exists(address):

@@ -57,10 +57,11 @@ class ObjectTier:
             obstore.put(self._store, _path(address), bytes(file), use_multipart=False)
         self._files[address] = Stored(address, len(file), time.time())
 
-    def get(self, address: Address) -> Buffer | None:
+    def get(self, address: Address, max_bytes: int) -> Buffer | None:
         try:
             with _told():
-                data = bytearray(obstore.get(self._store, _path(address)).bytes())
+                found = obstore.get(self._store, _path(address))
+                data = bytearray(found.bytes()) if found.meta["size"] <= max_bytes else bytearray()
         except FileNotFoundError:
             return None
         self._read_at[address] = time.time()

@@ -47,8 +47,11 @@ class StorageTier(Protocol):
     def put(self, address: Address, file: Buffer) -> None:
         """Keeps a file, whole or not at all; nothing happens if it is there."""
 
-    def get(self, address: Address) -> Buffer | None:
-        """The file, writable if it can be had so without a copy; ``None`` if it is not there."""
+    def get(self, address: Address, max_bytes: int) -> Buffer | None:
+        """The file, writable if it can be had so without a copy; ``None`` if it is not there.
+
+        One that is longer than ``max_bytes`` is nobody's KV: it comes cut off, so that whoever checks it refuses it.
+        """
 
     def stat(self, address: Address) -> Stored | None:
         """What is known of the file, if it is there."""

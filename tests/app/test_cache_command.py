@@ -63,7 +63,7 @@ def test_gc_tidies_up(tier, capsys):
     tier.quarantine(file_of(0)[0])
     old = tier.path(file_of(1)[0])
     os.utime(old, (time.time() - 10 * 86_400,) * 2)
-    (tier.root / "00" / "x.1-2.tmp").write_bytes(b"left behind")
+    tier.path(file_of(3)[0]).with_suffix(".1-2.tmp").write_bytes(b"left behind")
     assert main(["gc", str(tier.root), "--idle-days", "5"]) == 0
     assert [stored.address for stored in tier.list()] == [file_of(2)[0]]
     assert not list((tier.root / "quarantine").iterdir())
@@ -85,7 +85,7 @@ def test_what_is_exported_can_be_imported_elsewhere(tier, tmp_path, capsys):
     assert main(["import", str(other), str(archive)]) == 1
     taken = DirectoryTier(other, 1 << 30)
     assert {stored.address for stored in taken.list()} == {file_of(number)[0] for number in range(3)}
-    assert all(taken.get(stored.address) == tier.get(stored.address) for stored in tier.list())
+    assert all(taken.get(stored.address, 1 << 20) == tier.get(stored.address, 1 << 20) for stored in tier.list())
     shown = said(capsys)
     assert "3 files taken, 2 left out" in shown
     assert "../evil.safetensors: not a file of a tier" in shown

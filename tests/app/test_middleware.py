@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests as they reach vLLM's endpoints behind the middleware."""
 
+import asyncio
 import json
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -16,6 +19,7 @@ from app.middleware import DocumentsMiddleware
 from app.settings import Settings
 from cache.layout import PositionStrategy
 from engine_ext.request import CacheOptions
+from tests.app.bodies import bodies
 from tests.app.helpers import make_report
 
 CHAT = "/v1/chat/completions"
@@ -36,6 +40,7 @@ class Server:
         self.bodies: list[bytes] = []
         self.prompts: list[MarkedPrompt] = []
         self.headers: list[dict[str, str]] = []
+        self.stream_headers: dict[str, str] = {}
         self.events = ['data: {"id": "c1"}\n\n', "data: [DONE]\n\n"]
 
     async def answer(self, request: Request):
@@ -51,7 +56,7 @@ class Server:
         self.prompts.append(prompt)
         prompt.ticket.report = make_report()
         if parsed.get("stream"):
-            return StreamingResponse(self._stream(), media_type="text/event-stream")
+            return StreamingResponse(self._stream(), media_type="text/event-stream", headers=self.stream_headers)
         return JSONResponse({"answer": 42})
 
     async def _stream(self):
@@ -203,6 +208,28 @@ async def test_a_stream_gets_the_report_before_done():
     assert json.loads(report.removeprefix("data: ")) == expected
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 50])
+async def test_a_stream_may_be_cut_anywhere(length):
+    server = Server()
+    whole = 'data: {"id": "東京"}\r\n\r\ndata: [DONE]\r\n\r\n'.encode()
+    server.events = [whole[i : i + length] for i in range(0, len(whole), length)]
+    response = await server.post(CHAT, DOCUMENTS | {"stream": True})
+    first, report, done = [line for line in response.text.splitlines() if line]
+    assert (first, done) == ('data: {"id": "東京"}', "data: [DONE]")
+    expected = {"id": "東京", "choices": [], "kv_transfer_params": {"cache": make_report().to_dict()}}
+    assert json.loads(report.removeprefix("data: ")) == expected
+
+
+@pytest.mark.parametrize("headers", [{"content-type": "application/json"}, {"content-encoding": "gzip"}])
+async def test_what_is_no_readable_stream_passes_as_it_is(headers):
+    server = Server()
+    server.stream_headers = headers
+    server.events = [b'\x1f\x8b\xff\n\ndata: {"id": 5}\n\n', b"data: [DONE]\n\n", b"\xe6"]
+    body = json.dumps(DOCUMENTS | {"stream": True}).encode()
+    _, *sent = await call(server, {"type": "http.request", "body": body}, {"type": "http.disconnect"})
+    assert b"".join(message["body"] for message in sent) == b"".join(server.events)
+
+
 async def test_a_stream_without_documents_passes_as_it_is():
     server = Server()
     response = await server.post(CHAT, {"messages": [USER], "stream": True})
@@ -286,3 +313,56 @@ async def test_json_nested_too_deeply_is_left_to_vllm():
     response = await server.post(CHAT, body)
     assert response.status_code == 200
     assert server.bodies == [body]
+
+
+class Recorder(Server):
+    """Takes any body."""
+
+    async def answer(self, request: Request):
+        self.bodies.append(await request.body())
+        return JSONResponse({})
+
+
+@given(st.sampled_from(PATHS), bodies, st.sampled_from([{}, {"chunk_separator": "##"}]))
+def test_any_body_is_refused_in_words_or_goes_on_without_our_fields(path, body, settings):
+    server = Recorder(**settings)
+    response = asyncio.run(server.post(path, body))
+    if response.status_code == 400:
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("BadRequestError", 400)
+        assert error["message"]
+        assert error["param"]
+        assert server.bodies == []
+    else:
+        assert response.status_code == 200
+        sent = json.loads(server.bodies[0])
+        ours = {"documents", "cache", "store", "messages", "input", "prompt"}
+        assert repr({**body, **sent}) == repr({**body, **{name: sent[name] for name in ours & sent.keys()}})
+        assert sent == {} or "[tessera-" not in repr(sent) or not sent.get("documents")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_nested_too_deeply_is_refused_or_left_to_vllm(path):
+    statuses = set()
+    for depth in range(900, 1000):
+        server = Recorder()
+        nested = "[" * depth + "]" * depth
+        body = f'{{"cache": {{}}, "input": "a", "messages": [{json.dumps(USER)}], "prompt": "a", "x": {nested}}}'
+        statuses.add(asyncio.run(server.post(path, body.encode())).status_code)
+    assert statuses <= {200, 400}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"cache": {"\ud800": 1}},
+        {"documents": ["\ud800"]},
+        {"documents": [{"id": "\udfff", "text": "one"}]},
+        {"documents": [{"title": "\udfff", "text": "one"}]},
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_refused(body):
+    server = Server()
+    response = await server.post(CHAT, {"messages": [USER], **body})
+    assert response.status_code == 400
+    assert server.bodies == []

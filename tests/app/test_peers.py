@@ -57,9 +57,12 @@ class FakeTransfers:
         return json.dumps(["damaged" if self.damaged else str(entry.key), pages[0][1]]).encode()
 
     async def write(self, entry, files):
-        key, tokens = json.loads(files[0])
-        if key != str(entry.key):
-            raise TransferError("another key")
+        try:
+            key, tokens = json.loads(files[0])
+            if key != str(entry.key):
+                raise ValueError("another key")
+        except (ValueError, TypeError, RecursionError) as error:  # as of any file that is not the right one
+            raise TransferError(str(error)) from error
         await self.may_end.wait()
         self.llm.pages.update(dict.fromkeys(entry.pages, (entry.tag, tuple(tokens))))
 

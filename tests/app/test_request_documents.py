@@ -5,13 +5,17 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.openai_documents import EXTRACTORS
 from app.rag_request import RagChatRequest
 from app.rendering import open_ticket
-from app.request_documents import parse_body, wanted_documents
+from app.request_documents import RAG_PATHS, parse_body, wanted_documents
 from app.settings import Settings
 from cache.document_keys import id_key
+from tests.app.bodies import bodies
+from tests.fuzzing import ends
 
 USER = {"role": "user", "content": "?"}
 CHAT = "/v1/chat/completions"
@@ -115,3 +119,38 @@ def test_other_paths_have_none():
 
 def test_lone_surrogates_are_no_reason_to_fail():
     assert len(rag(chunks=["\ud800"])) == 1
+
+
+PATHS = sorted(RAG_PATHS | EXTRACTORS.keys())
+
+
+@given(st.sampled_from(PATHS), bodies, st.sampled_from([None, "##"]))
+def test_any_object_has_documents_or_none(path, body, separator):
+    parsed = parse_body(path, json.dumps(body).encode())
+    assert parsed is not None
+    for wanted in wanted_documents(path, parsed, separator):
+        assert len(wanted.key.digest) == 16
+        assert wanted.tokens >= 0
+
+
+@given(st.sampled_from(PATHS), st.binary(max_size=50) | st.text().map(str.encode))
+def test_any_bytes_are_an_object_or_nothing(path, body):
+    parsed = parse_body(path, body)
+    assert parsed is None or isinstance(wanted_documents(path, parsed, "##"), list)
+
+
+@pytest.mark.parametrize("path", ["/v1/rag/chat", CHAT])
+def test_what_is_nested_almost_too_deeply_to_be_read_has_no_documents(path):
+    """Reading takes less of the stack than writing, and each has its own limit."""
+    found = []
+    for depth in range(800, 1000):
+        body = f'{{"chunks": ["a"], "documents": ["a"], "messages": [], "tools": {"[" * depth + "]" * depth}}}'
+        if (parsed := parse_body(path, body.encode())) is not None:
+            found.append(wanted_documents(path, parsed))
+    assert found
+    assert not found[-1]
+
+
+def test_many_chunks_behind_a_long_prompt_take_no_longer_than_they_should():
+    with ends():
+        assert len(rag(system="S" * 1_000_000, chunks=[f"chunk {i}" for i in range(20_000)])) == 20_000

@@ -176,6 +176,12 @@ async def test_unmarked_prompts_go_to_vllms_renderer_unchanged(marks):
     )
 
 
+async def test_messages_that_are_no_objects_are_left_to_vllm(marks):
+    """Those of its Harmony format."""
+    chat = [[SimpleNamespace(content="x")]]
+    assert (await SegmentRenderer(FakeRenderer(), marks, 100).render_chat_async(chat, "p"))[0] == "passed"
+
+
 async def test_a_marked_completion_is_tokenized_segment_by_segment(marks):
     renderer = SegmentRenderer(FakeRenderer(), marks, 100)
     with marks.issue(TICKET, DOCUMENTS) as marked:

@@ -3,12 +3,18 @@
 
 import asyncio
 import json
+from contextlib import contextmanager
 
+import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cache.redis_registry import BATCH, RedisRegistry
 from cache.registry import FILL_S, Claim, Found, InProcessRegistry, RegistryError
+from cache.routing import Candidate, Wanted, rank
 from tests.cache.registries import holding, key, replica
+from tests.fuzzing import ends, json_values, objects
 
 PATIENT_S = 10
 HANGS_S = 1
@@ -89,6 +95,13 @@ async def test_everything_in_redis_expires(redis_registry, redis_server):
         json.dumps({**replica(1).to_dict(), "url": "file:///etc/passwd"}).encode(),
         json.dumps({**replica(1).to_dict(), "models": "m"}).encode(),
         json.dumps({**replica(1).to_dict(), "more": 1}).encode(),
+        json.dumps({**replica(1).to_dict(), "load": 10**400}).encode(),
+        json.dumps({**replica(1).to_dict(), "name": "a\r\nx-other: b"}).encode(),
+        json.dumps({**replica(1).to_dict(), "name": "\ud800"}).encode(),
+        json.dumps({**replica(1).to_dict(), "url": "http://"}).encode(),
+        json.dumps({**replica(1).to_dict(), "url": "http://a:99999"}).encode(),
+        json.dumps({**replica(1).to_dict(), "url": "http://[::1"}).encode(),
+        json.dumps({**replica(1).to_dict(), "url": "http://999.1.1.1"}).encode(),
         json.dumps(replica(2).to_dict()).encode(),
     ],
 )
@@ -111,9 +124,10 @@ async def test_what_is_no_claim_is_ignored_and_counted(redis_registry, redis_ser
     assert redis_registry.num_invalid == 3
 
 
-async def test_ids_that_are_no_text_are_ignored(redis_registry, redis_server):
+async def test_ids_that_are_no_text_are_ignored_and_forgotten(redis_registry, redis_server):
     redis_server.client.sadd("tessera:replicas", b"\xff\xfe", "")
     assert await redis_registry.replicas() == []
+    assert redis_server.client.smembers("tessera:replicas") == set()
 
 
 @pytest.mark.parametrize("call", ["beat", "replicas", "publish", "claims", "leave"])
@@ -242,3 +256,71 @@ async def test_who_joins_while_others_are_asked_for_stays(redis_registry, redis_
     )
     assert len(await redis_registry.replicas()) == 9
     await newcomer.close()
+
+
+IDS = [replica(1).id.encode(), replica(2).id.encode(), b"\xff", b"", b"ab cd", b"AB", b"x"]
+urls = ["http://a:1", "https://[::1]:2/x", "http://", "http://[", "http://a:99999", "http://999.1.1.1", "http://a b"]
+names = ["a", "é", "", " a", "a\r\nb: c", "\ud800"]
+changes = st.one_of(
+    objects(url=st.sampled_from(urls)),
+    objects(name=st.sampled_from(names)),
+    objects(load=st.sampled_from([0, 10**18, 10**400, -1, 0.5])),
+    objects(id=st.sampled_from([replica(2).id, "ab cd", "AB", "\ud800"])),
+    objects(fingerprint=json_values, models=json_values, capacity_tokens=json_values, more=json_values),
+)
+heartbeats = st.binary(max_size=40) | changes.map(
+    lambda changed: json.dumps({**replica(1).to_dict(), **changed}).encode()
+)
+values = st.one_of(
+    heartbeats,
+    st.dictionaries(st.sampled_from(IDS) | st.binary(max_size=8), st.binary(max_size=14), min_size=1, max_size=3),
+    st.sets(st.sampled_from(IDS) | st.binary(max_size=8), min_size=1, max_size=3),
+    st.lists(st.binary(max_size=8), min_size=1, max_size=3),
+)
+ours = st.sampled_from([b"replicas", *(b"r:" + id for id in IDS), *(kind + key(1).digest for kind in (b"d:", b"f:"))])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(ours, values, max_size=5), st.sets(st.sampled_from(IDS), max_size=4), heartbeats)
+def test_whatever_redis_holds_under_our_names_it_is_ignored_or_can_be_used(redis_server, held, members, heartbeat):
+    client = redis_server.client
+    held = {b"r:" + IDS[0]: heartbeat, **held}
+    client.flushall()
+    for name, value in held.items():
+        put = {dict: lambda n, v: client.hset(n, mapping=v), set: lambda n, v: client.sadd(n, *v)}
+        put |= {list: lambda n, v: client.rpush(n, *v), bytes: client.set}
+        put[type(value)](b"tessera:" + name, value)
+    if not isinstance(held.get(b"replicas"), bytes | list | dict):
+        client.sadd("tessera:replicas", *members, IDS[0])
+    with ends():
+        asyncio.run(use(redis_server.url))
+
+
+async def use(url: str) -> None:
+    """Everything that replicas and routers do with what they read."""
+    registry = RedisRegistry(url, timeout_s=PATIENT_S)
+    asked = [key(1), key(2)]
+    replicas = []
+    for _ in range(2):
+        with wrong_type():
+            replicas = await registry.replicas()
+    claims = await registry.claims(asked)
+    assert len(claims) == len(await registry.begin_fills(replica(3).id, asked)) == 2
+    wanted = [Wanted(each, 5, found) for each, found in zip(asked, claims, strict=True)]
+    ranked = rank(wanted, [Candidate(each.id, each.name, each.load) for each in replicas])
+    assert len(ranked) == len({each.id for each in replicas})
+    for each in replicas:
+        httpx.Request("GET", httpx.URL(each.url).copy_with(raw_path=b"/x"), headers={b"name": each.name.encode()})
+        with wrong_type():
+            await registry.publish(each.id, {key(2): holding()})
+    await registry.close()
+
+
+@contextmanager
+def wrong_type():
+    """The only reason for which whole calls may fail while Redis answers."""
+    try:
+        yield
+    except RegistryError as error:
+        if "WRONGTYPE" not in str(error):
+            raise

@@ -71,23 +71,23 @@ def held(tier):
 
 
 def test_a_file_comes_back_as_it_was(tier):
-    assert tier.get(address(1)) is None
+    assert tier.get(address(1), MOST) is None
     assert tier.stat(address(1)) is None
     tier.put(address(1, 1, 2), b"some bytes")
-    assert bytes(tier.get(address(1, 1, 2))) == b"some bytes"
+    assert bytes(tier.get(address(1, 1, 2), MOST)) == b"some bytes"
     assert tier.stat(address(1, 1, 2))[:2] == (address(1, 1, 2), 10)
-    assert tier.get(address(1, 0, 2)) is None  # another worker's
-    assert tier.get(address(1, 1, 1)) is None  # of another number of workers
+    assert tier.get(address(1, 0, 2), MOST) is None  # another worker's
+    assert tier.get(address(1, 1, 1), MOST) is None  # of another number of workers
     assert held(tier) == {address(1, 1, 2): 10}
     tier.delete(address(1, 1, 2))
     tier.delete(address(1, 1, 2))
-    assert (tier.get(address(1, 1, 2)), held(tier)) == (None, {})
+    assert (tier.get(address(1, 1, 2), MOST), held(tier)) == (None, {})
 
 
 def test_what_is_there_is_not_written_again(tier):
     tier.put(address(1), b"first")
     tier.put(address(1), b"second")
-    assert bytes(tier.get(address(1))) == b"first"
+    assert bytes(tier.get(address(1), MOST)) == b"first"
 
 
 def test_it_never_holds_more_than_its_size(tier):
@@ -104,7 +104,7 @@ def test_what_was_used_least_recently_makes_room(tier):
     for number in range(3):
         tier.put(address(number), bytes(3000))
         time.sleep(0.02)
-    assert tier.get(address(0)) is not None
+    assert tier.get(address(0), MOST) is not None
     tier.put(address(3), bytes(3000))
     assert address(0) in held(tier)
     assert address(1) not in held(tier)
@@ -114,9 +114,9 @@ def test_a_damaged_file_is_found_no_more(tier):
     tier.put(address(1), b"damaged")
     tier.quarantine(address(1))
     tier.quarantine(address(2))
-    assert (tier.get(address(1)), held(tier)) == (None, {})
+    assert (tier.get(address(1), MOST), held(tier)) == (None, {})
     tier.put(address(1), b"whole")
-    assert bytes(tier.get(address(1))) == b"whole"
+    assert bytes(tier.get(address(1), MOST)) == b"whole"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
@@ -124,11 +124,11 @@ def test_a_damaged_file_is_found_no_more(tier):
 def test_whatever_is_done_it_has_what_it_says_and_not_too_much(tmp_path_factory, calls):
     for tier in (MemoryTier(9000), DirectoryTier(tmp_path_factory.mktemp("tier"), 9000)):
         for verb, number in calls:
-            arguments = [bytes([number]) * (1000 + 700 * number)] if verb == "put" else []
-            getattr(tier, verb)(address(number), *arguments)
+            arguments = {"put": [bytes([number]) * (1000 + 700 * number)], "get": [MOST]}
+            getattr(tier, verb)(address(number), *arguments.get(verb, []))
             assert sum(held(tier).values()) <= 9000
         for found, size in held(tier).items():
-            file = tier.get(found)
+            file = tier.get(found, 1 << 20)
             assert len(file) == size
             assert bytes(file) == bytes([int(found.key, 16)]) * size
 
@@ -173,6 +173,13 @@ def test_names_that_no_tier_gives_are_left_alone(tmp_path):
     assert held(tier) == {}
 
 
+def test_no_more_is_read_than_a_file_may_have(tier):
+    """A file of a terabyte takes none of the memory; what is read of it fails its check."""
+    tier.put(address(1), bytes(5000))
+    assert len(tier.get(address(1), 5000)) == 5000
+    assert len(tier.get(address(1), 4999)) < 5000
+
+
 WRITER = """
 import sys
 from pathlib import Path
@@ -203,7 +210,7 @@ def test_whoever_is_killed_while_writing_leaves_whole_files_only(tmp_path):
         stored = held(tier)
         assert {address(number) for number in said} <= stored.keys()
         for found in stored:
-            assert bytes(tier.get(found)) == found.key.encode() * 10_000
+            assert bytes(tier.get(found, 1 << 20)) == found.key.encode() * 10_000
         assert int((folder / "lock").read_text()) == sum(stored.values())
         shutil.rmtree(folder)
 
@@ -215,9 +222,9 @@ class HangingTier(MemoryTier):
         super().__init__(MOST)
         self.may_answer = threading.Event()
 
-    def get(self, address):
+    def get(self, address, max_bytes):
         self.may_answer.wait(30)
-        return super().get(address)
+        return super().get(address, max_bytes)
 
     put = None
 
@@ -234,10 +241,10 @@ def test_a_chain_takes_the_first_that_has_it_and_tells_the_faster():
     both = TierChain(tiers, timeout_s=5)
     tiers[1].put(address(1), b"file")
     events = Events()
-    assert both.get(address(1), ["host", "other"], whole, events) == ("other", b"file")
-    assert both.get(address(1), ["host", "other"], whole, events) == ("host", b"file")
-    assert both.get(address(1), ["nothing"], whole, events) is None
-    assert both.get(address(2), ["host", "other"], whole, events) is None
+    assert both.get(address(1), MOST, ["host", "other"], whole, events) == ("other", b"file")
+    assert both.get(address(1), MOST, ["host", "other"], whole, events) == ("host", b"file")
+    assert both.get(address(1), MOST, ["nothing"], whole, events) is None
+    assert both.get(address(2), MOST, ["host", "other"], whole, events) is None
     assert events.happened == [("other", "loaded"), ("host", "loaded")]
     both.put(address(3), b"new", stored := Events())
     assert stored.happened == [("host", "stored"), ("other", "stored")]
@@ -249,9 +256,9 @@ def test_a_chain_quarantines_what_is_damaged_and_asks_the_next():
     tiers[0].put(address(1), b"damaged")
     tiers[1].put(address(1), b"whole")
     events = Events()
-    assert TierChain(tiers, timeout_s=5).get(address(1), ["host", "other"], whole, events) == ("other", b"whole")
+    assert TierChain(tiers, timeout_s=5).get(address(1), MOST, ["host", "other"], whole, events) == ("other", b"whole")
     assert events.happened == [("host", "corrupt"), ("other", "loaded")]
-    assert bytes(tiers[0].get(address(1))) == b"whole"
+    assert bytes(tiers[0].get(address(1), MOST)) == b"whole"
 
 
 def test_a_tier_that_hangs_is_waited_for_once_and_left_alone(monkeypatch):
@@ -265,12 +272,12 @@ def test_a_tier_that_hangs_is_waited_for_once_and_left_alone(monkeypatch):
     words = []
     for _ in range(3):
         events = Events()
-        assert both.get(address(1), ["nfs", "host"], whole, events) == ("host", b"file")
+        assert both.get(address(1), MOST, ["nfs", "host"], whole, events) == ("host", b"file")
         words += [word for name, word in events.happened if name == "nfs"]
     assert words == ["timeout", "suspended", "suspended"]
     hanging.may_answer.set()
     time.sleep(0.4)
-    assert both.get(address(1), ["nfs", "host"], whole, Events()) == ("nfs", b"file")
+    assert both.get(address(1), MOST, ["nfs", "host"], whole, Events()) == ("nfs", b"file")
 
 
 def test_errors_of_a_tier_are_counted_and_passed_over(tmp_path):
@@ -282,7 +289,7 @@ def test_errors_of_a_tier_are_counted_and_passed_over(tmp_path):
     both = TierChain([full, other], timeout_s=5)
     both.put(address(1), b"file", stored := Events())
     assert stored.happened == [("file", "store_failed"), ("host", "stored")]
-    assert both.get(address(1), ["file", "host"], whole, loaded := Events()) == ("host", b"file")
+    assert both.get(address(1), MOST, ["file", "host"], whole, loaded := Events()) == ("host", b"file")
     assert ("file", "load_failed") in loaded.happened
 
 

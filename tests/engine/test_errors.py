@@ -18,7 +18,7 @@ def server(serve: Any) -> TesseraServer:
     return serve("tiny-llama")
 
 
-NO_JSON = [b"{", b"\xff\xfe", b""]
+NO_JSON = [b"{", b"\xff\xfe", b"", b"\xff", b"[" * 100_000]
 NO_OBJECT = [b"[]", b'"text"']
 BAD_REQUESTS = [
     ({"chunks": [""]}, "chunks.0"),

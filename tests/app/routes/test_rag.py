@@ -100,6 +100,8 @@ def test_no_chunks_are_no_error():
     [
         ("", r"chunks\.1\.text", "the text of chunk 1 is empty"),
         (RagChunk(text=" \n"), r"chunks\.1\.text", "the text of chunk 1 is empty"),
+        ("\ud800", r"chunks\.1\.text", "the text of chunk 1 is not Unicode text"),
+        (RagChunk(text="one", title="\ud800"), r"chunks\.1\.title", "the title of chunk 1 is not Unicode text"),
         (RagChunk(), r"chunks\.1\.text", "a chunk needs a text"),
         (RagChunk(title="T"), r"chunks\.1\.text", "a chunk needs a text"),
     ],
@@ -182,7 +184,7 @@ def test_messages_need_a_user(messages):
         chat_messages(conversation(*messages), "")
 
 
-@pytest.mark.parametrize("content", [None, 5, [], [IMAGE]])
+@pytest.mark.parametrize("content", [None, 5, [], [IMAGE], ["x", 5, ["type", "text"]]])
 def test_the_first_user_message_needs_text(content):
     with refused("messages", "the first user message has no text"):
         chat_messages(conversation({"role": "user", "content": content}, USER), "")

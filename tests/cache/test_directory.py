@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tier's directory with things in it that no tier puts there."""
+
+import os
+import shutil
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.tiers.directory import DirectoryTier
+from cache.tiers.tier import TierConfigError, TierError
+from tests.cache.test_tiers import MOST, address, held
+from tests.fuzzing import ends
+
+KINDS = ("folder", "pipe", "link", "broken link")
+
+
+def test_what_others_have_in_the_directory_is_neither_counted_nor_deleted(tmp_path):
+    theirs = [
+        tmp_path / "model" / "model.safetensors",
+        tmp_path / "model" / "download.tmp",
+        tmp_path / "00" / f"{1:032x}.00-of-01.safetensors",  # as no tier writes it
+        tmp_path / "11" / f"{1:032x}.0-of-1.safetensors",  # nor here
+    ]
+    for path in theirs:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(6000))
+    tier = DirectoryTier(tmp_path, MOST)
+    for number in range(8):
+        tier.put(address(number), bytes(3000))
+    assert len(held(tier)) == 3
+    tier.shrink(0)
+    tier.empty_quarantine()
+    DirectoryTier(tmp_path, MOST)
+    assert held(tier) == {}
+    assert all(path.read_bytes() == bytes(6000) for path in theirs)
+
+
+def test_a_sparse_file_of_a_terabyte_takes_no_memory(tmp_path):
+    tier = DirectoryTier(tmp_path, 1 << 50)
+    path = tier.path(address(1))
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    assert len(tier.get(address(1), 1000)) == 1000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_in_nobodys_way(tmp_path, kind):
+    tier = DirectoryTier(tmp_path, MOST)
+    path = tier.path(address(1))
+    path.parent.mkdir()
+    (tmp_path / "else").write_bytes(b"secret")
+    for place in (path, path.with_suffix(".1-2.tmp"), tmp_path / "quarantine" / path.name):
+        place.parent.mkdir(exist_ok=True)
+        make(place, kind, tmp_path / "else")
+    with ends():
+        tier = DirectoryTier(tmp_path, MOST)
+        with pytest.raises((TierError, OSError)):
+            tier.get(address(1), MOST)
+        assert held(tier) == {}
+        for number in range(2, 9):
+            tier.put(address(number), bytes(3000))
+        tier.empty_quarantine()
+        tier.delete(address(1))
+    assert path.is_symlink() or path.exists()
+    assert (tmp_path / "else").read_bytes() == b"secret"
+
+
+def make(path, kind, target):
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target if kind == "link" else target / "nowhere")
+
+
+fragments = st.one_of(
+    st.sampled_from([f"{n:032x}.0-of-1.safetensors" for n in range(3)]),
+    st.sampled_from([".tmp", ".safetensors", "ab.0-of-1.safetensors", "a.٣-of-٣.safetensors", "x" * 250, "\udcff"]),
+    st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=20),
+).filter(lambda name: name not in (".", "..", "lock"))
+garbage = st.lists(
+    st.tuples(
+        st.sampled_from(["00", "ab", "quarantine", ""]) | fragments,
+        fragments,
+        st.sampled_from(["file", "file", "sparse", "folder", "pipe", "link", "broken link"]),
+    ),
+    max_size=6,
+)
+calls = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "get", "delete", "quarantine", "list", "shrink", "empty_quarantine", "open"]),
+        st.integers(0, 3),
+    ),
+    max_size=12,
+)
+
+
+@given(garbage, st.binary(max_size=40), calls)
+def test_whatever_lies_in_the_directory_it_is_refused_or_passed_over(tmp_path_factory, litter, lock, calls):
+    root = tmp_path_factory.mktemp("tier")
+    (root / "lock").write_bytes(lock)
+    for folder, name, kind in litter:
+        path = root / folder / name
+        with suppress(OSError):  # two of one name
+            path.parent.mkdir(exist_ok=True)
+            make(path, kind, root / "lock") if kind in KINDS else path.write_bytes(b"x" * 100)
+            if kind == "sparse":
+                os.truncate(path, 1 << 40)
+    with ends():
+        try:
+            tier = DirectoryTier(root, MOST)
+        except TierConfigError:
+            return
+        for verb, number in calls:
+            given = {
+                "put": [address(number), b"good" * 500],
+                "get": [address(number), MOST],
+                "shrink": [1000 * number],
+                "list": [],
+                "empty_quarantine": [],
+            }
+            with suppress(TierError, OSError):
+                if verb == "open":
+                    tier = DirectoryTier(root, MOST)
+                    continue
+                got = getattr(tier, verb)(*given.get(verb, [address(number)]))
+                if verb == "get" and got is not None:
+                    assert len(got) <= MOST
+                    assert set(bytes(got)) <= set(b"goodx\0")
+                if verb == "list":
+                    assert all(tier.path(each.address).is_file() for each in got)
+    shutil.rmtree(root)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What schemathesis can't know of the server: short answers, and the media type of JSON lines."""
+
+import json
+from typing import Any
+
+import schemathesis
+
+MOST_TOKENS = 4
+_LENGTHS = {
+    "/v1/rag/chat": "max_tokens",
+    "/v1/chat/completions": "max_tokens",
+    "/v1/chat/completions/batch": "max_tokens",
+    "/v1/completions": "max_tokens",
+    "/v1/messages": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+    "/invocations": "max_tokens",
+}
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
+    """Answers are short, so that cases are quick. What is no length stays: to refuse it is the server's part."""
+    name = _LENGTHS.get(case.operation.path)
+    if name is None or not isinstance(case.body, dict):
+        return
+    if not isinstance(case.body.get(name), bool | str | list | dict | float) and (case.body.get(name) or 99) > 0:
+        case.body = {**case.body, name: MOST_TOKENS}
+
+
+@schemathesis.deserializer("application/x-ndjson")
+def json_lines(context: Any, response: Any) -> list[Any]:
+    """One JSON value per line."""
+    return [json.loads(line) for line in response.text.splitlines()]
