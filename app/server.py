@@ -87,7 +87,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
         signal.signal(number, abandon_start)  # until the HTTP server handles signals itself
     prepare(args, settings)
     url, sock = setup_server(args, reuse_port=False)
-    claim = _claim(url)
+    claim = claim_address(url)
     if warning := version_warning():
         say(warning)
     try:
@@ -106,7 +106,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
     return int(has_died)
 
 
-def _claim(url: str) -> socket.socket:
+def claim_address(url: str) -> socket.socket:
     """What only one server of a machine can have for a URL; raises ``OSError`` (``EADDRINUSE``) for the next one.
 
     The system lets several bind a port until one of them listens, and that is when its model is loaded.
