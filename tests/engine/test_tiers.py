@@ -5,13 +5,15 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.server_process import ROOT
 from tests.cores import all_cores
+from tests.engine import hanging_tier
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
@@ -162,28 +164,27 @@ def test_damaged_files_are_computed_anew_and_quarantined(
 
 
 def test_a_file_system_that_hangs_is_waited_for_once(
-    directory: Directory, oracle: Callable[[str], Oracle], text: Text
+    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
-    """A FIFO where the file should be: whoever opens it waits for somebody to write to it."""
-    server, chunks = directory.server, [text(200) for _ in range(4)]
-    answer = ask(server, "shared", chunks, "What?", system="S")
+    """The tier is another package's, as anybody may write one."""
+    package, root = tmp_path / "hanging-1.dist-info", tmp_path / "kv"
+    package.mkdir()
+    (package / "METADATA").write_text(hanging_tier.METADATA)
+    (package / "entry_points.txt").write_text(hanging_tier.ENTRY_POINTS)
+    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    server = start(f"{hanging_tier.SCHEME}://{root}?size=1GiB", environment=environment)
+    chunks = [text(200) for _ in range(4)]
+    ask(server, "shared", chunks, "What?", system="S")
     to_sleep(server)
-    before = server.stats()["counters"]["tiers"]["file"]
-    fifos = [next(directory.path.glob(f"??/{chunk['key']}.*")) for chunk in answer["cache"]["chunks"]]
-    for path in fifos:
-        path.unlink()
-        os.mkfifo(path)
+    hanging_tier.says_so(root).touch()
     answer = ask(server, "shared", chunks, "What?", system="S")
     assert sum(status == "filled" for status in statuses(answer)) >= 3
     assert_exact(answer, oracle("tiny-llama"), "shared")
-    happened = server.stats()["counters"]["tiers"]["file"]
-    assert happened["timeout"] - before.get("timeout", 0) == 1
-    assert happened["suspended"] - before.get("suspended", 0) >= 2
+    happened = server.stats()["counters"]["tiers"][hanging_tier.SCHEME]
+    assert happened["timeout"] == 1
+    assert happened["suspended"] >= 2
     assert_exact(ask(server, "shared", [text(50), *chunks], "What?", system="S"), oracle("tiny-llama"), "shared")
-    for path in fifos:
-        with suppress(OSError):  # nobody waits at most of them
-            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-        path.unlink()
+    hanging_tier.says_so(root).unlink()
 
 
 def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_server(

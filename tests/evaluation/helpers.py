@@ -126,12 +126,12 @@ def asked_mode(body: dict) -> str:
     return body["cache"].get("position_strategy") or body["cache"]["mode"]
 
 
-def _event(*choices: dict) -> str:
+def _event(*choices: dict) -> bytes:
     data = {"id": "c1", "object": "chat.completion.chunk", "created": 5, "model": "m", "choices": choices}
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
-def _stream(reply: Reply) -> Iterator[str]:
+def _stream(reply: Reply) -> Iterator[bytes]:
     """Events as vLLM makes them, with the report where Tessera puts it."""
     ticket = Ticket(CacheOptions())
     inserter = ReportInserter(ticket, "cache")
@@ -141,11 +141,11 @@ def _stream(reply: Reply) -> Iterator[str]:
     for part in filter(None, (reply.text[:middle], reply.text[middle:])):
         yield inserter.feed(_event({"index": 0, "delta": {"content": part}}))
     if reply.error:
-        yield inserter.feed(f"data: {json.dumps({'error': reply.error})}\n\n")
+        yield inserter.feed(f"data: {json.dumps({'error': reply.error})}\n\n".encode())
     if reply.cache:
         ticket.report = SimpleNamespace(to_dict=lambda: reply.cache)
     yield inserter.feed(_event({"index": 0, "delta": {"content": None}, "finish_reason": "stop"}))
-    yield inserter.feed("data: [DONE]\n\n")
+    yield inserter.feed(b"data: [DONE]\n\n")
 
 
 def _app(fake: FakeServer) -> ASGIApp:
