@@ -37,7 +37,7 @@ class CacheField(BaseModel):
         pattern=r"^[^\x00-\x1f]+$",
         description="chunks never match across namespaces; default: that of the API key's tenant, else 'default'",
     )
-    explain: bool = Field(False, description="report each segment's token ids and first position")
+    explain: bool = Field(False, strict=True, description="report each segment's token ids and first position")
 
     def options(self, default_strategy: PositionStrategy = PositionStrategy.SHARED) -> CacheOptions:
         """The options as the engine takes them; raises :class:`BadRequestError` for another's namespace."""

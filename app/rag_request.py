@@ -75,7 +75,7 @@ class RagChatRequest(RagRequest):
     messages: list[dict[str, Any]] | None = Field(
         None, description="a conversation instead of question; the chunks go before its first user text"
     )
-    stream: bool = False
+    stream: bool = Field(False, strict=True)
 
     @model_validator(mode="after")
     def _check_question(self) -> "RagChatRequest":

@@ -63,7 +63,9 @@ class SleepRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"idle_s": 600}})
 
-    idle_s: float = Field(600, ge=0, allow_inf_nan=False, description="only what was not used for so many seconds")
+    idle_s: float = Field(
+        600, ge=0, strict=True, allow_inf_nan=False, description="only what was not used for so many seconds"
+    )
 
 
 @router.post(

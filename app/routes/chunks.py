@@ -51,9 +51,13 @@ class IngestRequest(RagRequest):
         },
     )
 
-    pin: bool = Field(False, description="never evict these chunks; they go by DELETE, clear or ttl_s")
+    pin: bool = Field(False, strict=True, description="never evict these chunks; they go by DELETE, clear or ttl_s")
     ttl_s: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="seconds after which the chunks are dropped; default: never"
+        None,
+        gt=0,
+        strict=True,
+        allow_inf_nan=False,
+        description="seconds after which the chunks are dropped; default: never",
     )
 
 

@@ -89,7 +89,7 @@ def test_a_folder_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_few_steps_improve_the_loss(tmp_path: Path) -> None:
-    assert run(tmp_path, "--steps", "10") == 0
+    assert run(tmp_path, "--steps", "4") == 0
     assert losses(tmp_path)[-1] < losses(tmp_path)[0]
     assert not (tmp_path / "model").exists()
 

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is no number, or neither true nor false, is not taken for one (schemathesis found `{"ttl_s": true}` accepted)."""
+
+import pytest
+from pydantic import ValidationError
+
+from app.cache_options import CacheField
+from app.rag_request import RagChatRequest
+from app.routes.cache import SleepRequest
+from app.routes.chunks import IngestRequest
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (IngestRequest, {"chunks": [], "ttl_s": True}),
+        (IngestRequest, {"chunks": [], "ttl_s": "5"}),
+        (IngestRequest, {"chunks": [], "pin": "yes"}),
+        (SleepRequest, {"idle_s": True}),
+        (CacheField, {"explain": 1}),
+        (RagChatRequest, {"chunks": [], "question": "?", "stream": "on"}),
+    ],
+)
+def test_other_types_are_refused(model, fields):
+    with pytest.raises(ValidationError):
+        model(**fields)
+
+
+def test_whole_numbers_are_numbers():
+    assert IngestRequest(chunks=[], ttl_s=5).ttl_s == 5
+    assert SleepRequest(idle_s=0).idle_s == 0
