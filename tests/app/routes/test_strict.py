@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is no number, or neither true nor false, is not taken for one (schemathesis found `{"ttl_s": true}` accepted)."""
+"""What is no number, or neither true nor false, is not taken for one: schemathesis found `{"ttl_s": true}` accepted."""
 
 import pytest
 from pydantic import ValidationError
