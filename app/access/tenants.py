@@ -90,19 +90,18 @@ class Tenants:
     def of_key(self, key: str) -> Tenant | None:
         """Whose key it is; takes equally long whatever the key has in common with others."""
         given, found = hash_of(key), None
-        for tenant in self.all():
+        for tenant in self.by_name().values():
             for known in tenant.keys:
                 if hmac.compare_digest(known, given):
                     found = tenant
         return found
 
-    def all(self) -> list[Tenant]:
-        return list(self._tenants.values())
+    def by_name(self) -> dict[str, Tenant]:
+        return self._tenants
 
     def quota_of(self, namespace: str, page_bytes: int) -> Quota:
         """What a namespace may have of a pool with pages of so many bytes."""
-        tenant = next((tenant for tenant in self.all() if tenant.name == namespace), None)
-        if tenant is None:
+        if (tenant := self.by_name().get(namespace)) is None:
             return Quota()
         pages = None if tenant.cache_memory is None else int(tenant.cache_memory) // page_bytes
         return Quota(pages, tenant.cache_segments)
@@ -118,11 +117,11 @@ class TenantsFile(Tenants):
         self._seen = _state(path)
         super().__init__(_read(path))
 
-    def all(self) -> list[Tenant]:
+    def by_name(self) -> dict[str, Tenant]:
         if self._clock() >= self._looked_at + _LOOK_AGAIN_S:
             self._looked_at = self._clock()
             self._read_if_changed()
-        return super().all()
+        return super().by_name()
 
     def _read_if_changed(self) -> None:
         if (state := _state(self._path)) == self._seen:
