@@ -61,4 +61,6 @@ def _end(wait: Callable[[], None]) -> None:
     wait()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
+    for child in multiprocessing.active_children():  # one that still imports doesn't watch over its parent yet
+        child.terminate()
     os._exit(1)

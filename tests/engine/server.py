@@ -91,8 +91,8 @@ class ServerPool:
 
 
 def wait_until_gone(group: int) -> None:
-    """Until no process of a server's group is left."""
-    deadline = time.monotonic() + 30
+    """Until no process of a server's group is left; vLLM's own watch over its processes takes five minutes."""
+    deadline = time.monotonic() + 120
     while members := group_members(group):
         assert time.monotonic() < deadline, members
         time.sleep(0.1)

@@ -27,7 +27,7 @@ import time
 from engine_ext.orphans import end_with_starter
 end_with_starter()
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 STARTER = """
 import os, subprocess, sys
@@ -38,14 +38,16 @@ subprocess.run([sys.executable, "-c", sys.argv[1]], env={**os.environ, **starter
 
 def child(kind: str) -> None:
     """A process of an engine, or of something else."""
-    if kind == "stubborn":
+    if kind == "with its own":  # like a worker that vLLM has just started: it imports for half a minute
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+    if kind in ("stubborn", "with its own"):
         orphans.GRACE_S = 0.1
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if kind != "foreign":
         orphans.mark_engine()
     orphans.end_with_parent()
     print("watched" if any(thread.name == "orphan" for thread in threading.enumerate()) else "alone", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 
 
 def killed(*arguments: str) -> tuple[str, int]:
@@ -62,7 +64,7 @@ def killed(*arguments: str) -> tuple[str, int]:
     return said, parent.pid
 
 
-@pytest.mark.parametrize("kind", ["orderly", "stubborn"])
+@pytest.mark.parametrize("kind", ["orderly", "stubborn", "with its own"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_an_engines_process_ends_with_its_parent(method, kind):
     said, group = killed(PARENT, method, kind)
