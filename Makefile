@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-matrix test-fast test-vllm fuzz check bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-matrix test-fast test-vllm fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # Each worker takes whole files, whose tests share engines, in the order of tests/conftest.py; ARGS="-n 0": one process.
@@ -52,6 +52,9 @@ check: setup ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+audit: setup ## list what is installed in build/sbom.json, and look up known vulnerabilities in it; flags in ARGS
+	$(BIN)/python scripts/audit.py $(ARGS)
 
 bench: setup ## measure speed beside stock vLLM; workloads and flags in ARGS (--long, --output DIR)
 	$(BIN)/tessera bench $(ARGS)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists what is installed (a bill of materials, CycloneDX) and asks PyPI for known vulnerabilities in it (pip-audit).
+
+    python scripts/audit.py [--output DIR] [-- FLAG OF PIP-AUDIT ...]
+
+Ends with 1 if there are any. What could not be looked up, all of it without a network, is said, and no failure.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_NETWORK = ("ConnectionError", "Could not connect")
+"""How pip-audit ends without one: in a traceback, or in words."""
+
+
+def list_installed(path: Path) -> None:
+    """Writes the bill of materials of this interpreter's environment."""
+    program = [sys.executable, "-m", "cyclonedx_py", "environment", sys.executable]
+    flags = ["--no-validate", "--pyproject", ROOT / "pyproject.toml"]  # validating takes half a minute
+    subprocess.run([*program, *flags, "-o", path], check=True)
+
+
+def look_up(path: Path, flags: list[str]) -> list[dict[str, Any]]:
+    """Packages with their vulnerabilities, or the reason why they could not be looked up; written to ``path``.
+
+    None without a network. Raises ``SystemExit`` with pip-audit's own words if something else went wrong.
+    """
+    program = [sys.executable, "-m", "pip_audit", "--progress-spinner", "off", "--skip-editable"]
+    path.unlink(missing_ok=True)
+    done = subprocess.run([*program, "-f", "json", "-o", path, *flags], stderr=subprocess.PIPE, text=True, check=False)
+    if not path.exists() and any(name in done.stderr for name in NO_NETWORK):
+        return []
+    if not path.exists():
+        sys.exit(done.stderr)
+    packages: list[dict[str, Any]] = json.loads(path.read_text())["dependencies"]
+    return packages
+
+
+def words(packages: list[dict[str, Any]]) -> list[str]:
+    """A line for each vulnerability, and one that counts."""
+    if not packages:
+        return ["audit: nothing could be looked up: no connection to PyPI"]
+    found = [(package, flaw) for package in packages for flaw in package.get("vulns", [])]
+    lines = [
+        f"{package['name']} {package['version']}: {flaw['id']}, fixed in {', '.join(flaw['fix_versions']) or 'none'}"
+        for package, flaw in found
+    ]
+    num_skipped = sum("skip_reason" in package for package in packages)
+    skipped = f"; {num_skipped} could not be looked up" if num_skipped else ""
+    return [*lines, f"audit: known vulnerabilities: {len(found)}, in {len(packages) - num_skipped} packages{skipped}"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=ROOT / "build", help="folder for sbom.json and audit.json")
+    parser.add_argument("flags", nargs="*", metavar="FLAG", help="for pip-audit, such as --ignore-vuln ID")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    list_installed(arguments.output / "sbom.json")
+    packages = look_up(arguments.output / "audit.json", arguments.flags)
+    print(*words(packages), sep="\n")
+    return int(any(package.get("vulns") for package in packages))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
