@@ -28,8 +28,8 @@ Read = Callable[[], list[Metric]]
 class ChunkCacheCollector(Collector):
     """Reads the engine's state when Prometheus asks, so that nothing is kept twice.
 
-    ``in_loop`` calls a function where the manager may be read. ``wanted`` tells a cache that was switched off from one
-    that could not be had.
+    ``in_loop`` calls a function in the event loop, where the manager may be read. ``wanted`` tells a cache that was
+    switched off from one that could not be had.
     """
 
     def __init__(self, engine: "ChunkEngine", *, wanted: bool, in_loop: Callable[[Read], list[Metric]]) -> None:
@@ -60,6 +60,7 @@ class ChunkCacheCollector(Collector):
         yield _gauge_by("cache_state", "State of the chunk cache: 1 for the one it is in", "state", states)
         passed = int(self._engine.manager is not None)
         yield _gauge("self_check_passed", "Whether reuse reproduced the engine's own KV at the start", passed)
+        yield _gauge("event_loop_tasks", "What the server has under way, as tasks of asyncio", len(asyncio.all_tasks()))
 
 
 @contextmanager

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small applications served for tests."""
+"""Small applications served for tests, and what runs in a server's event loop."""
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -29,3 +33,12 @@ def served(app: ASGIApp) -> Iterator[str]:
     finally:
         server.should_exit = server.force_exit = True
         thread.join(60)
+
+
+def in_a_loop(function: Callable[[], T]) -> T:
+    """What ``function`` returns in an event loop of its own."""
+
+    async def call() -> T:
+        return function()
+
+    return asyncio.run(call())

@@ -16,6 +16,7 @@ from app.router.metrics import RouterMetrics
 from app.server_process import ROOT
 from engine_ext.stats import COUNTERS, HISTOGRAMS
 from tests.cache.helpers import make_manager
+from tests.serving import in_a_loop
 
 PATH = ROOT / "docs" / "alerts.yml"
 RULES = [rule for group in yaml.safe_load(PATH.read_text())["groups"] for rule in group["rules"]]
@@ -27,7 +28,7 @@ def series() -> set[str]:
     """Names of every time series that a server with the cache on has."""
     fills = SimpleNamespace(num_running=0, num_queued=0, archive=None)
     engine = SimpleNamespace(manager=make_manager(), fills=fills, disabled_reason=None)
-    collected = ChunkCacheCollector(engine, wanted=True, in_loop=lambda read: read()).collect()
+    collected = ChunkCacheCollector(engine, wanted=True, in_loop=in_a_loop).collect()
     kinds = {metric.name: metric.type for metric in collected}
     kinds |= {f"tessera_{name}": "counter" for name in COUNTERS}
     kinds |= {f"tessera_{name}": "histogram" for name in HISTOGRAMS}

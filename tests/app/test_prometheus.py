@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from app.prometheus import ChunkCacheCollector, exported
 from cache.manager import Removal
 from tests.cache.helpers import Clock, acquire, fill, make_manager
+from tests.serving import in_a_loop
 
 A, B = (100, 101, 102, 103), (200, 201)
 
@@ -26,7 +27,7 @@ def scrape():
 
     def scrape(engine, *, wanted=True):
         registry = CollectorRegistry()
-        registry.register(ChunkCacheCollector(engine, wanted=wanted, in_loop=lambda read: read()))
+        registry.register(ChunkCacheCollector(engine, wanted=wanted, in_loop=in_a_loop))
         lines = generate_latest(registry).decode().splitlines()
         return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
@@ -146,6 +147,11 @@ async def test_engines_of_one_process_are_shown_one_after_the_other():
             assert REGISTRY.get_sample_value("tessera_fills_total", {"outcome": "succeeded"}) == 1
             assert REGISTRY.get_sample_value("tessera_lookups_total", {"result": "hit", "tier": "pool"}) == number - 1
         assert REGISTRY.get_sample_value("tessera_segments") is None
+
+
+def test_tasks_are_counted(scrape):
+    """In the fixture's loop there is one."""
+    assert scrape(make_engine(make_manager()))["tessera_event_loop_tasks"] == 1
 
 
 async def test_the_manager_is_read_in_its_event_loop():

@@ -15,6 +15,7 @@ from app.registration import _PublisherCollector
 from app.router.metrics import RouterMetrics
 from engine_ext.stats import COUNTERS, HISTOGRAMS
 from tests.cache.helpers import make_manager
+from tests.serving import in_a_loop
 
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 VLLM_LABELS = frozenset({"model_name", "engine"})
@@ -35,7 +36,7 @@ def replica_series() -> dict[str, Series]:
     fills = SimpleNamespace(num_running=0, num_queued=0, archive=None)
     engine = SimpleNamespace(manager=manager, fills=fills, disabled_reason=None)
     publisher = SimpleNamespace(is_up=True, num_published=0, num_errors=0)
-    collected = list(ChunkCacheCollector(engine, wanted=True, in_loop=lambda read: read()).collect())
+    collected = list(ChunkCacheCollector(engine, wanted=True, in_loop=in_a_loop).collect())
     collected += _PublisherCollector(publisher).collect()
     kinds = {f"tessera_{name}": "counter" for name in COUNTERS} | {
         f"tessera_{name}": "histogram" for name in HISTOGRAMS
