@@ -118,6 +118,7 @@ def ask_until(
     raise AssertionError("numbers have an end")
 
 
+@pytest.mark.matrix
 def test_answers_stay_exact_whatever_happens_to_the_cache(serve: Any, oracle: Any, text: Text) -> None:
     server, source = serve("tiny-llama", *SMALL), random.Random(5)
     asked, plain = bodies(text, source), chat_body(text(80))

@@ -168,7 +168,7 @@ def test_chunks_never_match_across_namespaces(scope: str, serve: Any, oracle: An
     assert seen == ["filled", "filled", "hit"]
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_same_layout_repeated_and_second_question(
     model: str, strategy: str, serve: Any, oracle: Any, text: Text

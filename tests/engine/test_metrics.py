@@ -68,7 +68,11 @@ def test_every_metric_is_documented_and_every_documented_one_exists(serve: Any, 
 
 def test_with_the_cache_off_only_its_state_is_shown(serve: Any) -> None:
     server: TesseraServer = serve("tiny-llama", *REFUSING)
-    assert {name for name, _, _ in families(server)} == {"tessera_cache_state", "tessera_self_check_passed"}
+    assert {name for name, _, _ in families(server)} == {
+        "tessera_cache_state",
+        "tessera_self_check_passed",
+        "tessera_event_loop_tasks",
+    }
     assert value(server, "cache_state", state="switched_off") == 1
 
 

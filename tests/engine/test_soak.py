@@ -29,9 +29,11 @@ Text = Callable[[int], str]
 
 SECONDS = 60 * float(os.environ.get("SOAK_MINUTES", "3"))
 CLIENTS, LEAVERS = 12, 4
-WARM_UP = 0.3
-"""Share of the time after which memory and files are counted for the first time."""
-MORE_BYTES, MORE_FILES = 64 << 20, 8
+WARM_UP = 0.5
+"""Share of the time after which memory and files are counted for the first time: libraries fill caches of their own."""
+MORE_BYTES, MORE_FILES, MORE_TASKS = 64 << 20, 8, 4
+LITTLE_KV = ("--kv-cache-memory-bytes", "64M")
+"""Soon all of it has been written to, and is resident."""
 UNHANDLED = re.compile(r"Traceback|never retrieved|Exception in ASGI|was destroyed but it is pending")
 
 
@@ -96,13 +98,13 @@ def taken(server: TesseraServer) -> tuple[int, int]:
 
 
 def test_soak(serve: Any, tier: Path, text: Text) -> None:
-    server = serve("tiny-llama", *SMALL, "--chunk-cache-tiers", f"file://{tier}?size=4MiB")
-    asked, started = bodies(text, random.Random(5)), time.monotonic()
+    server = serve("tiny-llama", *SMALL, *LITTLE_KV, "--chunk-cache-tiers", f"file://{tier}?size=4MiB")
+    asked, tasks_before = bodies(text, random.Random(5)), server.metric("tessera_event_loop_tasks")
     churn = Churn(server, asked)
     churn.start()
+    until = time.monotonic() + SECONDS
     try:
         with failing_now_and_then(tier) as times, ThreadPoolExecutor(CLIENTS + LEAVERS) as threads:
-            until = started + SECONDS
             asking = [threads.submit(ask, server, asked, seed, until) for seed in range(CLIENTS)]
             leaving = [threads.submit(leave, server, asked, seed, until) for seed in range(LEAVERS)]
             time.sleep(WARM_UP * SECONDS)
@@ -124,6 +126,7 @@ def test_soak(serve: Any, tier: Path, text: Text) -> None:
     for index, mode, logprobs in outcomes:
         if mode != "gone":
             assert logprobs == pytest.approx(alone[mode][index], abs=1e-4)
+    assert server.metric("tessera_event_loop_tasks") <= tasks_before + MORE_TASKS
     assert files_after <= files_before + MORE_FILES
     assert bytes_after <= bytes_before + MORE_BYTES
     assert not UNHANDLED.search(server.log.read_text())
