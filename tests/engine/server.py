@@ -2,6 +2,7 @@
 """Real servers for tests, spoken to over HTTP."""
 
 import json
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ class TesseraServer(ServerProcess):
 
     def metric(self, name: str) -> float:
         lines = self.client.get("/metrics").text.splitlines()
-        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0] == name]
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if re.match(r"[^{ ]*", line)[0] == name]
         assert values, f"no metric {name}"
         return sum(values)
 

@@ -31,7 +31,7 @@ SECONDS = 60 * float(os.environ.get("SOAK_MINUTES", "3"))
 CLIENTS, LEAVERS = 12, 4
 WARM_UP = 0.5
 """Share of the time after which memory and files are counted for the first time: libraries fill caches of their own."""
-MORE_BYTES, MORE_FILES, MORE_TASKS = 64 << 20, 8, 4
+MORE_BYTES, MORE_FILES, MORE_TASKS = 128 << 20, 8, 4
 LITTLE_KV = ("--kv-cache-memory-bytes", "64M")
 """Soon all of it has been written to, and is resident."""
 UNHANDLED = re.compile(r"Traceback|never retrieved|Exception in ASGI|was destroyed but it is pending")
