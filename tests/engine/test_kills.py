@@ -2,6 +2,7 @@
 """Processes that are killed while they work: clients are told, and nothing is left behind."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from app.server_process import group_members
 from tests.cores import all_cores
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
@@ -39,7 +41,7 @@ class Asked:
 
     def run(self, url: str) -> None:
         try:
-            with httpx.stream("POST", f"{url}{self.path}", json=self.body, timeout=120) as response:
+            with httpx.stream("POST", f"{url}{self.path}", json=self.body, timeout=300) as response:
                 self.status = response.status_code
                 for part in response.iter_text():
                     self.text += part
@@ -82,20 +84,26 @@ def load(server: TesseraServer, text: Text) -> Iterator[list[Asked]]:
     for thread in threads:
         thread.start()
     for each in asked:
-        assert not each.is_stream or each.has_begun.wait(60), each.path
+        assert not each.is_stream or each.has_begun.wait(300), each.path
     yield asked
     for thread in threads:
         thread.join()
 
 
 @pytest.fixture
-def start(model_path: Callable[[str], Path], tmp_path: Path) -> StartServer:
+def start(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[StartServer]:
+    started = []
+
     def start_server(*flags: str, **kwargs: Any) -> TesseraServer:
         slow = ("--max-num-batched-tokens", "128")
         arguments = [str(model_path("tiny-llama")), "--dtype", "float32", *COMMON, *slow, *flags]
-        return TesseraServer(tmp_path / "server.log", *arguments, **kwargs)
+        started.append(TesseraServer(tmp_path / "server.log", *arguments, **kwargs))
+        return started[-1]
 
-    return start_server
+    yield start_server
+    for server in started:
+        for pid in group_members(server.process.pid):  # of a test that failed
+            os.kill(pid, signal.SIGKILL)
 
 
 def engine_core(server: TesseraServer) -> psutil.Process:
@@ -136,7 +144,7 @@ def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
     group = server.process.pid
     with load(server, text) as asked:
         engine_core(server).kill()
-        assert server.process.wait(30) == 1
+        assert server.process.wait(300) == 1
         assert health(server) is None
     assert_told(asked)
     wait_until_gone(group)
@@ -154,7 +162,7 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
     with load(server, text) as asked:
         core = engine_core(server)
         named("Worker", core.children()).kill()
-        psutil.wait_procs([core], timeout=30)
+        psutil.wait_procs([core], timeout=300)
         while (told := health(server)) == (200, ""):
             time.sleep(0.05)
         assert told == (503, DIED)
@@ -171,7 +179,7 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
 def test_a_server_that_is_killed_while_it_starts(start: StartServer) -> None:
     """Without the chunk cache: what ends its processes is no part of that."""
     server = start("--no-chunk-cache", environment={"VLLM_LOGGING_LEVEL": "INFO"})
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while "Initializing a V1 LLM engine" not in server.log.read_text():  # the engine core's first words
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -196,7 +204,7 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
     )
     for thread in threads:
         thread.start()
-    assert all(each.has_begun.wait(60) for each in (*streams, ingestion))
+    assert all(each.has_begun.wait(300) for each in (*streams, ingestion))
     last_thread.start()
     while server.stats()["occupancy"]["running_fills"] < 3:
         time.sleep(0.01)
