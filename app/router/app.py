@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
 from app.client_limits import ClientLimitsMiddleware
+from app.refusals import refusal
 from app.router.chooser import Chooser
 from app.router.directory import Directory
 from app.router.everywhere import Everywhere
@@ -70,7 +71,7 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
     @app.get("/peer/{_:path}")
     async def peer(_: str) -> Response:
         """Replicas ask one another, and not through a router."""
-        return JSONResponse({"error": {"message": "only replicas have this"}}, HTTPStatus.NOT_FOUND)
+        return refusal(HTTPStatus.NOT_FOUND, "not_found", "only replicas have this")
 
     app.state.tessera_tenants, app.state.tessera_settings = tenants, settings
     for each in (ClientLimitsMiddleware, AccessMiddleware):  # the last one is outside

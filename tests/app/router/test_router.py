@@ -267,6 +267,11 @@ async def test_deleting_and_pinning_go_wherever_the_chunk_is(cluster, stand_ins,
     assert [body for stand_in in stand_ins for _, body in stand_in.requests] == [b'{"pinned":true}'] * 2
 
 
+async def test_replicas_do_not_ask_one_another_through_it(cluster):
+    answer = await cluster.client.get("/peer/chunks/aa")
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (404, "not_found")
+
+
 async def test_the_page_comes_from_the_router_itself(redis_server):
     async with Cluster(redis_server).running() as cluster:
         answer = await cluster.client.get("/")
