@@ -224,7 +224,7 @@ def test_a_killed_replica_is_replaced_and_nobody_is_refused(cluster: RayCluster,
             for each in sent:
                 each.result()
     assert Counter(ended) == {"right": len(ended)}
-    (new,) = cluster.names() - before
+    new, *_ = cluster.names() - before  # on a busy machine Ray takes another for dead, too
     assert cluster.client.get("/health", headers={REPLICA: new}).status_code == 200
 
 
