@@ -50,9 +50,8 @@ def tenants_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(serve: Any, tenants_file: Path) -> TesseraServer:
-    server = serve(
-        "tiny-llama", "--tenants", str(tenants_file), "--enable-prompt-tokens-details", "--log-level", "INFO"
-    )
+    flags = ("--tenants", str(tenants_file), "--enable-prompt-tokens-details")
+    server = serve("tiny-llama", *flags, environment={"TESSERA_LOG_LEVEL": "INFO"})
     server.client.headers.update(key_of("root"))
     return server
 
