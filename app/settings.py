@@ -4,6 +4,7 @@
 import argparse
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from typing import Any, Literal
 
 from pydantic import ByteSize, Field, SecretStr, field_validator
@@ -18,7 +19,7 @@ from cache.tiers.config import parse_tiers
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
 VLLM_FLAGS = frozenset({"log_level"})
-"""Settings whose flag is vLLM's own, and goes for both; the environment variable goes for Tessera alone."""
+"""Settings whose flag is vLLM's own, where it has one, and goes for both; their variable goes for Tessera alone."""
 
 
 class UnknownSettingError(ValueError):
@@ -117,14 +118,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def add_flags_of(settings: type[BaseSettings], group: argparse._ActionsContainer) -> None:
     """Adds a flag for each setting; flags not given stay absent from the parsed arguments."""
     for name, field in settings.model_fields.items():
-        if name in VLLM_FLAGS:
-            continue
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
         text = f"{field.description} (default: {default})" if default is not None else field.description
-        if field.annotation is bool:
-            group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
-        else:
-            group.add_argument(_flag(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
+        with suppress(argparse.ArgumentError) if name in VLLM_FLAGS else nullcontext():
+            if field.annotation is bool:
+                group.add_argument(
+                    _flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+                )
+            else:
+                group.add_argument(_flag(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
 
 
 def load_settings(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Settings:

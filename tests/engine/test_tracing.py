@@ -67,12 +67,16 @@ def collector() -> Iterator[Collector]:
 def server(
     collector: Collector, model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TesseraServer]:
-    flags = ("--otlp-traces-endpoint", collector.url, "--log-level", "INFO", "--log-format", "json")
+    flags = ("--otlp-traces-endpoint", collector.url, "--log-format", "json")
     started = TesseraServer(
         tmp_path_factory.mktemp("observed") / "server.log",
         str(model_path("tiny-llama")),
         *("--dtype", "float32", *COMMON, *flags),
-        environment={"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "100"},
+        environment={
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            "TESSERA_LOG_LEVEL": "INFO",
+        },
     )
     yield started.wait_ready()
     started.stop()
