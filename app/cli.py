@@ -89,7 +89,7 @@ def _serve(arguments: list[str]) -> int:
 
 def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespace:
     """The flags of ``tessera serve``, vLLM's among them. Exits with 2 for one that there is not."""
-    from app.settings import add_flags
+    from app.settings import add_flags, add_missing_flags
     from engine_ext.vllm_compat import (
         FlexibleArgumentParser,
         cli_env_setup,
@@ -100,7 +100,9 @@ def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespa
     cli_env_setup()
     parser = FlexibleArgumentParser(prog=prog, description="Serve a model with the chunk cache.")
     add_flags(parser)
-    args: argparse.Namespace = make_arg_parser(parser).parse_args(arguments)
+    parser = make_arg_parser(parser)
+    add_missing_flags(parser)
+    args: argparse.Namespace = parser.parse_args(arguments)
     validate_parsed_serve_args(args)
     return args
 

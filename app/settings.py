@@ -4,10 +4,11 @@
 import argparse
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import ByteSize, Field, SecretStr, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.access.settings import AccessSettings
@@ -118,15 +119,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def add_flags_of(settings: type[BaseSettings], group: argparse._ActionsContainer) -> None:
     """Adds a flag for each setting; flags not given stay absent from the parsed arguments."""
     for name, field in settings.model_fields.items():
-        default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
-        text = f"{field.description} (default: {default})" if default is not None else field.description
-        with suppress(argparse.ArgumentError) if name in VLLM_FLAGS else nullcontext():
-            if field.annotation is bool:
-                group.add_argument(
-                    _flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
-                )
-            else:
-                group.add_argument(_flag(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
+        if name not in VLLM_FLAGS:
+            _add_flag(group, name, field)
+
+
+def add_missing_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds those flags to vLLM's parser that it should have had."""
+    for name in VLLM_FLAGS:
+        with suppress(argparse.ArgumentError):
+            _add_flag(parser, name, Settings.model_fields[name])
+
+
+def _add_flag(group: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:
+    default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
+    text = f"{field.description} (default: {default})" if default is not None else field.description
+    if field.annotation is bool:
+        group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+    else:
+        group.add_argument(_flag(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
 
 
 def load_settings(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Settings:

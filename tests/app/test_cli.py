@@ -10,6 +10,11 @@ import pytest
 from app import cli
 
 
+def test_serve_has_vllms_flags_and_ours():
+    args = cli.parse(["model", "--chunk-cache-memory", "1GiB", "--log-level", "INFO", "--max-model-len", "100"])
+    assert (args.chunk_cache_memory, args.log_level, args.max_model_len) == ("1GiB", "INFO", 100)
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
 def test_help_is_on_standard_output(arguments, capsys):
     assert cli.main(arguments) == 0

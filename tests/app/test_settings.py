@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.server_process import ROOT
-from app.settings import Settings, UnknownSettingError, add_flags, load_settings
+from app.settings import VLLM_FLAGS, Settings, UnknownSettingError, add_flags, add_missing_flags, load_settings
 from cache.layout import PositionStrategy
 
 
@@ -58,14 +58,17 @@ def test_flags_override_the_environment(monkeypatch):
 def test_vllms_log_level_is_ours_too(monkeypatch):
     monkeypatch.setenv("TESSERA_LOG_LEVEL", "ERROR")
     assert load().log_level == "ERROR"
+    assert load_settings(argparse.Namespace(log_level="INFO")).log_level == "INFO"
+
+
+@pytest.mark.parametrize("has_it", [False, True])
+def test_there_is_a_log_level_also_where_vllm_has_none(has_it):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--log-level", help="vLLM's")
     add_flags(parser)
+    if has_it:
+        parser.add_argument("--log-level", help="vLLM's")
+    add_missing_flags(parser)
     assert load_settings(parser.parse_args(["--log-level", "INFO"])).log_level == "INFO"
-
-
-def test_where_vllm_has_no_log_level_we_have():
-    assert load("--log-level", "INFO").log_level == "INFO"
 
 
 @pytest.mark.parametrize(
@@ -133,13 +136,13 @@ def test_unknown_keys_are_errors_and_settings_do_not_change():
         Settings().chunk_cache = False
 
 
-def test_every_setting_is_a_flag_with_help():
+def test_every_setting_is_a_flag_with_help_unless_the_flag_is_vllms():
     parser = argparse.ArgumentParser()
     add_flags(parser)
     assert vars(parser.parse_args([])) == {}  # what is not given stays out of the environment's way
     text = parser.format_help()
     for name in Settings.model_fields:
-        assert f"--{name.replace('_', '-')} " in text
+        assert (f"--{name.replace('_', '-')} " in text) == (name not in VLLM_FLAGS)
     assert "1.0GiB" in text
 
 
