@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tenants of a cluster: the router and the replica behind it have the same file, and both ask for keys."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from app.access.tenants import hash_of
+from cache.redis_registry import RedisRegistry
+from cache.registry import Replica
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 from tests.engine.test_cluster import ASKED, ROUTE, Router, statuses
@@ -32,10 +35,22 @@ def started(tmp_path_factory: pytest.TempPathFactory, model_path: Any) -> Iterat
     try:
         replica.wait_ready()
         router.wait_ready().wait_for("a")
+        asyncio.run(add_another(router, redis.url))
+        router.wait_for("a", "b")
         yield router, replica
     finally:
         for process in (router, replica, redis):
             process.stop()
+
+
+async def add_another(router: Router, redis: str) -> None:
+    """The same replica by another name, so that there is a choice to make."""
+    (known,) = router.cluster()["replicas"]
+    del known["requests_here"]
+    url = known["url"].replace("127.0.0.1", "localhost")
+    registry = RedisRegistry(redis, lease_s=600)
+    await registry.beat(Replica.from_dict({**known, "id": "01" * 6, "name": "b", "url": url, "load": 999}))
+    await registry.close()
 
 
 def key_of(name: str) -> dict[str, str]:
