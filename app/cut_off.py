@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of requests that outlast the server, or its engine."""
+"""The end of requests that outlast the server, or its engine, and of streams that fail."""
 
 import asyncio
+import logging
 from http import HTTPStatus
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.refusals import refusal
 from engine_ext.engine import ChunkEngine
+
+logger = logging.getLogger(__name__)
 
 
 class CutOffMiddleware:
@@ -16,6 +20,7 @@ class CutOffMiddleware:
 
     Those are requests that come after the signal to stop or after the engine has died, requests that fail for that
     reason, and those that the HTTP server cancels. A server that stops waits for the others, which are counted.
+    A stream of events that fails for another reason ends with an event that says so.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -37,11 +42,12 @@ class CutOffMiddleware:
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         engine: ChunkEngine = scope["app"].state.engine_client
-        has_begun = is_replaced = False
+        has_begun = is_replaced = is_stream = False
 
         async def noting(message: Message) -> None:
-            nonlocal has_begun, is_replaced
+            nonlocal has_begun, is_replaced, is_stream
             is_failure = not has_begun and message["status"] >= HTTPStatus.INTERNAL_SERVER_ERROR
+            is_stream = is_stream or _begins_stream(message)
             if is_failure and (answer := _answer(engine)):
                 is_replaced = True
                 await answer(scope, receive, send)
@@ -54,9 +60,18 @@ class CutOffMiddleware:
         except (asyncio.CancelledError, Exception) as error:
             answer = _answer(engine)
             if isinstance(error, Exception) and answer is None:
-                raise
-            if not has_begun:
+                if not is_stream:
+                    raise
+                logger.exception("a stream of events failed amid its answer")
+                await send({"type": "http.response.body", "body": _FAILED_EVENT})
+            elif not has_begun:
                 await (answer or _STOPPING)(scope, receive, send)
+
+
+def _begins_stream(message: Message) -> bool:
+    if message["type"] != "http.response.start":
+        return False
+    return Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
 
 
 def _answer(engine: ChunkEngine) -> JSONResponse | None:
@@ -66,5 +81,7 @@ def _answer(engine: ChunkEngine) -> JSONResponse | None:
     return _DIED if engine.has_died else None
 
 
+_FAILED = refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "The answer failed; the server's log says why.")
+_FAILED_EVENT = b'event: error\ndata: {"type": "error", ' + bytes(_FAILED.body)[1:] + b"\n\n"
 _STOPPING = refusal(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "The server is stopping.")
 _DIED = refusal(HTTPStatus.SERVICE_UNAVAILABLE, "engine_died", "The engine has died; the server ends.")

@@ -2,6 +2,7 @@
 """Requests that a stopping server cancels, and those that its engine did not outlive."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,22 @@ def test_a_stream_is_not_ended_as_if_it_were_whole():
 def test_what_is_not_a_request_is_cancelled():
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(cancelled(waits, "lifespan"))
+
+
+async def fails_amid_its_stream(scope, receive, send):
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+    raise ValueError("a secret")
+
+
+def test_a_stream_that_fails_says_so_in_its_last_event():
+    *_, last = asyncio.run(answered(fails_amid_its_stream, request()))
+    name, data = last["body"].decode().strip().split("\n")
+    assert (name, last.get("more_body", False)) == ("event: error", False)
+    said = json.loads(data.removeprefix("data: "))
+    assert said["error"]["reason"] == "internal_error"
+    assert "secret" not in data
 
 
 async def answers(scope, receive, send):
