@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.refusals import refusal
+from app.sse import is_event_stream
 from engine_ext.engine import ChunkEngine
 
 logger = logging.getLogger(__name__)
@@ -42,12 +43,15 @@ class CutOffMiddleware:
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         engine: ChunkEngine = scope["app"].state.engine_client
-        has_begun = is_replaced = is_stream = False
+        has_begun = is_replaced = is_open_stream = False
 
         async def noting(message: Message) -> None:
-            nonlocal has_begun, is_replaced, is_stream
+            nonlocal has_begun, is_replaced, is_open_stream
             is_failure = not has_begun and message["status"] >= HTTPStatus.INTERNAL_SERVER_ERROR
-            is_stream = is_stream or _begins_stream(message)
+            if message["type"] == "http.response.start":
+                is_open_stream = is_event_stream(Headers(raw=message.get("headers", [])))
+            elif not message.get("more_body"):
+                is_open_stream = False
             if is_failure and (answer := _answer(engine)):
                 is_replaced = True
                 await answer(scope, receive, send)
@@ -59,19 +63,14 @@ class CutOffMiddleware:
             await self._app(scope, receive, noting)
         except (asyncio.CancelledError, Exception) as error:
             answer = _answer(engine)
-            if isinstance(error, Exception) and answer is None:
-                if not is_stream:
-                    raise
+            is_defect = isinstance(error, Exception) and answer is None
+            if is_defect and not is_open_stream:
+                raise
+            if is_defect:
                 logger.exception("a stream of events failed amid its answer")
                 await send({"type": "http.response.body", "body": _FAILED_EVENT})
             elif not has_begun:
                 await (answer or _STOPPING)(scope, receive, send)
-
-
-def _begins_stream(message: Message) -> bool:
-    if message["type"] != "http.response.start":
-        return False
-    return Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
 
 
 def _answer(engine: ChunkEngine) -> JSONResponse | None:

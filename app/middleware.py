@@ -19,7 +19,7 @@ from app.openai_documents import EXTRACTORS, Extraction
 from app.refusals import refusal
 from app.request_documents import dumped, keys_of
 from app.settings import Settings
-from app.sse import ReportInserter
+from app.sse import ReportInserter, is_event_stream
 from engine_ext.request import Ticket
 
 
@@ -110,7 +110,7 @@ def _inserting(send: Send, inserter: ReportInserter) -> Send:
     async def inserted(message: Message) -> None:
         nonlocal is_stream
         if message["type"] == "http.response.start":
-            is_stream = _is_event_stream(Headers(raw=message.get("headers", [])))
+            is_stream = is_event_stream(Headers(raw=message.get("headers", [])))
         elif is_stream and message["type"] == "http.response.body":
             body = inserter.feed(message.get("body", b""))
             if not message.get("more_body"):
@@ -119,8 +119,3 @@ def _inserting(send: Send, inserter: ReportInserter) -> Send:
         await send(message)
 
     return inserted
-
-
-def _is_event_stream(headers: Headers) -> bool:
-    """One that can be read: no error in JSON, and not compressed by somebody's middleware."""
-    return headers.get("content-type", "").startswith("text/event-stream") and "content-encoding" not in headers

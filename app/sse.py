@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from starlette.datastructures import Headers
+
 from engine_ext.request import Ticket
 
 # Atomic groups: the two bytes of one CRLF are not two line ends.
@@ -17,6 +19,11 @@ LONGEST_EVENT: Final = 64 << 20
 """Bytes of an event that are held back until it ends; of a longer one, everything passes unread."""
 
 _Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def is_event_stream(headers: Headers) -> bool:
+    """One that can be read: no error in JSON, and not compressed by somebody's middleware."""
+    return headers.get("content-type", "").startswith("text/event-stream") and "content-encoding" not in headers
 
 
 class ReportInserter:

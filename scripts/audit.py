@@ -33,9 +33,9 @@ def look_up(path: Path, flags: list[str]) -> list[dict[str, Any]]:
     program = [sys.executable, "-m", "pip_audit", "--progress-spinner", "off", "--skip-editable"]
     path.unlink(missing_ok=True)
     done = subprocess.run([*program, "-f", "json", "-o", path, *flags], stderr=subprocess.PIPE, text=True, check=False)
-    if not path.exists() and any(name in done.stderr for name in NO_NETWORK):
-        return []
     if not path.exists():
+        if any(name in done.stderr for name in NO_NETWORK):
+            return []
         sys.exit(done.stderr)
     packages: list[dict[str, Any]] = json.loads(path.read_text())["dependencies"]
     return packages

@@ -75,6 +75,24 @@ def test_a_stream_that_fails_says_so_in_its_last_event():
     assert "secret" not in data
 
 
+async def fails_after_its_stream(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+    raise ValueError("a defect")
+
+
+async def fails_amid_compressed_bytes(scope, receive, send):
+    headers = [(b"content-type", b"text/event-stream"), (b"content-encoding", b"gzip")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    raise ValueError("a defect")
+
+
+@pytest.mark.parametrize("app", [fails_after_its_stream, fails_amid_compressed_bytes])
+def test_nothing_is_written_where_no_event_may_follow(app):
+    with pytest.raises(ValueError, match="a defect"):
+        asyncio.run(answered(app, request()))
+
+
 async def answers(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import httpx
 import psutil
 import pytest
 
-from app.server_process import group_members
 from tests.cores import all_cores
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
@@ -102,8 +101,8 @@ def start(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[StartSe
 
     yield start_server
     for server in started:
-        for pid in group_members(server.process.pid):  # of a test that failed
-            os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # there are some left if the test failed
+            os.killpg(server.process.pid, signal.SIGKILL)
 
 
 def engine_core(server: TesseraServer) -> psutil.Process:

@@ -93,7 +93,8 @@ def ask(
 
 def taken(server: TesseraServer) -> tuple[int, int]:
     """Bytes and open files of the server's processes."""
-    processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+    first = psutil.Process(server.process.pid)
+    processes = [first, *first.children(recursive=True)]
     return sum(p.memory_info().rss for p in processes), sum(p.num_fds() for p in processes)
 
 
