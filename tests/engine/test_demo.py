@@ -149,7 +149,7 @@ def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(
 
 
 def test_an_interrupted_evaluation_goes_on_where_it_stopped(server: TesseraServer, tmp_path: Path) -> None:
-    arguments = ("eval", "--demo", "--server", server.url, "--limit", "20", "--output", str(tmp_path))
+    arguments = ("eval", "--demo", "--server", server.url, "--limit", "8", "--output", str(tmp_path))
     results = tmp_path / "results.jsonl"
     process = run(*arguments)
     deadline = time.monotonic() + 120
@@ -159,11 +159,11 @@ def test_an_interrupted_evaluation_goes_on_where_it_stopped(server: TesseraServe
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     partial = [json.loads(line) for line in results.read_text().splitlines()]
-    assert 0 < len(partial) < 240
+    assert 0 < len(partial) < 96
     process = run(*arguments)
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    assert f"resuming: {len(partial)} of 240 answers are there" in errors
-    assert len(results.read_text().splitlines()) == 240
+    assert f"resuming: {len(partial)} of 96 answers are there" in errors
+    assert len(results.read_text().splitlines()) == 96
     assert "minus full" in out
     assert (tmp_path / "accuracy.png").stat().st_size > 1000

@@ -21,4 +21,4 @@ COPIERS: dict[str, Callable[[Sequence[LayerKV]], KVCopier]] = {
     "triton": triton_copier,
 }
 LAYOUTS_OF = {"torch": (*LAYOUTS, MLA), "numba": ("cpu",), "triton": (*LAYOUTS, MLA)}
-EXAMPLES = {"torch": 40, "numba": 100, "triton": 320}
+EXAMPLES = {"torch": 40, "numba": 60, "triton": 120}

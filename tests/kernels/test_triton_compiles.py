@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MATRIX = pytest.mark.matrix
 CASES = {
     "rotated": {"dtype": "bf16", "head_size": 128, "pairs": 64, "is_neox": True},
     "copied": {"dtype": "bf16", "head_size": 128, "pairs": 0, "is_neox": True},
@@ -20,7 +21,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=MATRIX), 90, pytest.param(100, marks=MATRIX)])
 def test_it_compiles(case: str, capability: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
