@@ -8,14 +8,8 @@ import pytest
 from tests.evaluation.helpers import FakeServer, serving
 
 
-@pytest.fixture(scope="session")
-def running_server() -> Iterator[FakeServer]:
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    """One of the test's own: what an ended run has sent may arrive late."""
     with serving() as fake:
         yield fake
-
-
-@pytest.fixture
-def server(running_server: FakeServer) -> FakeServer:
-    """A server that nobody has asked yet."""
-    running_server.reset()
-    return running_server

@@ -107,10 +107,6 @@ class FakeServer:
     refusals: dict[str, JSONResponse] = field(default_factory=dict)
     stats: object = field(default_factory=lambda: {"enabled": True, "reason": None})
 
-    def reset(self) -> None:
-        """Forgets requests and changes."""
-        vars(self).update(vars(FakeServer(self.url)))
-
     def refuse(self, status: int, body: object, path: str = "/v1/rag/chat") -> None:
         self.refusals[path] = JSONResponse(body, status_code=status)
 
