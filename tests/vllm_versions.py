@@ -7,6 +7,7 @@ from engine_ext.vllm_compat import VERSION, vllm_version
 
 HAS_QUEUE_LIMIT = VERSION >= (0, 29)
 CHECKS_BODY_TYPE = VERSION >= (0, 28)
+HAS_MLA_ON_CPUS = VERSION >= (0, 28)
 HAS_FLOAT32_SINKS = VERSION >= (0, 31)
 REFUSED_FAMILIES = {} if VERSION >= (0, 31) else {"OLMo2": "no rotary embedding that could be found"}
 """Of ``tests.families``, why chunks can't be cached here, though they can with newer ones."""

@@ -19,7 +19,7 @@ from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
 from tests.engine.asking import ask_engine
 from tests.families import FAMILIES, MAX_POSITIONS
 from tests.oracle import Oracle
-from tests.vllm_versions import HAS_FLOAT32_SINKS, REFUSED_FAMILIES, needs
+from tests.vllm_versions import HAS_FLOAT32_SINKS, HAS_MLA_ON_CPUS, REFUSED_FAMILIES, needs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,7 +42,12 @@ _IN_EVERY_RUN = {
     "gpt-oss",
     "DeepSeek V2, MLA",
 }
-_NEEDS = {"gpt-oss": [needs(HAS_FLOAT32_SINKS, "attention sinks in float32 on CPUs")]}
+_MLA = needs(HAS_MLA_ON_CPUS, "latent attention on CPUs")
+_NEEDS = {
+    "gpt-oss": [needs(HAS_FLOAT32_SINKS, "attention sinks in float32 on CPUs")],
+    "DeepSeek V2, MLA": [_MLA],
+    "DeepSeek V3, MLA": [_MLA],
+}
 _PARAMS = [
     pytest.param(name, marks=_NEEDS.get(name, []) + [pytest.mark.matrix] * (name not in _IN_EVERY_RUN))
     for name in FAMILIES
