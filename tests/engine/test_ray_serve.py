@@ -140,7 +140,8 @@ def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
 ) -> None:
     sets = [[text(700) for _ in range(3)] for _ in range(12)]
     first = [cluster.ask(*chunks) for chunks in sets]
-    assert {answer["replica"] for answer in first} == cluster.names()
+    used = {answer["replica"] for answer in first}
+    until(lambda: used == cluster.names())  # on a busy machine a beat may come late
     time.sleep(1)  # claims are told ten times a second
     hits: Counter[bool] = Counter()
     for chunks, before in zip(sets, first, strict=True):
