@@ -7,6 +7,8 @@ from engine_ext.vllm_compat import VERSION, vllm_version
 
 HAS_QUEUE_LIMIT = VERSION >= (0, 29)
 CHECKS_BODY_TYPE = VERSION >= (0, 28)
+ANSWERS_EMPTY_MESSAGES = VERSION >= (0, 29)
+RUNS_SLIDING_WINDOWS_ALONE = VERSION >= (0, 29)
 HAS_MLA_ON_CPUS = VERSION >= (0, 28)
 HAS_FLOAT32_SINKS = VERSION >= (0, 31)
 REFUSED_FAMILIES = {} if VERSION >= (0, 31) else {"OLMo2": "no rotary embedding that could be found"}

@@ -20,6 +20,7 @@ from transformers import (
 
 from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool
+from tests.vllm_versions import RUNS_SLIDING_WINDOWS_ALONE
 
 
 def sliding_window(vocab_size: int) -> PreTrainedModel:
@@ -55,7 +56,7 @@ def saved(build: Callable[[int], PreTrainedModel], tokenizer_of: Path, folder: P
 @pytest.mark.parametrize(
     ("build", "words", "runs"),
     [
-        (sliding_window, "sliding-window attention in every layer (64 tokens)", True),
+        (sliding_window, "sliding-window attention in every layer (64 tokens)", RUNS_SLIDING_WINDOWS_ALONE),
         (alibi, "ALiBi", True),
         # vLLM's CPU build lacks Mamba's kernels: it starts, but can't run a request.
         (mamba, "Mamba", False),
