@@ -99,6 +99,7 @@ def test_an_engine_that_does_not_start(start: Run, model_path: Callable[[str], P
     assert "Traceback" not in said + errors
 
 
+@pytest.mark.matrix
 def test_an_interruption_leaves_no_process(start: Run, model_path: Callable[[str], Path], tmp_path: Path) -> None:
     process = start(str(model_path("tiny-llama")), *COMMON)
     log, deadline = tmp_path / "home" / "doctor.log", time.monotonic() + _END_S

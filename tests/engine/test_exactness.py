@@ -11,7 +11,7 @@ from tests.engine.server import TesseraServer, token_logprobs
 from tests.oracle import Oracle
 
 STEPS = 8
-QWEN3 = pytest.param("tiny-qwen3", marks=pytest.mark.matrix)
+QWEN3, QWEN3_MHA = (pytest.param(name, marks=pytest.mark.matrix) for name in ("tiny-qwen3", "tiny-qwen3-mha"))
 STRATEGIES = ["shared", "offset"]
 # A chunk's text gets two line feeds; one byte is one token, so a chunk of n tokens has n - 2 characters.
 SUFFIX = 2
@@ -191,7 +191,7 @@ def test_empty_system_prompt(strategy: str, serve: Any, oracle: Any, text: Text)
         assert_exact(ask(server, strategy, order, text(15), system=""), oracle("tiny-llama"), strategy)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3", "tiny-llama-mha", "tiny-qwen3-mha"])
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3", "tiny-llama-mha", QWEN3_MHA])
 def test_missing_cached_and_partly_cached(model: str, serve: Any, oracle: Any, text: Text) -> None:
     server = serve(model)
     for strategy in STRATEGIES:

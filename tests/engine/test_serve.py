@@ -48,7 +48,7 @@ def start(model_path: Callable[[str], Path], tmp_path: Path) -> Callable[..., Te
     return start_server
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.matrix), signal.SIGTERM])
 def test_a_signal_ends_every_process(sent: signal.Signals, start: Callable[..., TesseraServer]) -> None:
     server = start().wait_ready()
     assert server.chat(chunks=["a chunk"], question="?", max_tokens=1)["cache"]["mode"] == "chunked"
