@@ -117,6 +117,9 @@ def test_soak(serve: Any, tier: Path, text: Text) -> None:
         churn.join()
     stats = server.wait_idle()
     bytes_after, files_after = taken(server)
+    modes = Counter(mode for _, mode, _ in outcomes)
+    print(f"answers: {dict(modes)}, streams left: {num_left}, meanwhile: {dict(churn.done)}, tier: {dict(times)}")
+    print(f"evicted: {stats['counters']['removals']['evicted']}, memory: {(bytes_after - bytes_before) >> 20:+} MiB")
     assert not churn.failures
     assert min(times["gone"], num_left, churn.done["clear"], len(outcomes)) >= 3, "the test shows less than it says"
     assert stats["counters"]["removals"]["evicted"] > 0
