@@ -3,6 +3,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -50,6 +51,13 @@ async def _leave_after(server: TesseraServer, body: dict[str, Any], delay_s: flo
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def _until_leases(server: TesseraServer, number: int) -> None:
+    deadline = time.monotonic() + 60
+    while (await asyncio.to_thread(server.stats))["occupancy"]["leases"] < number:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
 async def _leave_while_decoding(server: TesseraServer, body: dict[str, Any]) -> None:
     async with (
         httpx.AsyncClient(base_url=server.url, timeout=60) as client,
@@ -90,13 +98,17 @@ async def test_clients_that_leave_take_everything_with_them(serve: Any, text: Te
 
 async def test_a_fill_outlives_the_request_that_started_it(serve: Any, oracle: Any, text: Text) -> None:
     server = serve("tiny-llama", "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
-    chunks = [text(2500)]
+    chunks = [text(5000)]
     before = server.stats()["counters"]["fills"].get("succeeded", 0)
-    body = rag_body("System", chunks, "first", "shared")
-    first = asyncio.create_task(_leave_after(server, body, 0.3, stream=False))
-    await asyncio.sleep(0.15)
-    second = await asyncio.to_thread(ask, server, "shared", chunks, "second", system="System")
-    await first
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        body = rag_body("System", chunks, "first", "shared")
+        first = asyncio.create_task(client.post("/v1/rag/chat", json=body))
+        await _until_leases(server, 1)
+        waiting = asyncio.create_task(asyncio.to_thread(ask, server, "shared", chunks, "second", system="System"))
+        await _until_leases(server, 2)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    second = await waiting
     assert [chunk["status"] for chunk in second["cache"]["chunks"]] == ["waited"]
     assert_exact(second, oracle("tiny-llama"), "shared")
     stats = await asyncio.to_thread(server.wait_idle)
