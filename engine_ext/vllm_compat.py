@@ -44,7 +44,7 @@ __all__ = [
     "with_cancellation",
 ]
 
-PROVEN_VLLM_VERSIONS = ("0.29", "0.32")
+PROVEN_VLLM_VERSIONS = ("0.27", "0.29", "0.31", "0.32")
 
 
 def vllm_version() -> str:
