@@ -126,9 +126,9 @@ def test_an_answer_that_is_the_name_of_a_last_event_passes_unchanged(event):
 
 
 def split_by_standard(stream: bytes) -> list[tuple[bytes, bytes]]:
-    """Name and data of each event, read as the standard says, one line after the other."""
+    """Name and data of each event, read as the standard says, one line after the other; what has no end is none."""
     events, name, data = [], b"", []
-    for line in re.split(rb"\r\n|\n|\r", stream):
+    for line in re.split(rb"\r\n|\n|\r", stream)[:-1]:
         field, _, value = line.partition(b":")
         value = value[1:] if value.startswith(b" ") else value
         if not line:
@@ -192,6 +192,7 @@ def streams(draw) -> bytes:
 @given(streams(), st.lists(st.integers(0, 10_000), max_size=8), st.sampled_from(["cache", "kv_transfer_params"]))
 @example(named("message_stop", text="東").encode(), [49], "cache")
 @example(b"data: {}\r\n\r\ndata: [DONE]\r\n\r\n", [11], "cache")
+@example(b"event: message_stop\ndata: {}\n", [], "cache")
 def test_whatever_the_stream_and_however_it_is_cut_the_report_joins_its_end_and_all_else_stays(stream, cuts, field):
     ticket = Ticket(CacheOptions())
     inserter = ReportInserter(ticket, field)
