@@ -215,7 +215,7 @@ def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int]
 
     with served(Starlette(routes=[Route("/peer/chunks/{key}", answer)])) as url:
         liar = Replica("ff" * 6, "liar", url, tuple(me["models"]), me["fingerprint"], load=1000)
-        cluster.redis.client.set("tessera:r:" + liar.id, json.dumps(liar.to_dict()))
+        cluster.redis.client.set("tessera:r:" + liar.id, json.dumps(liar.to_dict()), px=120_000)
         cluster.redis.client.sadd("tessera:replicas", liar.id)
         time.sleep(1.2)  # a replica asks once a second who is there
         for lie in lies:

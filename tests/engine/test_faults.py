@@ -3,7 +3,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +11,7 @@ import httpx
 import pytest
 
 from tests.engine.server import TesseraServer
+from tests.engine.test_cluster import until
 from tests.engine.test_concurrency import apart, rag_body, run
 from tests.engine.test_exactness import ask, assert_exact
 
@@ -49,13 +49,6 @@ async def _leave_after(server: TesseraServer, body: dict[str, Any], delay_s: flo
         await asyncio.sleep(delay_s)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def _until_leases(server: TesseraServer, number: int) -> None:
-    deadline = time.monotonic() + 60
-    while (await asyncio.to_thread(server.stats))["occupancy"]["leases"] < number:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 async def _leave_while_decoding(server: TesseraServer, body: dict[str, Any]) -> None:
@@ -100,12 +93,16 @@ async def test_a_fill_outlives_the_request_that_started_it(serve: Any, oracle: A
     server = serve("tiny-llama", "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
     chunks = [text(4000)]
     before = server.stats()["counters"]["fills"].get("succeeded", 0)
+
+    async def until_leases(number: int) -> None:
+        await asyncio.to_thread(until, lambda: server.stats()["occupancy"]["leases"] >= number, 60)
+
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         body = rag_body("System", chunks, "first", "shared")
         first = asyncio.create_task(client.post("/v1/rag/chat", json=body))
-        await _until_leases(server, 1)
+        await until_leases(1)
         waiting = asyncio.create_task(asyncio.to_thread(ask, server, "shared", chunks, "second", system="System"))
-        await _until_leases(server, 2)
+        await until_leases(2)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
     second = await waiting

@@ -29,8 +29,9 @@ EMPTY = torch.empty(0, dtype=torch.int64)
 DELTAS = st.integers(-131072, 131072)
 
 
-def test_spans_are_saved_and_loaded_as_the_reference_does(name: str) -> None:
-    @settings(FAST, max_examples=EXAMPLES[name])
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.matrix)])
+def test_spans_are_saved_and_loaded_as_the_reference_does(name: str, times: int) -> None:
+    @settings(FAST, max_examples=times * EXAMPLES[name])
     @given(cases(LAYOUTS_OF[name]))
     def check(case) -> None:
         memory = case.memory("key_pool", "value_pool")
