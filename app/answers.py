@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from app.refusals import Reason
 from cache.layout import PositionStrategy
 from cache.lease import ChunkStatus
-from engine_ext.request import ScopeName
+from engine_ext.request import LinkContext, ScopeName
 from engine_ext.vllm_compat import ChatCompletionResponse
 
 OUR_TAGS = frozenset({"RAG", "Chunks", "Chunk cache", "Cluster"})
@@ -73,6 +73,38 @@ class Segment(_Shape):
     position: int
 
 
+class Decided(_Shape):
+    """The mode that the server's profile has for such a request, and why."""
+
+    mode: str
+    why: str
+
+
+class Links(_Shape):
+    """First tokens of each chunk but the first, computed anew, and how they saw earlier chunks."""
+
+    tokens: int
+    context: LinkContext
+
+
+class ComparedTimes(_Shape):
+    """Milliseconds of both answers."""
+
+    cached: dict[str, float]
+    full: dict[str, float]
+
+
+class Compared(_Shape):
+    """Full attention beside the answer. ``mean_kl``: nats a token of the answer, over ``top_logprobs`` tokens each."""
+
+    answer: str
+    same_tokens: bool
+    mean_kl: float
+    tokens: int
+    top_logprobs: int
+    timings_ms: ComparedTimes
+
+
 class Report(_Shape):
     """What was reused, what was computed, and why."""
 
@@ -82,6 +114,9 @@ class Report(_Shape):
     scope: ScopeName
     tokens: ReportedTokens
     chunks: list[ReportedChunk]
+    decision: Decided | None = None
+    links: Links | None = None
+    compare: Compared | None = None
     timings_ms: dict[str, float]
     segments: list[Segment] | None = None
     opening: list[int] | None = None

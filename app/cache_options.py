@@ -4,11 +4,14 @@
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import State
 
 from app.documents import BadRequestError
+from app.profile import Profile
+from app.settings import Settings
 from cache.layout import PositionStrategy
 from engine_ext.caller import NamespaceRefusedError, own_namespace
-from engine_ext.request import CacheMode, CacheOptions, ScopeName
+from engine_ext.request import MAX_LINK_TOKENS, CacheMode, CacheOptions, ChunkOrder, LinkContext, ScopeName
 
 
 class CacheField(BaseModel):
@@ -19,7 +22,7 @@ class CacheField(BaseModel):
     mode: CacheMode = Field(
         "auto",
         description="auto: reuse chunks, fall back to full attention and say why; chunked: fail instead of falling "
-        "back; full: full attention over the same tokens",
+        "back; full: full attention over the same tokens; compare: as auto, and full attention beside it in the report",
     )
     position_strategy: PositionStrategy | None = Field(
         None,
@@ -38,15 +41,62 @@ class CacheField(BaseModel):
         description="chunks never match across namespaces; default: that of the API key's tenant, else 'default'",
     )
     explain: bool = Field(False, strict=True, description="report each segment's token ids and first position")
+    link_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LINK_TOKENS,
+        description="so many first tokens of each chunk but the first are computed anew behind all that comes before "
+        "them, with chunks one after another (offset); 0: none; default: the server's",
+    )
+    link_context: LinkContext = Field(
+        "chained",
+        description="what link tokens see of earlier chunks. chained: with their link tokens; cached: as they are "
+        "cached, so that all can be computed at once",
+    )
+    order: ChunkOrder = Field(
+        "given",
+        description="of chunks in the prompt; canonical: by their text, so that the same chunks in another order are "
+        "the same prompt, which vLLM's own prefix cache knows (docs/quality.md)",
+    )
 
-    def options(self, default_strategy: PositionStrategy = PositionStrategy.SHARED) -> CacheOptions:
-        """The options as the engine takes them; raises :class:`BadRequestError` for another's namespace."""
-        strategy = self.position_strategy or default_strategy
+    @property
+    def leaves_the_choice(self) -> bool:
+        """Whether a profile may decide what is computed: nothing was asked for that goes beyond it."""
+        is_open = self.position_strategy is None and self.link_tokens is None
+        return is_open and (self.mode, self.scope) == ("auto", "system")
+
+    def options(self, defaults: CacheOptions | None = None) -> CacheOptions:
+        """The options as the engine takes them, from the server's where the request says nothing.
+
+        Raises :class:`BadRequestError` for another's namespace, and for link tokens of chunks that overlap.
+        """
+        defaults = defaults or CacheOptions()
+        link_tokens = self.link_tokens
+        if link_tokens is None:
+            link_tokens = 0 if self.position_strategy is PositionStrategy.SHARED else defaults.link_tokens
+        if link_tokens and self.position_strategy is PositionStrategy.SHARED:
+            raise BadRequestError("link tokens need the position strategy offset", "cache.link_tokens")
         try:
             namespace = own_namespace(self.namespace)
         except NamespaceRefusedError as error:
             raise BadRequestError(str(error), "cache.namespace") from error
-        return CacheOptions(self.mode, strategy, self.scope, namespace, self.explain)
+        strategy = PositionStrategy.OFFSET if link_tokens else self.position_strategy or defaults.position_strategy
+        return CacheOptions(
+            self.mode, strategy, self.scope, namespace, self.explain, link_tokens, self.link_context, self.order
+        )
+
+
+def options_of(field: CacheField, state: State, num_documents: int) -> CacheOptions:
+    """What a request's field asks for, what the server's profile decides where it asks for nothing, or the defaults.
+
+    Raises :class:`BadRequestError`.
+    """
+    settings: Settings = state.tessera_settings
+    profile: Profile | None = state.tessera_profile
+    options = field.options(settings.cache_defaults())
+    if profile is None or not num_documents or not field.leaves_the_choice:
+        return options
+    return profile.applied(options, num_documents)
 
 
 def parse_cache_field(value: Any) -> CacheField:

@@ -17,6 +17,7 @@ _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-â€
        tessera doctor [MODEL] [--json] [any tessera serve flag]
        tessera demo [--port PORT] [--once]
        tessera eval [MODEL | --server URL] (--questions FILE | --demo) [options]
+       tessera calibrate [MODEL] (--questions FILE | --demo) [options]
        tessera bench [WORKLOAD ...] [options] [any vllm serve flag]
        tessera route [--registry URL] [--host HOST] [--port PORT]
        tessera cluster [MODEL] [--replicas N] [--port PORT] [any tessera serve flag]
@@ -30,6 +31,7 @@ commands:
   doctor    would serve reuse chunks here, with this model and these flags? If not: why, and what to do
   demo      serve the demo model and show in the terminal what happens to documents and questions
   eval      measure accuracy and speed on questions, with full attention and with chunks reused
+  calibrate find out what reuse costs a model, and write a profile that serve --profile follows
   bench     measure speed beside stock vLLM, both on the same model and requests
   route     one address for many replicas that serve with --registry
   cache     look at, check, tidy up and move what a directory tier has
@@ -113,13 +115,15 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
 
     from app.access.door import ExposedError
     from app.access.tenants import TenantsFileError
+    from app.profile import ProfileError
     from app.settings import UnknownSettingError
     from cache.tiers.tier import TierConfigError
     from engine_ext.support import UnsupportedFlagError
 
     if isinstance(error, ValidationError):
         return _first_error(error)
-    if isinstance(error, (ExposedError, TenantsFileError, UnknownSettingError, UnsupportedFlagError, TierConfigError)):
+    ours = (ExposedError, TenantsFileError, UnknownSettingError, UnsupportedFlagError, TierConfigError, ProfileError)
+    if isinstance(error, ours):
         return str(error)
     if isinstance(error, HFValidationError | HfHubHTTPError | LocalEntryNotFoundError):
         return f"model {args.model}: no such folder, and not to be had from the model hub: {first_line(error)}"
@@ -163,6 +167,12 @@ def _eval(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _calibrate(arguments: list[str]) -> int:
+    from evaluation.calibration import main
+
+    return main(arguments)
+
+
 def _bench(arguments: list[str]) -> int:
     from benchmarks.command import main
 
@@ -198,6 +208,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "doctor": _doctor,
     "demo": _demo,
     "eval": _eval,
+    "calibrate": _calibrate,
     "bench": _bench,
     "route": _route,
     "cluster": _cluster,

@@ -16,7 +16,7 @@ from app.documents import Document
 from app.folders import tessera_home
 from app.progress import say
 from app.server_process import ServerProcess
-from evaluation.client import Answer, AskOptions, Mode, ServerError, TesseraClient
+from evaluation.client import Answer, AskOptions, ServerError, TesseraClient
 from evaluation.questions import Question
 from evaluation.server import started_server
 from training.language import DEFAULT_SYSTEM
@@ -42,7 +42,7 @@ QUESTIONS = (
     "What is the job of Korin Hadas?",
     "Tell me the room number of Falcon.",
 )
-_MODES: dict[Mode, str] = {"shared": "chunks reused", "full": "full attention"}
+_MODES: dict[str, str] = {"shared": "chunks reused", "full": "full attention"}
 
 _CURL = """\
 curl -s {url}/v1/rag/chat -H 'content-type: application/json' -d '{{

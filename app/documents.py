@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents as clients send them, and the text that each becomes in the prompt."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from engine_ext.request import ChunkOrder
 
 
 class BadRequestError(ValueError):
@@ -40,6 +42,12 @@ def checked_document(text: Any, id: Any, title: Any, path: str) -> Document:
         if value is not None and not is_unicode(value):
             raise BadRequestError(f"a document's {name} is not Unicode text (it has half of a surrogate pair)", path)
     return Document(text, id, title)
+
+
+def in_order(documents: Sequence[Document], order: ChunkOrder) -> list[int]:
+    """Indices of the documents in the order that they have in the prompt. ``canonical`` goes by what they say alone."""
+    indices = range(len(documents))
+    return sorted(indices, key=lambda i: documents[i].render()) if order == "canonical" else list(indices)
 
 
 def is_unicode(text: str) -> bool:

@@ -7,12 +7,12 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.bodies import read_body, replay
-from app.cache_options import parse_cache_field
+from app.cache_options import options_of, parse_cache_field
 from app.documents import BadRequestError
 from app.marks import Marks
 from app.openai_documents import EXTRACTORS, Extraction
@@ -44,7 +44,7 @@ class DocumentsMiddleware:
             extraction = _extract(extractor, body, settings.chunk_separator)
             if extraction is None:
                 return await self._app(scope, replay(body, receive), send)
-            ticket = _ticket(extraction, settings)
+            ticket = _ticket(extraction, scope["app"].state)
         except BadRequestError as error:
             return await _refused(error)(scope, receive, send)
         return await self._run(scope, receive, send, extraction, ticket)
@@ -94,13 +94,13 @@ def _hints(separator: str | None) -> tuple[bytes, ...]:
     return (*fields, json.dumps(separator, ensure_ascii=False)[1:-1].encode(), b"\\u")
 
 
-def _ticket(extraction: Extraction, settings: Settings) -> Ticket:
+def _ticket(extraction: Extraction, state: State) -> Ticket:
     for field in ("echo", "store", "use_beam_search"):
         if extraction.body.get(field):
             raise BadRequestError(f"{field} can't be combined with documents", field)
     cache = parse_cache_field(extraction.cache)
     keys = keys_of(extraction.body, cache, extraction.systems, extraction.documents)
-    options = cache.options(settings.chunk_position_strategy)
+    options = options_of(cache, state, len(extraction.documents))
     return Ticket(options, tuple(document.id for document in extraction.documents), tuple(keys))
 
 

@@ -109,7 +109,7 @@ def _counters(manager: ChunkCacheManager) -> Iterator[Metric]:
         "kind",
         _filled_up(counted.tokens, "reused", "computed", "fill_computed"),
     )
-    outcomes = _filled_up(counted.fills, "succeeded", "fetched", "loaded", "failed", "aborted")
+    outcomes = _filled_up(counted.fills, "succeeded", "fetched", "loaded", "linked", "failed", "aborted")
     yield _counter_by("fills", "Fills ended, by outcome", "outcome", outcomes)
     fetches = _filled_up(counted.fetches, "fetched", "absent", "failed", "refused", "late")
     yield _counter_by("fetches", "Attempts to get chunks from other replicas, by outcome", "outcome", fetches)

@@ -7,11 +7,11 @@ from typing import Any
 from starlette.datastructures import State
 from vllm.exceptions import VLLMValidationError
 
+from app.cache_options import options_of
 from app.documents import BadRequestError, Document
 from app.openai_documents import system_texts
 from app.rag_request import RagRequest, documents_of
 from app.request_documents import keys_of
-from app.settings import Settings
 from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt
 from engine_ext.engine import ChunkEngine
@@ -32,9 +32,8 @@ class Rendered:
 def open_ticket(request: RagRequest, state: State) -> tuple[Ticket, list[Document]]:
     """The request's ticket and documents; raises as :func:`app.rag_request.documents_of` does."""
     engine: ChunkEngine = state.engine_client
-    settings: Settings = state.tessera_settings
     try:
-        options = request.cache.options(settings.chunk_position_strategy)
+        options = options_of(request.cache, state, len(request.chunks))
     except BadRequestError as error:
         raise VLLMValidationError(str(error), parameter=error.parameter) from error
     namespace = cache_scope(options, cache_salt_of(request)).namespace

@@ -129,10 +129,10 @@ class SegmentRenderer:
             token_ids = list(encode(marked.text, add_special_tokens=add_special_tokens))
             return ChunkedRequest(marked.ticket, None), token_ids
         is_isolated = marked.ticket.options.scope == "isolated"
-        documents = enumerate(zip(marked.chunks, marked.ticket.chunk_ids, strict=True))
+        documents, ids = zip(marked.documents, marked.chunks, strict=True), marked.ticket.chunk_ids
         prompt = ChunkedPrompt(
             encode(marked.system, add_special_tokens=add_special_tokens),
-            tuple(chunk for i, (text, id) in documents for chunk in self._chunks(text, id, i, namespace)),
+            tuple(chunk for i, text in documents for chunk in self._chunks(text, ids[i], i, namespace)),
             encode(marked.question),
             encode(opening, add_special_tokens=add_special_tokens) if is_isolated else None,
         )

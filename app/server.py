@@ -27,6 +27,7 @@ from app.cut_off import CutOffMiddleware
 from app.logs import configure_logging
 from app.marks import Marks
 from app.middleware import DocumentsMiddleware
+from app.profile import Profile, ProfileError
 from app.progress import progress, say
 from app.prometheus import exported
 from app.refusals import ReasonMiddleware
@@ -37,6 +38,7 @@ from app.segments import SegmentRenderer
 from app.settings import Settings
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.engine import ChunkEngine, FillLimits
+from engine_ext.fingerprint import UnknownWeightsError, weights_digest
 from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
 from engine_ext.support import check_flags
 from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
@@ -70,11 +72,26 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
     correct_openapi(app)
     app.state.tessera_marks = marks
     app.state.tessera_settings = settings
+    app.state.tessera_profile = await _profile(engine, settings)
     app.state.tessera_tenants = tenants = _tenants(args, settings)
     if tenants is not None and (manager := engine.manager) is not None:
         manager.usage.quota_of = lambda owner: tenants.quota_of(owner, manager.config.page_bytes)
     await init_app_state(engine, app.state, args, supported_tasks)
     return app
+
+
+async def _profile(engine: ChunkEngine, settings: Settings) -> Profile | None:
+    """The profile that requests are to follow; raises :class:`ProfileError` if it is of another model."""
+    if settings.profile is None:
+        return None
+    profile = Profile.read(settings.profile)
+    try:
+        weights = await asyncio.to_thread(weights_digest, engine.llm.vllm_config)
+    except (UnknownWeightsError, OSError) as error:
+        raise ProfileError(f"whether {settings.profile} is of this model can't be told: {error}") from error
+    if weights != profile.weights:
+        raise ProfileError(f"{settings.profile} is of {profile.model}, which has other weights than this model")
+    return profile
 
 
 async def run(args: argparse.Namespace, settings: Settings) -> int:
@@ -120,12 +137,15 @@ def claim_address(url: str) -> socket.socket:
 def prepare(args: argparse.Namespace, settings: Settings) -> None:
     """What comes before the engine.
 
-    Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`.
+    Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`,
+    :class:`ProfileError`.
     """
     configure_logging(settings)
     args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)
     set_cpu_defaults(args)
     check_flags(args)
+    if settings.profile is not None:
+        Profile.read(settings.profile)
     for url in parse_tiers(settings.chunk_cache_tiers or ""):
         make_tier(url).close()  # each worker makes its own, which would be late to find that it can't
 

@@ -5,6 +5,7 @@ import argparse
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ByteSize, Field, SecretStr, field_validator
@@ -16,6 +17,7 @@ from cache.config import HashAlgorithm
 from cache.eviction import EvictionPolicyName
 from cache.layout import PositionStrategy
 from cache.tiers.config import parse_tiers
+from engine_ext.request import MAX_LINK_TOKENS, CacheOptions
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
@@ -59,6 +61,18 @@ class Settings(AccessSettings):
     chunk_cache_hash: HashAlgorithm = Field("xxh3_128", description="hash function of chunk keys")
     chunk_position_strategy: PositionStrategy = Field(
         PositionStrategy.SHARED, description="position strategy of requests that name none"
+    )
+    chunk_link_tokens: int = Field(
+        0,
+        ge=0,
+        le=MAX_LINK_TOKENS,
+        description="link tokens of requests that say nothing of them nor of positions: so many first tokens of each "
+        "chunk are computed anew in their context, which costs time and recovers quality (docs/quality.md)",
+    )
+    profile: Path | None = Field(
+        None,
+        description="profile of tessera calibrate, which decides for requests that say nothing of positions and link "
+        "tokens: the cheapest way that answers as well as full attention, by number of chunks",
     )
     chunk_cache_tiers: str | None = Field(
         None,
@@ -106,6 +120,10 @@ class Settings(AccessSettings):
     def _tiers_can_be_read(cls, text: str | None) -> str | None:
         parse_tiers(text or "")
         return text
+
+    def cache_defaults(self) -> CacheOptions:
+        """What requests get that say nothing of it."""
+        return CacheOptions(position_strategy=self.chunk_position_strategy, link_tokens=self.chunk_link_tokens)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,8 @@ _COLOURS: dict[System, str] = {
     "exact repeat": "#b0588a",
     "empty": "#c87800",
     "warm": "#0072b2",
+    "linked": "#7a4fb5",
+    "linked at once": "#a04000",
     "quarter": "#007a5a",
     "tessera": "#0072b2",
 }
@@ -29,6 +31,8 @@ _MARKERS: dict[System, str] = {
     "exact repeat": "s",
     "empty": "^",
     "warm": "D",
+    "linked": "P",
+    "linked at once": "X",
     "quarter": "v",
     "tessera": "D",
 }

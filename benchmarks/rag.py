@@ -11,6 +11,7 @@ from app.documents import Document
 from evaluation.client import json_events
 
 Mode = Literal["chunked", "full"]
+LinkContext = Literal["chained", "cached"]
 
 
 class BenchmarkError(Exception):
@@ -19,12 +20,17 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A system prompt, chunks and a question; the answer is ``max_tokens`` long, greedy."""
+    """A system prompt, chunks and a question; the answer is ``max_tokens`` long, greedy.
+
+    With ``link_tokens`` Tessera places chunks one after another (``offset``), as stock vLLM does; else ``shared``.
+    """
 
     system: str
     chunks: tuple[str, ...]
     question: str
     max_tokens: int
+    link_tokens: int = 0
+    link_context: LinkContext = "chained"
 
     def stock_body(self) -> dict[str, Any]:
         """For vLLM's chat completions: the prompt that Tessera renders, as one text."""
@@ -35,7 +41,10 @@ class Query:
     def tessera_body(self, namespace: str = "default", mode: Mode = "chunked") -> dict[str, Any]:
         """For ``/v1/rag/chat``."""
         prompt = {"system": self.system, "chunks": list(self.chunks), "question": self.question}
-        return {**self._sampling(), **prompt, "cache": {"mode": mode, "namespace": namespace}}
+        cache: dict[str, Any] = {"mode": mode, "namespace": namespace}
+        if self.link_tokens:
+            cache |= {"link_tokens": self.link_tokens, "link_context": self.link_context}
+        return {**self._sampling(), **prompt, "cache": cache}
 
     def _sampling(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,8 @@ SYSTEMS: dict[System, str] = {
     "exact repeat": "stock vLLM, exact repeat",
     "empty": "Tessera, chunks missing",
     "warm": "Tessera, chunks cached",
+    "linked": "Tessera, chunks cached, link tokens in a chain",
+    "linked at once": "Tessera, chunks cached, link tokens all at once",
     "quarter": "Tessera, pool for a quarter",
     "tessera": "Tessera",
 }

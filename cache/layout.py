@@ -45,6 +45,12 @@ def packed_length(packed: PackedTokens) -> int:
     return len(packed) // struct.calcsize("i")
 
 
+def take(packed: PackedTokens, start: int, length: int) -> PackedTokens:
+    """``length`` of the packed ids, from index ``start`` on."""
+    size = struct.calcsize("i")
+    return packed[start * size : (start + length) * size]
+
+
 def split_packed(packed: PackedTokens, num_tokens: int) -> list[PackedTokens]:
     """``packed`` in pieces of ``num_tokens``, the last one of what is left."""
     size = num_tokens * struct.calcsize("i")

@@ -54,6 +54,11 @@ class FillJob:
         return [*last.identity.prefix_ids, *last.identity.token_ids]
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether its entries have yet to be computed, or to fail."""
+        return any(entry.state is EntryState.FILLING for entry in self.entries)
+
+    @property
     def is_private(self) -> bool:
         """Whether the entries mean nothing to other processes: an adapter's name is this one's own."""
         return any(entry.identity.scope.adapter for entry in self.entries)

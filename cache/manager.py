@@ -10,10 +10,10 @@ found any more says nothing about its KV. A page is free again when its entry is
 import itertools
 import secrets
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cache import clock as steady_clock
 from cache.chunk_ids import ChunkIds
@@ -62,6 +62,9 @@ class Lookup:
     pages_needed: int
     """For the segments that are missing, each distinct one once; likewise ``num_missing``."""
     num_missing: int
+
+
+_NO_KEY: Final = ChunkHash(b"")
 
 
 class ChunkCacheManager:
@@ -120,6 +123,24 @@ class ChunkCacheManager:
         created = {w.key: self._create(w) for w in {w.key: w for w in found.segments if w.entry is None}.values()}
         lease = self._lease(found, created, layout)
         self.metrics.lookups.update(segment.status for segment in lease.chunks)
+        return lease
+
+    def borrow(self, identities: Sequence[SegmentIdentity], placements: Sequence[Placement]) -> Lease:
+        """A lease on segments to compute for one request alone: nobody else finds them, and they end with the lease.
+
+        Raises :class:`CapacityError`, having evicted nothing, if they can't all be held.
+        """
+        wanted = [Wanted(_NO_KEY, identity, False, None) for identity in identities]
+        pages = sum(self.config.pages_for(identity.num_tokens) for identity in identities)
+        self._make_room(Lookup(wanted, pages, len(wanted)), identities[0].scope.owner)
+        segments = []
+        for each, placement in zip(wanted, placements, strict=True):
+            entry = self._allocated(each)
+            entry.detached, entry.leases = True, 1
+            self._detached.add(entry)
+            segments.append(LeasedSegment(placement, entry, ChunkStatus.FILLED))
+        lease = Lease(None, segments, self.clock(), [FillJob(None, segment.entry) for segment in segments])
+        self._leases.add(lease)
         return lease
 
     def hold(self, key: ChunkHash) -> Lease | None:
@@ -310,6 +331,14 @@ class ChunkCacheManager:
         return f"the chunks need {found.pages_needed} more pages of {page} tokens; {available} of {total} can be freed"
 
     def _create(self, wanted: Wanted) -> ChunkKVCache:
+        entry = self._allocated(wanted)
+        if (displaced := self.index.put(entry)) is not None:
+            self.detach(displaced, Removal.COLLISION)
+        self._policy.added(entry)
+        return entry
+
+    def _allocated(self, wanted: Wanted) -> ChunkKVCache:
+        """A new entry that has its pages and is to be filled."""
         identity, now = wanted.identity, self.clock()
         entry = ChunkKVCache(
             wanted.key,
@@ -321,11 +350,8 @@ class ChunkCacheManager:
             last_used_at=now,
             is_system=wanted.is_system,
         )
-        if (displaced := self.index.put(entry)) is not None:
-            self.detach(displaced, Removal.COLLISION)
         self._filling.add(entry)
         self.usage.add(entry)
-        self._policy.added(entry)
         return entry
 
     def _lease(self, found: Lookup, created: dict[ChunkHash, ChunkKVCache], layout: Layout) -> Lease:

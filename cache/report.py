@@ -54,6 +54,12 @@ class CacheReport:
     chunks: list[ChunkReport]
     mode: Literal["chunked", "full"] = "full"
     reason: str | None = None
+    decision: dict[str, str] | None = None
+    """What the server has chosen, if the choice was its own, and why."""
+    links: dict[str, Any] | None = None
+    """How chunks were linked to what is before them, if they were."""
+    compare: dict[str, Any] | None = None
+    """Full attention's answer beside this one, if it was asked for."""
     timings_ms: dict[str, float] = field(default_factory=dict)
     segments: list[dict[str, Any]] | None = None
     opening: TokenIds | None = None
@@ -75,6 +81,9 @@ class CacheReport:
             "chunks": [chunk.to_dict() for chunk in self.chunks],
             "timings_ms": {name: round(value, 3) for name, value in self.timings_ms.items()},
         }
+        for name in ("decision", "links", "compare"):
+            if (value := getattr(self, name)) is not None:
+                report[name] = value
         if self.segments is not None:
             report["segments"] = self.segments
             if self.opening is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 from huggingface_hub import snapshot_download
-from vllm.config import LoadConfig, ModelConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
 from engine_ext.vllm_compat import vllm_version
@@ -51,14 +51,19 @@ def _drafter(config: VllmConfig) -> list[str | None] | None:
     return [speculative.method, speculative.model, speculative.revision]
 
 
-def weights_digest(model: ModelConfig, load: LoadConfig) -> str:
+def weights_digest(config: VllmConfig) -> str:
+    """:func:`files_digest` of an engine's model; raises :class:`UnknownWeightsError`."""
+    model, load_format = config.model_config, str(config.load_config.load_format)
+    if load_format not in _FROM_FILES:
+        raise UnknownWeightsError(f"weights of --load-format {load_format} can't be identified")
+    return files_digest(model_folder(model.model, model.revision))
+
+
+def files_digest(folder: Path) -> str:
     """Digest of the contents of all files that weights, or the model's code or configuration, may come from.
 
-    It reads them whole. Raises :class:`UnknownWeightsError`.
+    It reads them whole.
     """
-    if (form := str(load.load_format)) not in _FROM_FILES:
-        raise UnknownWeightsError(f"weights of --load-format {form} can't be identified")
-    folder = _folder(model)
     digest = xxhash.xxh3_128()
     for path in sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file()):
         with path.open("rb") as file:
@@ -67,11 +72,12 @@ def weights_digest(model: ModelConfig, load: LoadConfig) -> str:
     return digest.hexdigest()
 
 
-def _folder(model: ModelConfig) -> Path:
-    path = Path(model.model)
+def model_folder(model: str, revision: str | None) -> Path:
+    """Where a model's files are, a folder or a name of the model hub's; raises :class:`UnknownWeightsError`."""
+    path = Path(model)
     if path.is_dir():
         return path
     try:
-        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except Exception as error:  # it has many, some of other libraries
-        raise UnknownWeightsError(f"no files of {model.model} on this machine: {error}") from error
+        raise UnknownWeightsError(f"no files of {model} on this machine: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 from cache.index import ChunkKVCache
-from cache.lease import FillJob, Lease
+from cache.lease import FillJob, Lease, LeasedSegment
 
 PARAMS_KEY = "tessera"
 """Key of the plan in ``kv_transfer_params``."""
@@ -20,7 +20,7 @@ PARAMS_KEY = "tessera"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens ``[start, start + length)`` of a request, and the pages that hold them from their first token on.
+    """Tokens ``[start, start + length)`` of a request, and the pages that hold them, behind ``skipped`` others.
 
     On loads K is rotated by ``delta`` positions. ``tag`` is what the pages must carry (load) or will carry (save).
     """
@@ -30,6 +30,7 @@ class Span:
     delta: int
     tag: int
     pages: tuple[int, ...]
+    skipped: int = 0
 
     @property
     def end(self) -> int:
@@ -65,13 +66,20 @@ class TransferPlan:
         return cls(_from_lists(fields["loads"]), _from_lists(fields["saves"]))
 
     @classmethod
-    def for_answer(cls, lease: Lease) -> "TransferPlan":
-        """Loads every leased segment to its place in the layout."""
-        spans = [
-            Span(s.placement.start, s.placement.length, s.placement.delta, s.entry.tag, tuple(s.entry.pages))
-            for s in lease.segments
-        ]
+    def for_answer(cls, lease: Lease, links: Lease | None = None) -> "TransferPlan":
+        """Loads every leased segment to its place in the layout, ``links`` in the place of segments' first tokens."""
+        heads = {link.placement.start: link for link in links.segments} if links else {}
+        spans: list[Span] = []
+        for segment in lease.segments:
+            head = heads.get(segment.placement.start)
+            replaced = head.placement.length if head else 0
+            spans += [_placed(head)] if head else []
+            spans += [_placed(segment, replaced)] if replaced < segment.placement.length else []
         return cls(loads=tuple(spans))
+
+    def before(self, start: int) -> tuple[Span, ...]:
+        """The loads of tokens before ``start``, where a span begins."""
+        return tuple(span for span in self.loads if span.start < start)
 
     @classmethod
     def for_fill(cls, job: FillJob, prefix: ChunkKVCache | None) -> "TransferPlan":
@@ -100,6 +108,12 @@ class StepTransfers(KVConnectorMetadata):
     saves: list[BlockTransfer] = field(default_factory=list)
 
 
+def _placed(segment: LeasedSegment, skipped: int = 0) -> Span:
+    """A segment where the layout has it, without its first tokens."""
+    at, entry = segment.placement, segment.entry
+    return Span(at.start + skipped, at.length - skipped, at.delta, entry.tag, tuple(entry.pages), skipped)
+
+
 def _span(entry: ChunkKVCache) -> Span:
     """A segment where it was computed."""
     identity = entry.identity
@@ -107,8 +121,10 @@ def _span(entry: ChunkKVCache) -> Span:
 
 
 def _to_lists(spans: Sequence[Span]) -> list[list[Any]]:
-    return [[span.start, span.length, span.delta, span.tag, list(span.pages)] for span in spans]
+    return [[s.start, s.length, s.delta, s.tag, list(s.pages), s.skipped] for s in spans]
 
 
 def _from_lists(fields: Sequence[Sequence[Any]]) -> tuple[Span, ...]:
-    return tuple(Span(start, length, delta, tag, tuple(pages)) for start, length, delta, tag, pages in fields)
+    return tuple(
+        Span(start, length, delta, tag, tuple(pages), skipped) for start, length, delta, tag, pages, skipped in fields
+    )

@@ -57,8 +57,8 @@ def _full_reason(
     """What :class:`~engine_ext.run.ChunkedRun` would find first."""
     if prompt is None:
         return "the request has no chunks"
-    if options.mode == "full":
-        return "cache.mode is full"
+    if options.why_full:
+        return options.why_full
     if wants_prompt_logprobs:
         return "prompt_logprobs need every prompt token computed"
     if engine.manager is None or engine.disabled_reason:

@@ -3,7 +3,7 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt, PositionStrategy
@@ -19,8 +19,11 @@ REQUEST_KEY = "tessera_request"
 
 Outputs = AsyncGenerator["RequestOutput", None]
 
-CacheMode = Literal["auto", "chunked", "full"]
+CacheMode = Literal["auto", "chunked", "full", "compare"]
 ScopeName = Literal["system", "isolated"]
+LinkContext = Literal["cached", "chained"]
+ChunkOrder = Literal["given", "canonical"]
+MAX_LINK_TOKENS: Final = 1024
 
 
 class FullAttentionError(Exception):
@@ -35,11 +38,23 @@ class FullAttentionError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """The mode that the server has chosen for a request that left it the choice, and why."""
+
+    mode: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CacheOptions:
     """What a client may choose. ``chunked`` is ``auto`` that fails instead of falling back to full attention.
 
     In scope ``system`` a chunk is computed, and reused, behind the same system segment only; in scope ``isolated`` it
     is computed behind the chat template's constant opening, and reused behind any system segment.
+
+    The first ``link_tokens`` tokens of each chunk but the first are computed anew (:mod:`engine_ext.links`), which
+    needs the position strategy ``offset``. In ``canonical`` order the same chunks make the same prompt, however they
+    are sent, so that vLLM's own prefix cache finds what they begin with.
     """
 
     mode: CacheMode = "auto"
@@ -47,6 +62,17 @@ class CacheOptions:
     scope: ScopeName = "system"
     namespace: str = DEFAULT_NAMESPACE
     explain: bool = False
+    link_tokens: int = 0
+    link_context: LinkContext = "chained"
+    order: ChunkOrder = "given"
+    decision: Decision | None = None
+
+    @property
+    def why_full(self) -> str | None:
+        """Why the request is to run in full attention; ``None`` if it isn't."""
+        if self.mode != "full":
+            return None
+        return self.decision.why if self.decision else "cache.mode is full"
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,9 @@
 
 import logging
 import time
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
@@ -16,11 +18,13 @@ from cache.lease import ChunkStatus, Lease
 from cache.manager import Removal
 from cache.registry import DocumentKey
 from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
+from engine_ext.comparison import Comparison
 from engine_ext.fills import FillError, FillResult
+from engine_ext.links import Linker, LinkError, borrow_links, link_placements
 from engine_ext.plan import TransferPlan
 from engine_ext.request import ChunkedRequest, FullAttentionError, Outputs, cache_scope
 from engine_ext.request_log import log_finished, summary
-from engine_ext.tracing import start_request
+from engine_ext.tracing import Span, start_request
 
 if TYPE_CHECKING:
     from engine_ext.engine import ChunkEngine
@@ -60,24 +64,38 @@ class ChunkedRun:
         self.started = time.perf_counter()
         self.report = self._new_report()
         self.filled: list[FillResult] = []
+        self.linked: list[FillResult] = []
 
     async def outputs(self) -> Outputs:
         """The request's outputs; the last one carries the report."""
         with self.span:
             try:
-                lease, layout = await self._filled_lease()
-                try:
-                    async with aclosing(self._run_chunked(lease, layout)) as chunked:
-                        async for output in chunked:
-                            yield output
-                    return
-                finally:
-                    self.engine.release(lease)
+                async with self._context() as context, aclosing(self._run_chunked(*context)) as chunked:
+                    async for output in chunked:
+                        yield output
+                return
             except FullAttentionError as error:
                 fallback = error
             async with aclosing(self._run_full(fallback)) as full:
                 async for output in full:
                     yield output
+
+    @asynccontextmanager
+    async def _context(self) -> AsyncIterator[tuple[Lease, Lease | None, str]]:
+        """The segments and link tokens that the answer is to load, leased meanwhile, and the salt of what they compose.
+
+        Raises :class:`FullAttentionError`.
+        """
+        lease, layout = await self._filled_lease()
+        try:
+            links = await self._link(lease, layout)
+            try:
+                yield lease, links, self._layout_salt(layout)
+            finally:
+                if links is not None:
+                    self.engine.release(links)
+        finally:
+            self.engine.release(lease)
 
     async def _filled_lease(self) -> tuple[Lease, Layout]:
         """A lease on segments that can all be loaded, and their layout; raises :class:`FullAttentionError`.
@@ -111,8 +129,8 @@ class ChunkedRun:
         return lease, layout
 
     def _refuse_what_needs_full_attention(self) -> None:
-        if self.ticket.options.mode == "full":
-            raise FullAttentionError("asked for", "cache.mode is full")
+        if why := self.ticket.options.why_full:
+            raise FullAttentionError("profile" if self.ticket.options.decision else "asked for", why)
         if self.params.prompt_logprobs is not None:
             raise FullAttentionError("prompt_logprobs", "prompt_logprobs need every prompt token computed")
         if self.params.skip_reading_prefix_cache:
@@ -120,17 +138,22 @@ class ChunkedRun:
         if reason := self.engine.adapters.reason(self.kwargs.get("lora_request")):
             raise FullAttentionError("adapter", reason)
 
-    async def _run_chunked(self, lease: Lease, layout: Layout) -> Outputs:
-        """Outputs under chunk-isolated attention; before the first one, it may raise :class:`FullAttentionError`."""
+    async def _run_chunked(self, lease: Lease, links: Lease | None, salt: str) -> Outputs:
+        """Outputs over the cached chunks; before the first one, it may raise :class:`FullAttentionError`."""
         self._describe_chunks(lease)
         self._name_documents(lease)
-        prompt = {**self.prompt, "cache_salt": self._layout_salt(layout)}
+        comparison = self._comparison()
+        params = (comparison.params if comparison else self.params).clone()
+        plan = TransferPlan.for_answer(lease, links)
+        params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": plan.to_params()}
         has_output = False
-        async with aclosing(self._generate(prompt, TransferPlan.for_answer(lease))) as outputs:
+        async with aclosing(self._generate({**self.prompt, "cache_salt": salt}, params)) as outputs:
             async for output in outputs:
                 if not has_output and _is_error(output) and await self._forget_refused(lease):
                     raise FullAttentionError("load refused", "a worker refused to load the cached chunks")
                 has_output = True
+                if comparison is not None:
+                    await self._compare(comparison, output)
                 yield self._with_report(output)
 
     async def _run_full(self, fallback: FullAttentionError) -> Outputs:
@@ -138,42 +161,97 @@ class ChunkedRun:
             raise ChunkCacheUnavailableError(
                 f"cache.mode is chunked, but {fallback}", parameter="cache.mode", value="chunked"
             )
-        self.report.mode, self.report.reason = "full", str(fallback)
+        self.report.mode, self.report.reason, self.report.links = "full", str(fallback), None
         if self.engine.manager is not None:
             self.engine.manager.metrics.full_reasons[fallback.kind] += 1
         if self.chunked_prompt is not None and self.ticket.options.explain:
             self.report.segments = explain_segments(self.chunked_prompt, None)
         for chunk in self.report.chunks:
             chunk.key = chunk.status = chunk.origin = chunk.why = None
-        prompt = {**self.prompt}
-        if (salt := self._plain_salt()) is not None:
-            prompt["cache_salt"] = salt
-        async with aclosing(self._generate(prompt, None)) as outputs:
+        async with aclosing(self._generate(self._plain_prompt(), self.params)) as outputs:
             async for output in outputs:
                 yield self._with_report(output)
+
+    def _plain_prompt(self) -> dict[str, Any]:
+        """The same tokens, for full attention."""
+        salt = self._plain_salt()
+        return self.prompt if salt is None else {**self.prompt, "cache_salt": salt}
+
+    def _comparison(self) -> Comparison | None:
+        if self.ticket.options.mode != "compare":
+            return None
+        return Comparison(self.params, self.engine.llm.model_config)
+
+    async def _compare(self, comparison: Comparison, output: RequestOutput) -> None:
+        """Takes down an output; with the last one, full attention answers too."""
+        comparison.note(output)
+        if not output.finished or _is_error(output):
+            return
+        self._note_times(output)
+
+        def run(name: str, token_ids: list[int], params: SamplingParams) -> Outputs:
+            prompt = {**self._plain_prompt(), "prompt_token_ids": token_ids}
+            return self._generate(prompt, params, f"{self.request_id}-{name}")
+
+        token_ids, timings = self.prompt["prompt_token_ids"], self.report.timings_ms
+        with self.span.child("tessera.compare"):
+            self.report.compare = await comparison.with_full(token_ids, run, timings)
+
+    async def _link(self, lease: Lease, layout: Layout) -> Lease | None:
+        """A lease on link tokens, if there are to be any, all of them computed; raises :class:`FullAttentionError`."""
+        assert self.chunked_prompt is not None
+        assert self.engine.manager is not None
+        options, manager = self.ticket.options, self.engine.manager
+        if options.link_tokens:
+            self.report.links = {"tokens": options.link_tokens, "context": options.link_context}
+        placements = link_placements(layout, options.link_tokens)
+        if not placements:
+            return None
+        links = borrow_links(manager, self.chunked_prompt.token_ids, placements, self.scope)
+        started = time.perf_counter()
+        try:
+            with self.span.child("tessera.link") as span:
+                span.describe({"links": len(placements)})
+                linker = Linker(
+                    self.engine.llm, manager, self.request_id, self._salt_of_link(layout), self._own_kwargs(span)
+                )
+                self.linked = await linker.link(lease, links, options.link_context)
+        except BaseException as error:
+            self.engine.release(links)
+            if isinstance(error, LinkError):
+                await self._forget_refused(lease)
+            raise
+        finally:
+            self.report.timings_ms["link"] = (time.perf_counter() - started) * 1e3
+        return links
+
+    def _salt_of_link(self, layout: Layout) -> Callable[[int], str]:
+        """Chained link requests compose what the request itself does; others are all different from it."""
+        if self.ticket.options.link_context == "chained":
+            return lambda _: self._layout_salt(layout)
+        return lambda number: self._layout_salt(layout, "link", number)
+
+    def _own_kwargs(self, span: Span) -> dict[str, Any]:
+        """What requests for this one's KV are sent with."""
+        kwargs = {name: self.kwargs[name] for name in _FILL_KWARGS if self.kwargs.get(name) is not None}
+        return {**kwargs, "trace_headers": span.headers}
 
     async def _fill(self, lease: Lease) -> list[FillResult]:
         assert self.engine.fills is not None
         if all(segment.status is ChunkStatus.HIT for segment in lease.segments):
             return []
         started = time.perf_counter()
-        kwargs = {name: self.kwargs[name] for name in _FILL_KWARGS if self.kwargs.get(name) is not None}
         try:
             with self.span.child("tessera.fill") as span:
                 span.describe({"fills": len(lease.fills)})
-                kwargs["trace_headers"] = span.headers
-                documents = self._documents(lease)
+                documents, kwargs = self._documents(lease), self._own_kwargs(span)
                 tasks = self.engine.fills.start(lease, self.request_id, self._plain_salt(), documents, **kwargs)
                 return await self.engine.fills.wait(lease, tasks)
         finally:
             self.report.timings_ms["fill"] = (time.perf_counter() - started) * 1e3
 
-    def _generate(self, prompt: dict[str, Any], plan: TransferPlan | None) -> Outputs:
-        params = self.params
-        if plan is not None:
-            params = params.clone()
-            params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": plan.to_params()}
-        outputs: Outputs = self.engine.llm.generate(prompt, params, self.request_id, **self.kwargs)
+    def _generate(self, prompt: dict[str, Any], params: SamplingParams, name: str | None = None) -> Outputs:
+        outputs: Outputs = self.engine.llm.generate(prompt, params, name or self.request_id, **self.kwargs)
         return outputs
 
     async def _forget_refused(self, lease: Lease) -> bool:
@@ -195,11 +273,8 @@ class ChunkedRun:
         return True
 
     def _with_report(self, output: RequestOutput) -> RequestOutput:
-        timings = self.report.timings_ms
-        timings.setdefault("first_token", self._elapsed_ms())
+        self._note_times(output)
         if output.finished:
-            timings.update(_engine_timings_ms(output))
-            timings["total"] = self._elapsed_ms()
             self._count(output)
             self.ticket.report = self.report
             if self.engine.is_traced:
@@ -208,13 +283,20 @@ class ChunkedRun:
             output.kv_transfer_params = {"cache": self.report.to_dict()}
         return output
 
+    def _note_times(self, output: RequestOutput) -> None:
+        timings = self.report.timings_ms
+        timings.setdefault("first_token", self._elapsed_ms())
+        if output.finished and "total" not in timings:
+            timings.update(_engine_timings_ms(output))
+            timings["total"] = self._elapsed_ms()
+
     def _count(self, output: RequestOutput) -> None:
         tokens = self.report.tokens
         tokens.computed = tokens.prompt - (output.num_cached_tokens or 0)
         if self.report.mode == "chunked":
-            tokens.computed += sum(result.num_computed_of_saved for result in self.filled)
+            tokens.computed += sum(result.num_computed_of_saved for result in (*self.filled, *self.linked))
         tokens.reused = tokens.prompt - tokens.computed
-        tokens.fill_computed = sum(result.num_computed for result in self.filled)
+        tokens.fill_computed = sum(result.num_computed for result in (*self.filled, *self.linked))
         if self.engine.manager is None:
             return
         metrics = self.engine.manager.metrics
@@ -253,13 +335,17 @@ class ChunkedRun:
             scope=self.ticket.options.scope,
             tokens=TokenCounts(prompt=len(self.prompt["prompt_token_ids"])),
             chunks=[ChunkReport(chunk) for chunk in chunks],
+            decision=asdict(decision) if (decision := self.ticket.options.decision) else None,
             timings_ms={"plan": 0.0, "fill": 0.0},
         )
 
-    def _layout_salt(self, layout: Layout) -> str:
+    def _layout_salt(self, layout: Layout, *more: int | str) -> str:
         assert self.engine.manager is not None
         assert self.chunked_prompt is not None
-        parts = [*layout.salt_parts(), self.ticket.options.scope, *(self.chunked_prompt.opening or ())]
+        options = self.ticket.options
+        parts = [*layout.salt_parts(), options.scope, *(self.chunked_prompt.opening or ()), *more]
+        if options.link_tokens:
+            parts += ["links", options.link_context, options.link_tokens]
         return self.engine.manager.hasher.layout_salt(self.scope, parts)
 
     def _plain_salt(self) -> str | None:

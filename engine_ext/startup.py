@@ -124,7 +124,7 @@ async def prepare_cache(
 async def _weights(config: VllmConfig) -> str | None:
     """Digest of the model's weights; ``None`` if there can be none, and then nothing is shared."""
     try:
-        return await asyncio.to_thread(weights_digest, config.model_config, config.load_config)
+        return await asyncio.to_thread(weights_digest, config)
     except (UnknownWeightsError, OSError) as error:
         logger.warning("chunks are neither stored nor shared: %s", error)
         return None

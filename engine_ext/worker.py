@@ -239,7 +239,7 @@ class WorkerHalf:
             skip = max(0, transfer.first_token - span.start)
             if skip < span.length:
                 tokens.append(torch.arange(span.start + skip, span.end))
-                rows.append(self._page_rows(span.pages)[skip : span.length])
+                rows.append(self._page_rows(span.pages)[span.skipped + skip : span.skipped + span.length])
                 deltas.append(torch.full((span.length - skip,), span.delta))
         return torch.cat(tokens), torch.cat(rows), torch.cat(deltas)
 

@@ -4,20 +4,25 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
-from evaluation.client import MODES, Mode
+from app.modes import CALIBRATED, MODES, in_order, is_mode
 from evaluation.datasets import Format
 from evaluation.metrics import REFUSAL, normalize
 
 DEMO_QUESTIONS = 250
 """Questions of the demo for each number of chunks, by default."""
 
+Command = Literal["eval", "calibrate"]
+ChunkOrder = Literal["given", "canonical"]
+TOLERANCE = 2.0
+
 _DESCRIPTION = """\
 Measure how well and how fast questions are answered, with full attention and with chunks reused.
 
 Each question is asked in each mode: full (full attention over the same tokens), shared and offset (chunks reused,
-placed over each other or one after another). MODEL is served for the time it takes, or --server is asked."""
+placed over each other or one after another), and link-N (offset with N link tokens). MODEL is served for the time it
+takes, or --server is asked."""
 
 _EPILOG = """\
 OUTPUT gets run.json (what was asked), results.jsonl (each answer, as it comes), summary.json and accuracy.png.
@@ -38,25 +43,44 @@ examples:
 Exit status: 0; 1 if the server fails midway; 2 for errors in usage, files or set-up; 130 when interrupted."""
 
 
+_CALIBRATION = """\
+Find out what reusing chunks costs a model in accuracy, and write a profile that tessera serve --profile follows.
+
+Each question is asked in full attention and in each way of reusing chunks, as tessera eval does. For each number of
+chunks the profile has the quickest way whose accuracy is at most --tolerance points below full attention's, and full
+attention where there is none, or where there are too few questions to tell."""
+
+_CALIBRATION_EPILOG = """\
+OUTPUT gets what tessera eval writes, and profile.json. An interrupted run is resumed by the same command.
+tessera eval --help says what a question file is.
+
+examples:
+  tessera calibrate --demo
+  tessera calibrate Qwen/Qwen3-0.6B --questions questions.jsonl
+  tessera serve Qwen/Qwen3-0.6B --profile results/calibrate-questions/profile.json
+
+Exit status: 0; 1 if the server fails midway; 2 for errors in usage, files or set-up; 130 when interrupted."""
+
+
 class UsageError(ValueError):
     """The command line can't be obeyed; the message says why."""
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (tessera eval --help shows the options)")
+        raise UsageError(f"{message} ({self.prog} --help shows the options)")
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str], command: Command = "eval") -> argparse.Namespace:
     """The options, with what follows ``--`` in ``server_arguments``. Raises :class:`UsageError`."""
     own, server_arguments = _divided(list(argv))
-    parser = _parser()
+    parser = _parser() if command == "eval" else _calibration_parser()
     args = parser.parse_args(own)
     args.server_arguments = tuple(server_arguments)
     if problem := _problem(args):
         parser.error(problem)
     if args.output is None:
-        args.output = Path("results", "eval-demo" if args.demo else f"eval-{args.questions.stem}")
+        args.output = Path("results", f"{command}-{'demo' if args.demo else args.questions.stem}")
     return args
 
 
@@ -72,6 +96,7 @@ def _problem(args: argparse.Namespace) -> str | None:
         "give either MODEL or --server": args.model is not None and args.server is not None,
         "give MODEL, or --server URL": not (args.model or args.server or args.demo),
         "arguments after -- are for the server that MODEL starts": bool(args.server_arguments and args.server),
+        "full attention is what others are compared with: --modes full,…": "full" not in args.modes and args.calibrates,
     }
     return next((problem for problem, holds in checks.items() if holds), None)
 
@@ -85,25 +110,52 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or name of the model to serve")
+    parser.set_defaults(calibrates=False)
+    _add_questions(parser)
     parser.add_argument("--server", type=_url, metavar="URL", help="a running Tessera server to ask instead")
-    parser.add_argument("--questions", type=Path, metavar="FILE", help="the question file")
-    parser.add_argument("--format", choices=get_args(Format), default="auto", help="its format (default: auto)")
-    parser.add_argument("--demo", action="store_true", help="the demo's questions, and its model unless one is given")
-    _add_run_options(parser)
+    _add_run_options(parser, MODES)
     return parser
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--modes", type=_modes, default=MODES, help="some of full,shared,offset (default: all)")
+def _calibration_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tessera calibrate",
+        usage="tessera calibrate [MODEL] (--questions FILE | --demo) [options] [-- any tessera serve flag]",
+        description=_CALIBRATION,
+        epilog=_CALIBRATION_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(calibrates=True, server=None)
+    _add_questions(parser)
+    tolerance = "points of accuracy that reuse may cost (default: %(default)s)"
+    parser.add_argument("--tolerance", type=_points, default=TOLERANCE, metavar="POINTS", help=tolerance)
+    profile = "where the profile goes (default: profile.json in OUTPUT)"
+    parser.add_argument("--profile", type=Path, metavar="FILE", help=profile)
+    _add_run_options(parser, CALIBRATED)
+    return parser
+
+
+def _add_questions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or name of the model to serve")
+    parser.add_argument("--questions", type=Path, metavar="FILE", help="the question file")
+    parser.add_argument("--format", choices=get_args(Format), default="auto", help="its format (default: auto)")
+    parser.add_argument("--demo", action="store_true", help="the demo's questions, and its model unless one is given")
+
+
+def _add_run_options(parser: argparse.ArgumentParser, modes: tuple[str, ...]) -> None:
+    known = f"some of full, shared, offset, link-N (default: {','.join(modes)})"
+    parser.add_argument("--modes", type=_modes, default=modes, help=known)
     limit = f"ask the first N questions only; with --demo: N for each number of chunks (default: {DEMO_QUESTIONS})"
     parser.add_argument("--limit", type=_positive, metavar="N", help=limit)
     parser.add_argument(
         "--max-tokens", type=_positive, default=64, metavar="N", help="longest answer, in tokens (default: 64)"
     )
+    order = "of chunks in prompts: as in the question file, or by their text (default: given)"
+    parser.add_argument("--order", choices=get_args(ChunkOrder), default="given", help=order)
     concurrency = "requests at a time; with more than 1, times to first token are those under load (default: 1)"
     parser.add_argument("--concurrency", type=_positive, default=1, metavar="N", help=concurrency)
-    output = "folder for the results (default: results/eval-<name of the question file>)"
+    output = "folder for the results (default: results/<command>-<name of the question file>)"
     parser.add_argument("--output", type=Path, metavar="DIR", help=output)
     parser.add_argument("--overwrite", action="store_true", help="drop results of an earlier run in that folder")
     refusal = f'what the model says if no chunk has the answer (default: "{REFUSAL}")'
@@ -121,6 +173,16 @@ def _positive(text: str) -> int:
 _positive.__name__ = "whole number"  # argparse's messages have it
 
 
+def _points(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 100:
+        raise argparse.ArgumentTypeError("must be from 0 to 100")
+    return number
+
+
+_points.__name__ = "number"
+
+
 def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"{text!r} does not begin with http:// or https://")
@@ -133,8 +195,8 @@ def _phrase(text: str) -> str:
     return text
 
 
-def _modes(text: str) -> tuple[Mode, ...]:
+def _modes(text: str) -> tuple[str, ...]:
     names = text.split(",")
-    if unknown := [name for name in names if name not in MODES]:
-        raise argparse.ArgumentTypeError(f"unknown mode {unknown[0]!r}; there are {', '.join(MODES)}")
-    return tuple(mode for mode in MODES if mode in names)
+    if unknown := [name for name in names if not is_mode(name)]:
+        raise argparse.ArgumentTypeError(f"unknown mode {unknown[0]!r}; there are {', '.join(MODES)} and link-N")
+    return tuple(in_order(names))

@@ -12,15 +12,14 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import httpx
 
 from app.documents import Document
+from app.modes import cache_field
+from evaluation.arguments import ChunkOrder
 from evaluation.questions import Question
-
-Mode = Literal["full", "shared", "offset"]
-MODES: tuple[Mode, ...] = ("full", "shared", "offset")
 
 TEMPLATE_ADVICE = "start the server with --chat-template FILE"
 
@@ -57,6 +56,7 @@ class AskOptions:
 
     model: str
     max_tokens: int
+    order: ChunkOrder = "given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class TesseraClient:
         except (ValueError, LookupError, TypeError) as error:
             raise SetupError(f"{self.url} is not a Tessera server: its answer isn't Tessera's") from error
 
-    async def ask(self, question: Question, mode: Mode, options: AskOptions) -> Answer:
+    async def ask(self, question: Question, mode: str, options: AskOptions) -> Answer:
         """The answer, streamed. A request that can't reuse chunks is answered in full attention: see the report.
 
         Raises :class:`ServerError` or a subclass.
@@ -162,13 +162,13 @@ class TesseraClient:
         return ServerError(f"{self.url} failed with HTTP {status}: {message or 'no message'}")
 
 
-def _body(question: Question, mode: Mode, options: AskOptions) -> dict[str, Any]:
+def _body(question: Question, mode: str, options: AskOptions) -> dict[str, Any]:
     return {
         "model": options.model,
         "system": question.system,
         "chunks": _chunks(question.chunks),
         "question": question.question,
-        "cache": {"mode": "full"} if mode == "full" else {"position_strategy": mode},
+        "cache": {**cache_field(mode), "order": options.order},
         "stream": True,
         "temperature": 0,
         "max_tokens": options.max_tokens,

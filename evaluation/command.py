@@ -3,13 +3,13 @@
 
 import argparse
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from app.live_progress import shown
 from app.progress import say
 from app.version import tessera_version
-from evaluation.arguments import DEMO_QUESTIONS, UsageError, parse
+from evaluation.arguments import DEMO_QUESTIONS, Command, UsageError, parse
 from evaluation.client import AskOptions, ServerError, ServerInfo, SetupError, TesseraClient
 from evaluation.datasets import load_questions
 from evaluation.monitor import Monitor
@@ -20,17 +20,25 @@ from evaluation.results import LOG, PLOT, SUMMARY, Result, ResultsError, Results
 from evaluation.run import ask_all, jobs
 from evaluation.summary import summarize
 
+Report = Callable[[argparse.Namespace, ResultsFolder], int]
+"""Says what came of the questions; returns the exit code."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs `tessera eval`; returns its exit code: 0, 1, 2 or 130, as its help says."""
+    return evaluate(argv, "eval", report)
+
+
+def evaluate(argv: Sequence[str], command: Command, report: Report) -> int:
+    """Has the questions of a ``command`` answered; returns the exit code, that of ``report`` if it came so far."""
     try:
-        args = parse(argv)
+        args = parse(argv, command)
         questions = _questions(args)
         with _server(args) as url:
             info = asyncio.run(_describe(args, url))
             settings = _settings(args, questions, info)
             with closing(ResultsFolder(args.output, settings, args.overwrite)) as folder:
-                return _run(args, url, questions, folder)
+                return _run(args, url, questions, folder, report)
     except (UsageError, QuestionFileError, ResultsError, ServerError) as error:
         say(str(error))
         return 2
@@ -56,11 +64,12 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
     from evaluation.server import started_server
 
     make_folder(args.output)
-    with started_server(_model(args), args.server_arguments, args.output / LOG) as server:
+    with started_server(model_of(args), args.server_arguments, args.output / LOG) as server:
         yield server.url
 
 
-def _model(args: argparse.Namespace) -> str:
+def model_of(args: argparse.Namespace) -> str:
+    """The model that is served for the questions."""
     from app.demo_model import DEMO_MODEL
 
     return args.model or str(DEMO_MODEL)
@@ -79,17 +88,20 @@ def _settings(args: argparse.Namespace, questions: Sequence[Question], info: Ser
         questions="demo" if args.demo else args.questions.name,
         questions_sha256=digest(questions),
         modes=args.modes,
-        model=None if args.server else _model(args),
+        model=None if args.server else model_of(args),
         server_arguments=args.server_arguments,
         served_model=info.model,
         max_tokens=args.max_tokens,
+        order=args.order,
         concurrency=args.concurrency,
         tessera=tessera_version(),
         vllm=info.vllm,
     )
 
 
-def _run(args: argparse.Namespace, url: str, questions: Sequence[Question], folder: ResultsFolder) -> int:
+def _run(
+    args: argparse.Namespace, url: str, questions: Sequence[Question], folder: ResultsFolder, report: Report
+) -> int:
     """Asks what is left to ask, and reports."""
     monitor = Monitor(len(questions) * len(args.modes), args.refusal)
     for key in folder.answered():
@@ -107,7 +119,7 @@ def _run(args: argparse.Namespace, url: str, questions: Sequence[Question], fold
         log = "" if args.server else f" (its log is {args.output / LOG})"
         say(f"{error}{log}: {_state(monitor)}; the same command resumes")
         return 1
-    return _report(args, folder)
+    return report(args, folder)
 
 
 async def _ask(client: TesseraClient, questions: Sequence[Question], folder: ResultsFolder, monitor: Monitor) -> None:
@@ -116,14 +128,14 @@ async def _ask(client: TesseraClient, questions: Sequence[Question], folder: Res
         monitor.add(result)
 
     settings = folder.settings
-    options = AskOptions(settings.served_model, settings.max_tokens)
+    options = AskOptions(settings.served_model, settings.max_tokens, settings.order)
     pending = jobs(questions, settings.modes, folder.answered())
     monitor.start()
     async with client, shown(monitor):
         await ask_all(pending, client, options, keep, settings.concurrency)
 
 
-def _report(args: argparse.Namespace, folder: ResultsFolder) -> int:
+def report(args: argparse.Namespace, folder: ResultsFolder) -> int:
     """Prints and writes the figures; 1 if there are none, since the server refused every request."""
     rows = summarize(folder.results.values(), args.refusal)
     table(rows)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from datetime import timedelta
 from statistics import fmean
 
-from evaluation.client import MODES, Mode
+from app.modes import in_order
 from evaluation.metrics import score
 from evaluation.results import Result
 
@@ -19,7 +19,7 @@ class Monitor:
         self.done = 0
         self.refused = 0
         self._refusal = refusal
-        self._accuracies: dict[Mode, list[float]] = defaultdict(list)
+        self._accuracies: dict[str, list[float]] = defaultdict(list)
         self._started, self._done_before = time.monotonic(), 0
 
     def start(self) -> None:
@@ -37,7 +37,7 @@ class Monitor:
         """For example ``20/90 answers, 2.5/s, 0:00:28 left; right so far: full 90%, shared 80%``."""
         parts = [f"{self.done}/{self.total} answers{self._pace()}"]
         if self._accuracies:
-            shares = [f"{mode} {fmean(self._accuracies[mode]):.0%}" for mode in MODES if mode in self._accuracies]
+            shares = [f"{mode} {fmean(self._accuracies[mode]):.0%}" for mode in in_order(self._accuracies)]
             parts.append(f"right so far: {', '.join(shares)}")
         if self.refused:
             parts.append(f"{self.refused} refused by the server")

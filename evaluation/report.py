@@ -4,13 +4,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from evaluation.client import MODES, Mode
+from app.modes import in_order
 from evaluation.summary import CONFIDENCE, Estimate, Row
 
 if TYPE_CHECKING:
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
 _WIDTH = 132
 _REASONS_SHOWN = 3
 # Told apart without colours: by line and marker, and by lightness.
-_STYLES: dict[Mode, dict[str, str]] = {
-    "full": {"color": "#000000", "linestyle": "-", "marker": "o"},
-    "shared": {"color": "#0060c0", "linestyle": "--", "marker": "s"},
-    "offset": {"color": "#e08000", "linestyle": ":", "marker": "^"},
-}
+_STYLES = (
+    {"color": "#000000", "linestyle": "-", "marker": "o"},
+    {"color": "#0060c0", "linestyle": "--", "marker": "s"},
+    {"color": "#e08000", "linestyle": ":", "marker": "^"},
+    {"color": "#008060", "linestyle": "-.", "marker": "D"},
+    {"color": "#a040a0", "linestyle": "--", "marker": "v"},
+    {"color": "#804000", "linestyle": "-", "marker": "x"},
+)
 
 
 def table(rows: Sequence[Row], console: Console | None = None) -> None:
@@ -54,8 +58,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     labels = list(dict.fromkeys(row.chunks for row in rows if row.chunks != "all"))
-    for mode in MODES:
-        _draw(axes, mode, [row for row in rows if row.mode == mode and row.chunks != "all"], labels)
+    for mode, style in zip(in_order(row.mode for row in rows), cycle(_STYLES)):
+        _draw(axes, style, [row for row in rows if row.mode == mode and row.chunks != "all"], labels)
     axes.set(xlabel="number of chunks", ylabel="accuracy (share of questions)", ylim=(-0.02, 1.02))
     axes.set_xticks(range(len(labels)), labels)
     axes.grid(axis="y", color="0.85")
@@ -121,11 +125,11 @@ def _print_reasons(console: Console, what: str, reasons: Mapping[str, int]) -> N
         console.print(f"{what}: {rest} more reasons in the summary", markup=False, highlight=False)
 
 
-def _draw(axes: "Axes", mode: Mode, rows: Sequence[Row], labels: Sequence[str]) -> None:
+def _draw(axes: "Axes", style: Mapping[str, str], rows: Sequence[Row], labels: Sequence[str]) -> None:
     points = [(labels.index(row.chunks), row.accuracy) for row in rows if row.accuracy is not None]
     if not points:
         return
     x = [position for position, _ in points]
-    axes.plot(x, [estimate.mean for _, estimate in points], label=mode, **_STYLES[mode])  # type: ignore[arg-type]
+    axes.plot(x, [estimate.mean for _, estimate in points], label=rows[0].mode, **style)  # type: ignore[arg-type]
     lows, highs = [estimate.low for _, estimate in points], [estimate.high for _, estimate in points]
-    axes.fill_between(x, lows, highs, color=_STYLES[mode]["color"], alpha=0.12, linewidth=0)
+    axes.fill_between(x, lows, highs, color=style["color"], alpha=0.12, linewidth=0)

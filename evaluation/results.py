@@ -6,15 +6,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from app.modes import mode_of
 from app.progress import say
-from evaluation.client import Answer, Mode
+from evaluation.arguments import ChunkOrder
+from evaluation.client import Answer
 from evaluation.questions import Question
 
 RUN, RESULTS, SUMMARY, PLOT, LOG = "run.json", "results.jsonl", "summary.json", "accuracy.png", "server.log"
 
 _ADVICE = "give another --output, or --overwrite"
 
-Key = tuple[str, Mode]
+Key = tuple[str, str]
 """A question's id, and the mode it was asked in."""
 
 
@@ -29,11 +31,12 @@ class RunSettings(BaseModel):
 
     questions: str
     questions_sha256: str
-    modes: tuple[Mode, ...]
+    modes: tuple[str, ...]
     model: str | None
     server_arguments: tuple[str, ...]
     served_model: str
     max_tokens: int
+    order: ChunkOrder
     concurrency: int
     tessera: str
     vllm: str
@@ -45,7 +48,7 @@ class Result(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     question: str
-    mode: Mode
+    mode: str
     chunks: int
     answers: tuple[str, ...]
     text: str = ""
@@ -55,7 +58,7 @@ class Result(BaseModel):
     error: str | None = None
 
     @classmethod
-    def of_answer(cls, question: Question, mode: Mode, answer: Answer) -> "Result":
+    def of_answer(cls, question: Question, mode: str, answer: Answer) -> "Result":
         """The result of a question that was answered, in whatever mode."""
         return cls(
             **_asked(question, mode),
@@ -66,7 +69,7 @@ class Result(BaseModel):
         )
 
     @classmethod
-    def of_error(cls, question: Question, mode: Mode, message: str) -> "Result":
+    def of_error(cls, question: Question, mode: str, message: str) -> "Result":
         """The result of a question that the server refused."""
         return cls(**_asked(question, mode), error=message)
 
@@ -77,12 +80,10 @@ class Result(BaseModel):
     @property
     def ran_as(self) -> str | None:
         """The mode it ran in: ``full`` for an answer that was to reuse chunks, but fell back to full attention."""
-        if self.cache is None:
-            return None
-        return "full" if self.cache["mode"] == "full" else str(self.cache["position_strategy"])
+        return None if self.cache is None else mode_of(self.cache)
 
 
-def _asked(question: Question, mode: Mode) -> dict[str, Any]:
+def _asked(question: Question, mode: str) -> dict[str, Any]:
     return {"question": question.id, "mode": mode, "chunks": len(question.chunks), "answers": question.answers}
 
 

@@ -4,14 +4,14 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from evaluation.client import AskOptions, Mode, RefusedError, TesseraClient
+from evaluation.client import AskOptions, RefusedError, TesseraClient
 from evaluation.questions import Question
 from evaluation.results import Key, Result
 
-Job = tuple[Question, Mode]
+Job = tuple[Question, str]
 
 
-def jobs(questions: Iterable[Question], modes: Sequence[Mode], answered: set[Key]) -> Iterator[Job]:
+def jobs(questions: Iterable[Question], modes: Sequence[str], answered: set[Key]) -> Iterator[Job]:
     """What is left to ask. A question's modes follow each other, so that noise of the machine meets all of them.
 
     Each question begins with another mode than the one before: of the modes that reuse chunks, the first has to have
@@ -48,7 +48,7 @@ async def ask_all(
         raise errors.exceptions[0] from None
 
 
-async def _ask(client: TesseraClient, question: Question, mode: Mode, options: AskOptions) -> Result:
+async def _ask(client: TesseraClient, question: Question, mode: str, options: AskOptions) -> Result:
     try:
         return Result.of_answer(question, mode, await client.ask(question, mode, options))
     except RefusedError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from evaluation.client import MODES, Mode
+from app.modes import in_order
 from evaluation.metrics import Scores, bootstrap_interval, paired_bootstrap_interval, score
 from evaluation.results import Result
 
@@ -34,7 +34,7 @@ class Row:
     ``refused`` the requests that it didn't answer, by its message.
     """
 
-    mode: Mode
+    mode: str
     chunks: str
     """``all``, a number, or a range such as ``5–8``."""
     answers: int
@@ -64,7 +64,7 @@ class _Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bin:
+class Bin:
     """Numbers of chunks from ``low`` to ``high``."""
 
     low: int
@@ -77,29 +77,44 @@ class _Bin:
 
 def summarize(results: Iterable[Result], refusal: str) -> list[Row]:
     """Rows for all questions first, then by number of chunks; within these, by mode."""
-    scored = [_Scored(result, score(result.text, result.answers, refusal)) for result in results]
-    asked = {s.result.mode for s in scored}
-    modes = [mode for mode in MODES if mode in asked]
-    rows = _rows("all", scored, modes)
-    for group in _bins({s.result.chunks for s in scored}):
-        rows += _rows(group.label, [s for s in scored if group.low <= s.result.chunks <= group.high], modes)
+    scored = _scored(results, refusal)
+    rows = _rows("all", scored)
+    for _, of_bin in _by_chunks(scored):
+        rows += of_bin
     return rows
 
 
-def _bins(counts: set[int]) -> list[_Bin]:
+def rows_by_chunks(results: Iterable[Result], refusal: str) -> list[tuple[Bin, list[Row]]]:
+    """The rows of each number of chunks, few first; within these, by mode."""
+    return _by_chunks(_scored(results, refusal))
+
+
+def _scored(results: Iterable[Result], refusal: str) -> list[_Scored]:
+    return [_Scored(result, score(result.text, result.answers, refusal)) for result in results]
+
+
+def _by_chunks(scored: Sequence[_Scored]) -> list[tuple[Bin, list[Row]]]:
+    return [
+        (at, _rows(at.label, [s for s in scored if at.low <= s.result.chunks <= at.high]))
+        for at in _bins({s.result.chunks for s in scored})
+    ]
+
+
+def _bins(counts: set[int]) -> list[Bin]:
     """Each number on its own; or, if there are many, up to 1, 2, 4, 8 and so on."""
     if len(counts) <= _MAX_BINS:
-        return [_Bin(count, count) for count in sorted(counts)]
+        return [Bin(count, count) for count in sorted(counts)]
     exponents = sorted({(count - 1).bit_length() for count in counts})
-    return [_Bin((1 << exponent) // 2 + 1, 1 << exponent) for exponent in exponents]
+    return [Bin((1 << exponent) // 2 + 1, 1 << exponent) for exponent in exponents]
 
 
-def _rows(label: str, scored: Sequence[_Scored], modes: Sequence[Mode]) -> list[Row]:
+def _rows(label: str, scored: Sequence[_Scored]) -> list[Row]:
+    modes = in_order(s.result.mode for s in scored)
     full = {s.result.question: s.scores.accuracy for s in scored if s.result.mode == s.result.ran_as == "full"}
     return [_row(label, mode, [s for s in scored if s.result.mode == mode], full) for mode in modes]
 
 
-def _row(label: str, mode: Mode, asked: Sequence[_Scored], full: Mapping[str, float]) -> Row:
+def _row(label: str, mode: str, asked: Sequence[_Scored], full: Mapping[str, float]) -> Row:
     ran = [s for s in asked if s.result.ran_as == mode]
     return Row(
         mode=mode,

@@ -21,6 +21,10 @@ row of what it is computed behind, the question's and the answer's in the whole 
 Each is decoded greedily (`Oracle.shared(segments, steps)` and so on), or made to follow given tokens
 (`Oracle.score(strategy, segments, tokens)`), which compares even where two tokens tie.
 
+Links (`score` with `links=(number, context)`) are for `offset`: the first tokens of each chunk but the first are
+computed anew behind the system segment and all earlier chunks; these as `offset` has them (`cached`), or with
+their own first tokens replaced already (`chained`). The question then sees the new K and V in their place.
+
 Scope `isolated` is `score` with an `opening`: each chunk's K and V are computed behind the opening alone, and K is
 then moved to where the strategy has the chunk; the system segment is computed on its own, at 0.
 """
@@ -34,6 +38,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 Segments = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]]
 Strategy = str
+Part = list[tuple[torch.Tensor, torch.Tensor]]
+"""K and V of each layer, [1, heads, tokens, size]."""
 STRATEGIES = ("full", "shared", "offset")
 
 SYSTEM, TAIL = -1, -2
@@ -78,10 +84,17 @@ class Oracle:
         return self._decode(self._read_offset(segments), steps=steps)
 
     def score(
-        self, strategy: Strategy, segments: Segments, tokens: Sequence[int], opening: Sequence[int] | None = None
+        self,
+        strategy: Strategy,
+        segments: Segments,
+        tokens: Sequence[int],
+        opening: Sequence[int] | None = None,
+        links: tuple[int, str] | None = None,
     ) -> Answer:
         """The same as the strategy's method, but following `tokens` whatever the model would have chosen."""
-        context = self._read(strategy, segments) if opening is None else self._compose(strategy, segments, opening)
+        if opening is None and links is None:
+            return self._decode(self._read(strategy, segments), forced=tokens)
+        context = self._compose(strategy, segments, segments[0] if opening is None else opening, links)
         return self._decode(context, forced=tokens)
 
     def shared_logits(self, segments: Segments) -> torch.Tensor:
@@ -110,7 +123,13 @@ class Oracle:
     def _read_offset(self, segments: Segments) -> Context:
         return self._compose("offset", segments, segments[0])
 
-    def _compose(self, strategy: Strategy, segments: Segments, opening: Sequence[int]) -> Context:
+    def _compose(
+        self,
+        strategy: Strategy,
+        segments: Segments,
+        opening: Sequence[int],
+        links: tuple[int, str] | None = None,
+    ) -> Context:
         """A context put together from parts, each chunk computed behind `opening` and moved to its place."""
         system, chunks, question = segments
         start = len(system)
@@ -120,14 +139,34 @@ class Oracle:
             skip = len(opening)
             computed = self._keys_and_values([*opening, *chunk], moved_by=place - skip)
             parts.append([(k[:, :, skip:], v[:, :, skip:]) for k, v in computed])
-        composed = DynamicCache()
-        for layers in parts:
-            for index, (keys, values) in enumerate(layers):
-                composed.update(keys, values, index)
+        if links is not None:
+            assert strategy == "offset"
+            parts = self._linked(parts, bool(system), chunks, *links)
+        composed = in_a_row(parts)
         before = start + sum(map(len, chunks))
         assert composed.get_seq_length() == before
         positions = range(first, first + len(question))
         return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before)
+
+    def _linked(self, parts: list[Part], has_system: bool, chunks, number: int, context: str) -> list[Part]:
+        """The parts with the first `number` tokens of each chunk but the first computed anew, where they are."""
+        linked = parts[: 1 + has_system]
+        for index in range(1, len(chunks)):
+            before = in_a_row(linked if context == "chained" else parts[: index + has_system])
+            start, head = before.get_seq_length(), chunks[index][:number]
+            positions = range(start, start + len(head))
+            computed = self._prefill(head, positions, [TAIL] * len(head), before, [TAIL] * start).cache
+            rest = parts[index + has_system]
+            linked.append(
+                [
+                    (
+                        torch.cat([layer.keys[:, :, start:], keys[:, :, len(head) :]], 2),
+                        torch.cat([layer.values[:, :, start:], values[:, :, len(head) :]], 2),
+                    )
+                    for layer, (keys, values) in zip(computed.layers, rest, strict=True)
+                ]
+            )
+        return linked
 
     def _keys_and_values(self, token_ids: Sequence[int], moved_by: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
         cache = self._read_full(token_ids, moved_by).cache
@@ -183,6 +222,15 @@ class Oracle:
             logits_to_keep=0 if every_logit else 1,
         )
         return output.logits[0].float()
+
+
+def in_a_row(parts: Sequence[Part]) -> DynamicCache:
+    """One cache of the parts' K and V."""
+    composed = DynamicCache()
+    for layers in parts:
+        for index, (keys, values) in enumerate(layers):
+            composed.update(keys, values, index)
+    return composed
 
 
 def lay_out_shared(segments: Segments) -> tuple[list[int], list[int], list[int]]:

@@ -185,3 +185,17 @@ def test_bfloat16_weights_can_be_read_as_either_type(tmp_path):
     rounded = Oracle(path, torch.bfloat16).score("offset", SEGMENTS, [70, 71])
     assert rounded.distributions.dtype == torch.float32
     assert 1e-4 < difference(exact, rounded) < 1.0
+
+
+def test_whole_chunks_linked_in_a_chain_are_full_attention(oracle):
+    following = tokens(5, 9)
+    full = oracle.score("full", SEGMENTS, following)
+    assert difference(oracle.score("offset", SEGMENTS, following, links=(40, "chained")), full) < TOLERANCE
+    assert difference(oracle.score("offset", SEGMENTS, following, links=(40, "cached")), full) > 1e-3
+
+
+def test_two_chunks_are_linked_alike_in_both_contexts(oracle):
+    following, segments = tokens(5, 9), (SYSTEM, CHUNKS[:2], QUESTION)
+    cached, chained = (oracle.score("offset", segments, following, links=(8, how)) for how in ("cached", "chained"))
+    assert difference(cached, chained) < TOLERANCE
+    assert difference(cached, oracle.score("offset", segments, following)) > 1e-3

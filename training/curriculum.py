@@ -2,6 +2,7 @@
 """What is learned in which order. A stage is left when held-out questions are answered well enough."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from training.batches import STRATEGIES, Batch, Encoder, Sample, make_batch, repeat_sample
@@ -82,8 +83,10 @@ CURRICULUM = (
 )
 
 
-def make_stage_batch(stage: Stage, seed: int, step: int, split: Split, encoder: Encoder) -> Batch:
+def make_stage_batch(
+    stage: Stage, seed: int, step: int, split: Split, encoder: Encoder, attention: Sequence[str] = STRATEGIES
+) -> Batch:
     """The batch of this step: a function of the arguments alone, so that training can go on where it stopped."""
     rng = random.Random(f"{split} {seed} {stage.name} {step}")
     samples = stage.task.samples(rng, split, encoder, stage.tokens)
-    return make_batch(samples, [rng.choice(STRATEGIES) for _ in samples])
+    return make_batch(samples, [rng.choice(attention) for _ in samples])

@@ -14,21 +14,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad_norm_
+from torch.overrides import TorchFunctionMode
 
 from app.folders import check_replaceable
 from app.progress import say
-from training.batches import Batch, Encoder, to_device
+from training.batches import STRATEGIES, Batch, Encoder, to_device
 from training.curriculum import CURRICULUM, Stage, make_stage_batch
 from training.export import FACTS_FILE, export
 from training.initialisation import look_back
 from training.language import Split
-from training.model import MAX_LENGTH, forward, new_model
+from training.model import MAX_LENGTH, forward, is_bfloat16_quick, new_model
 from training.tokenizer import train_tokenizer
 
 LEARNING_RATE = 4e-3
@@ -50,19 +52,33 @@ class Progress:
     """Of the last look at held-out questions."""
     commit: str = ""
     """Of the code that the training began with."""
+    attention: tuple[str, ...] = STRATEGIES
+    """Kinds that contexts are masked and positioned as, in equal shares."""
+    end: float = 1.0
+    """Share of the steps of the stages whose learning rate decays."""
 
     @property
     def finished(self) -> bool:
         return self.stage == len(CURRICULUM)
 
 
+class _Float32(TorchFunctionMode):
+    """Keeps Muon, which converts its matrices to bfloat16, at float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.bfloat16:
+            return args[0].clone()
+        return func(*args, **(kwargs or {}))
+
+
 class Trainer:
     """The model, its optimizers and where they are."""
 
-    def __init__(self, seed: int, device: str) -> None:
+    def __init__(self, seed: int, device: str, attention: tuple[str, ...] = STRATEGIES, end: float = 1.0) -> None:
         self.seed = seed
         self.device = device
-        self.progress = Progress(commit=_commit())
+        self.progress = Progress(commit=_commit(), attention=attention, end=end)
+        self.curriculum = [_shortened(stage, end) if stage.decay else stage for stage in CURRICULUM]
         self.tokenizer = train_tokenizer(seed, MAX_LENGTH)
         self.encoder = Encoder(self.tokenizer)
         self.model = new_model(seed)
@@ -72,7 +88,7 @@ class Trainer:
 
     @property
     def stage(self) -> Stage:
-        return CURRICULUM[self.progress.stage]
+        return self.curriculum[self.progress.stage]
 
     def train_step(self) -> float:
         """One step; returns its loss (nats per answer token)."""
@@ -82,9 +98,10 @@ class Trainer:
         loss, _ = forward(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        with nullcontext() if is_bfloat16_quick(self.device) else _Float32():
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
         progress.step += 1
         progress.stage_step += 1
         progress.tokens += batch.ids.numel()
@@ -102,7 +119,9 @@ class Trainer:
             optimizer.param_groups[0]["lr"] = rate * scale
 
     def _batch(self, stage: Stage, step: int, split: Split) -> Batch:
-        return to_device(make_stage_batch(stage, self.seed, step, split, self.encoder), self.device)
+        return to_device(
+            make_stage_batch(stage, self.seed, step, split, self.encoder, self.progress.attention), self.device
+        )
 
     def _look_at_gate(self) -> None:
         progress = self.progress
@@ -132,14 +151,23 @@ class Trainer:
         temporary.replace(path)
 
     def load(self, path: Path) -> None:
-        """Goes on from a checkpoint; raises `ValueError` if it is of another seed."""
+        """Goes on from a checkpoint; raises `ValueError` if it is of another seed or other options."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         if state["seed"] != self.seed:
             raise ValueError(f"{path} was trained with seed {state['seed']}, not {self.seed}: remove it to begin anew")
-        self.progress = Progress(**state["progress"])
+        progress = Progress(**state["progress"])
+        if (progress.attention, progress.end) != (self.progress.attention, self.progress.end):
+            options = f"--attention {','.join(progress.attention)} --end {progress.end}"
+            raise ValueError(f"{path} was trained with {options}: remove it to begin anew")
+        self.progress = progress
         self.model.load_state_dict(state["model"])
         for optimizer, optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(optimizer_state)
+
+
+def _shortened(stage: Stage, share: float) -> Stage:
+    """With so many of its steps, and a last look at the gate at the end of them."""
+    return replace(stage, most_steps=max(1, round(share * stage.most_steps / GATE_EVERY)) * GATE_EVERY)
 
 
 def _commit() -> str:
@@ -215,6 +243,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, help="stop after this step (default: when the curriculum is through)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, tokenizer and data (default: 0)")
     parser.add_argument(
+        "--attention",
+        type=_attention,
+        default=STRATEGIES,
+        help="kinds of attention to train for, in equal shares (default: full,shared,offset)",
+    )
+    end = "share of the last stages' steps, in which the learning rate falls to zero (default: %(default)s)"
+    parser.add_argument("--end", type=float, default=1.0, metavar="SHARE", help=end)
+    parser.add_argument(
         "--work-dir", type=Path, default=Path("build/demo"), help="checkpoint and log (default: %(default)s)"
     )
     parser.add_argument(
@@ -227,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FileExistsError as error:
         say(str(error))
         return 2
-    trainer = Trainer(args.seed, "cuda" if torch.cuda.is_available() else "cpu")
+    trainer = Trainer(args.seed, "cuda" if torch.cuda.is_available() else "cpu", args.attention, args.end)
     checkpoint = args.work_dir / "checkpoint.pt"
     if checkpoint.exists():
         try:
@@ -244,6 +280,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     finish(trainer, args.out)
     return 0
+
+
+def _attention(text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split(","))
+    if unknown := [kind for kind in kinds if kind not in STRATEGIES]:
+        raise argparse.ArgumentTypeError(f"unknown kind {unknown[0]!r}; there are {', '.join(STRATEGIES)}")
+    return kinds
 
 
 def finish(trainer: Trainer, out: Path) -> None:

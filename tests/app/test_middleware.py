@@ -37,6 +37,7 @@ class Server:
         self.app = Starlette(routes=routes, middleware=[Middleware(DocumentsMiddleware)])
         self.app.state.tessera_marks = self.marks = Marks()
         self.app.state.tessera_settings = Settings(**settings)
+        self.app.state.tessera_profile = None
         self.bodies: list[bytes] = []
         self.prompts: list[MarkedPrompt] = []
         self.headers: list[dict[str, str]] = []
@@ -172,7 +173,7 @@ async def test_a_separator_is_found_however_other_languages_spell_it(separator, 
             CHAT,
             {"documents": [], "cache": {"mode": "x"}},
             "cache.mode",
-            "Input should be 'auto', 'chunked' or 'full'",
+            "Input should be 'auto', 'chunked', 'full' or 'compare'",
         ),
         (CHAT, {"cache": {"modus": 1}}, "cache.modus", "Extra inputs are not permitted"),
         (CHAT, {"cache": 5}, "cache", "Input should be a valid dictionary or instance of CacheField"),

@@ -33,7 +33,9 @@ def rag(**fields):
 def ticket_keys(**fields):
     """As the replica finds them."""
     request = RagChatRequest(**{"system": "S", "chunks": ["one", "two"], "question": "?", **fields})
-    state = SimpleNamespace(engine_client=SimpleNamespace(manager=None), tessera_settings=Settings())
+    state = SimpleNamespace(
+        engine_client=SimpleNamespace(manager=None), tessera_settings=Settings(), tessera_profile=None
+    )
     return list(open_ticket(request, state)[0].document_keys)
 
 

@@ -95,7 +95,8 @@ class FakeRenderer:
 
 
 DOCUMENTS = [Document("one </s>", "d1"), Document("two")]
-TICKET = Ticket(CacheOptions(), ("d1", None))
+PLAIN = CacheOptions()
+TICKET = Ticket(PLAIN, ("d1", None))
 
 
 @pytest.fixture
@@ -103,9 +104,9 @@ def marks():
     return Marks()
 
 
-async def render_chat(marks, vllms=None, documents=DOCUMENTS, scope="system", max_chunk_tokens=100, **kwargs):
+async def render_chat(marks, vllms=None, documents=DOCUMENTS, max_chunk_tokens=100, cache=PLAIN, **kwargs):
     renderer = SegmentRenderer(vllms or FakeRenderer(), marks, max_chunk_tokens)
-    ticket = Ticket(CacheOptions(scope=scope), tuple(document.id for document in documents))
+    ticket = Ticket(cache, tuple(document.id for document in documents))
     with marks.issue(ticket, documents) as marked:
         return await renderer.render_chat_async(
             [[{"role": "user", "content": f"{marked}why?"}]], ChatParams(), **kwargs
@@ -124,6 +125,14 @@ async def test_a_marked_chat_is_tokenized_segment_by_segment(marks):
     assert engine_input["prompt_token_ids"] == request.prompt.token_ids
     assert engine_input["prompt"] == "<s>one </s>\n\ntwo\n\nwhy?</s>"
     assert engine_input["cache_salt"] == "salt"
+
+
+async def test_chunks_in_canonical_order_are_named_as_they_were_sent(marks):
+    documents = [Document("two", "d1"), Document("one"), Document("three", "d3")]
+    _, (engine_input,) = await render_chat(marks, documents=documents, cache=CacheOptions(order="canonical"))
+    assert engine_input["prompt"] == "<s>one\n\nthree\n\ntwo\n\nwhy?</s>"
+    chunks = engine_input[REQUEST_KEY].prompt.chunks
+    assert [(chunk.document, chunk.id) for chunk in chunks] == [(1, None), (2, "d3"), (0, "d1")]
 
 
 async def test_control_text_is_a_control_token_in_the_template_only(marks):
@@ -203,7 +212,7 @@ async def test_a_document_longer_than_a_chunk_may_be_is_several(marks):
 
 
 async def test_scope_isolated_brings_the_opening_of_a_lone_user_message(marks):
-    _, (engine_input,) = await render_chat(marks, FakeRenderer("<s>hello {}</s>"), scope="isolated")
+    _, (engine_input,) = await render_chat(marks, FakeRenderer("<s>hello {}</s>"), cache=CacheOptions(scope="isolated"))
     prompt = engine_input[REQUEST_KEY].prompt
     assert prompt.opening == tuple(make_tokenizer().encode("<s>hello "))
     _, (engine_input,) = await render_chat(marks)

@@ -13,6 +13,7 @@ from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.base import Options
 from benchmarks.workloads.chat import Chat
 from benchmarks.workloads.context import Context, Sizes
+from benchmarks.workloads.links import Links
 from benchmarks.workloads.long_output import LongOutput
 from benchmarks.workloads.shuffled import Shuffled
 from tests.benchmarks import fake_server
@@ -50,7 +51,7 @@ def test_what_a_workload_says_of_itself(name, is_long):
         assert (claim.last if isinstance(claim, Retention) else claim).workload == name
 
 
-@pytest.mark.parametrize("workload_type", [Context, Shuffled, Chat, LongOutput])
+@pytest.mark.parametrize("workload_type", [Context, Links, Shuffled, Chat, LongOutput])
 async def test_as_many_steps_as_said_and_everything_claimed_is_measured(workload_type, fakes):
     workload = workload_type(options())
     samples, steps = await run(workload)
@@ -106,7 +107,7 @@ def in_full_attention(report):
     return {**report, "mode": "full", "reason": "no room"}
 
 
-@pytest.mark.parametrize("workload_type", [Context, Shuffled, LongOutput])
+@pytest.mark.parametrize("workload_type", [Context, Links, Shuffled, LongOutput])
 @pytest.mark.parametrize("change", [wrong_status, in_full_attention])
 async def test_a_request_that_ran_otherwise_is_not_reported(workload_type, change, fakes):
     fakes.state = {"report": change}
@@ -121,7 +122,7 @@ async def test_an_answer_that_depends_on_the_cache_is_not_reported(workload_type
         await run(workload_type(options()))
 
 
-@pytest.mark.parametrize("workload_type", [Context, Shuffled, LongOutput])
+@pytest.mark.parametrize("workload_type", [Context, Links, Shuffled, LongOutput])
 async def test_prompts_of_other_lengths_are_not_reported(workload_type, fakes, monkeypatch):
     def longer(body):
         return rag_prompt({**body, "question": body.get("question", "") + "x"})
@@ -129,6 +130,24 @@ async def test_prompts_of_other_lengths_are_not_reported(workload_type, fakes, m
     monkeypatch.setattr(fake_server, "rag_prompt", longer)
     with pytest.raises(DifferentAnswerError, match="tokens long; not reporting"):
         await run(workload_type(options()))
+
+
+def without_links(report):
+    return {**report, "links": None}
+
+
+def with_other_work(report):
+    tokens = report["tokens"]
+    return {**report, "tokens": {**tokens, "computed": tokens["computed"] + 512}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(without_links, "a request ran with links None"), (with_other_work, "tokens were computed")]
+)
+async def test_links_that_were_not_as_asked_are_not_reported(change, message, fakes):
+    fakes.state = {"report": change}
+    with pytest.raises(DifferentAnswerError, match=message):
+        await run(Links(options()))
 
 
 async def test_an_exact_repeat_that_answers_otherwise_is_not_reported(fakes):

@@ -25,7 +25,7 @@ from cache.errors import CapacityError
 from cache.eviction import EvictionPolicyName
 from cache.hashing import CacheScope
 from cache.index import ChunkKVCache, EntryState, SegmentIdentity
-from cache.layout import PositionReindexer, PositionStrategy, pack
+from cache.layout import Placement, PositionReindexer, PositionStrategy, pack
 from cache.lease import ChunkStatus, FillJob, Lease
 from cache.manager import Removal
 from cache.quotas import Quota
@@ -135,6 +135,36 @@ class Books(RuleBasedStateMachine):
         assert (lease.system is None) == (not system)
         self.lookups.update(statuses[len(wanted) - len(chunks) :])
         self._check_jobs(lease, missing)
+        self.leases.append(lease)
+        self.jobs += lease.fills
+
+    @rule(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=3), scope=st.sampled_from(SCOPES))
+    def borrow(self, lengths, scope):
+        identities = [SegmentIdentity(scope, pack((7,)), pack(tokens(900, length))) for length in lengths]
+        names = [(False, identity) for identity in identities]
+        placements = [Placement(1, length, 1, 0) for length in lengths]
+        needed = sum(map(pages_of, names))
+        free = NUM_PAGES - sum(known.pages for known in self._known())
+        evictable = [known for name, known in self.cached.items() if self._is_evictable(name, [])]
+        surplus = self._surplus(scope.owner, needed, len(lengths))
+        own = [known for known in evictable if known.entry.identity.scope.owner == scope.owner]
+        within_quota = sum(known.pages for known in own) >= surplus[0] and len(own) >= surplus[1]
+        if free + sum(known.pages for known in evictable) < needed or not within_quota:
+            with pytest.raises(CapacityError):
+                self.manager.borrow(identities, placements)
+            return
+        lease = self.manager.borrow(identities, placements)
+        for known in evictable:
+            if known.entry.detached:
+                self._detached(known.entry, Removal.EVICTED)
+        self._forget_freed()
+        taken = {page for known in self._known() for page in known.entry.pages}
+        for name, segment, placement in zip(names, lease.segments, placements, strict=True):
+            known = self._created(name, segment.entry, taken)
+            known.leases = 1
+            self.gone.append(known)  # from the beginning nobody can find it
+            assert (segment.placement, segment.status) == (placement, ChunkStatus.FILLED)
+        assert [job.entries for job in lease.fills] == [[segment.entry] for segment in lease.segments]
         self.leases.append(lease)
         self.jobs += lease.fills
 

@@ -138,6 +138,7 @@ def without_template(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.matrix
 def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(
     without_template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

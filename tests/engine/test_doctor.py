@@ -72,6 +72,7 @@ def test_a_good_model(start: Run, model_path: Callable[[str], Path]) -> None:
     assert "FAIL" not in said
 
 
+@pytest.mark.matrix
 def test_a_refused_model(start: Run, model_path: Callable[[str], Path], tmp_path: Path) -> None:
     """It starts, and only then is seen to be one."""
     flags = [flag if flag != "8192" else "1024" for flag in COMMON]

@@ -29,7 +29,7 @@ def ask(server: TesseraServer, strategy: str, chunks: list[str], question: str, 
         temperature=0,
         ignore_eos=True,
         logprobs=True,
-        top_logprobs=0,
+        top_logprobs=fields.pop("top_logprobs", 0),
         return_token_ids=True,
         cache={"position_strategy": strategy, "explain": True, **fields.pop("cache", {})},
         **fields,
@@ -53,7 +53,10 @@ def assert_exact(
     tokens = response["choices"][0]["token_ids"]
     assert len(tokens) == steps
     assert ("opening" in report) == (report["scope"] == "isolated")
-    expected = oracle.score(strategy, segments(report), tokens, report.get("opening"))
+    links = report.get("links")
+    expected = oracle.score(
+        strategy, segments(report), tokens, report.get("opening"), links and (links["tokens"], links["context"])
+    )
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
     best = expected.distributions.max(dim=-1).values.tolist()

@@ -66,6 +66,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(serve: Any, 
     assert families(server) == documented()
 
 
+@pytest.mark.matrix
 def test_with_the_cache_off_only_its_state_is_shown(serve: Any) -> None:
     server: TesseraServer = serve("tiny-llama", *REFUSING)
     assert {name for name, _, _ in families(server)} == {

@@ -56,10 +56,15 @@ def saved(build: Callable[[int], PreTrainedModel], tokenizer_of: Path, folder: P
 @pytest.mark.parametrize(
     ("build", "words", "runs"),
     [
-        (sliding_window, "sliding-window attention in every layer (64 tokens)", RUNS_SLIDING_WINDOWS_ALONE),
+        pytest.param(
+            sliding_window,
+            "sliding-window attention in every layer (64 tokens)",
+            RUNS_SLIDING_WINDOWS_ALONE,
+            marks=pytest.mark.matrix,
+        ),
         (alibi, "ALiBi", True),
         # vLLM's CPU build lacks Mamba's kernels: it starts, but can't run a request.
-        (mamba, "Mamba", False),
+        pytest.param(mamba, "Mamba", False, marks=pytest.mark.matrix),
     ],
 )
 def test_served_with_the_cache_off(

@@ -14,7 +14,8 @@ from engine_ext.fingerprint import UnknownWeightsError, weights_digest
 
 
 def digest(path, load_format="auto"):
-    return weights_digest(SimpleNamespace(model=str(path), revision=None), SimpleNamespace(load_format=load_format))
+    model, load = SimpleNamespace(model=str(path), revision=None), SimpleNamespace(load_format=load_format)
+    return weights_digest(SimpleNamespace(model_config=model, load_config=load))
 
 
 @pytest.fixture

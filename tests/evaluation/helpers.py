@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
 from app.documents import Document
+from app.modes import link_tokens
 from app.sse import ReportInserter
 from cache.layout import Chunk, PositionStrategy, pack
 from cache.lease import ChunkStatus
@@ -51,8 +52,9 @@ def write_questions(path: Path, count: int) -> Path:
 
 
 def make_report(mode: str, *statuses: str, reason: str | None = None, reused: int = 0) -> dict:
-    """What clients get of a cache report. ``mode`` is ``full``, or the position strategy of a chunked one."""
-    strategy = PositionStrategy.SHARED if mode == "full" else PositionStrategy(mode)
+    """What clients get of a cache report."""
+    number = link_tokens(mode)
+    strategy = PositionStrategy.OFFSET if number or mode == "offset" else PositionStrategy.SHARED
     statuses = [None] if mode == "full" else [ChunkStatus(status) for status in statuses or ("hit",)]
     return CacheReport(
         strategy,
@@ -61,6 +63,7 @@ def make_report(mode: str, *statuses: str, reason: str | None = None, reused: in
         [ChunkReport(Chunk(pack((1,) * 9), document=i), status=status) for i, status in enumerate(statuses)],
         mode="full" if mode == "full" else "chunked",
         reason=reason,
+        links={"tokens": number, "context": "chained"} if number else None,
     ).to_dict()
 
 
@@ -79,6 +82,7 @@ def make_settings(**fields) -> RunSettings:
         "server_arguments": (),
         "served_model": "m",
         "max_tokens": 64,
+        "order": "given",
         "concurrency": 1,
         "tessera": "0.1.0",
         "vllm": "0.32.0",
@@ -119,7 +123,9 @@ class FakeServer:
 
 
 def asked_mode(body: dict) -> str:
-    return body["cache"].get("position_strategy") or body["cache"]["mode"]
+    cache = body["cache"]
+    number = cache.get("link_tokens")
+    return f"link-{number}" if number else cache.get("position_strategy") or cache["mode"]
 
 
 def _event(*choices: dict) -> bytes:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line of `tessera eval`."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,31 @@ def test_the_demo_can_have_any_model(given):
 
 
 def test_modes_are_in_their_own_order():
-    assert parse(["--demo", "--modes", "offset,full,offset"]).modes == ("full", "offset")
+    modes = "link-16,offset,link-8,full,offset"
+    assert parse(["--demo", "--modes", modes]).modes == ("full", "offset", "link-8", "link-16")
+
+
+def test_a_calibration_has_every_mode():
+    args = parse(["m", "--questions", "data/q.jsonl"], "calibrate")
+    assert args.modes == ("full", "shared", "offset", "link-8", "link-16", "link-32")
+    assert (args.tolerance, args.profile, args.output) == (2.0, None, Path("results/calibrate-q"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["m"], "give --questions FILE, or --demo"),
+        (["--demo", "--modes", "shared,offset"], "full attention is what others are compared with"),
+        (["--demo", "--tolerance", "-1"], "argument --tolerance: must be from 0 to 100"),
+        (["--demo", "--tolerance", "x"], "argument --tolerance: invalid number value: 'x'"),
+        (["--demo", *SERVER], "unrecognized arguments: --server"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_calibration(argv, message):
+    with pytest.raises(UsageError, match=re.escape(message)) as raised:
+        parse(argv, "calibrate")
+    assert "tessera calibrate --help" in str(raised.value)
 
 
 @pytest.mark.parametrize(

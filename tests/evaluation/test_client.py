@@ -33,7 +33,8 @@ def describe(server):
     [
         ("full", {"mode": "full"}),
         ("shared", {"position_strategy": "shared"}),
-        ("offset", {"position_strategy": "offset"}),
+        ("offset", {"position_strategy": "offset", "link_tokens": 0}),
+        ("link-16", {"position_strategy": "offset", "link_tokens": 16}),
     ],
 )
 async def test_what_is_sent(server, ask, mode, cache):
@@ -45,7 +46,7 @@ async def test_what_is_sent(server, ask, mode, cache):
             "system": "Answer.",
             "chunks": [{"text": "One.", "title": "A"}, {"text": "Two."}],
             "question": "Where is Falcon?",
-            "cache": cache,
+            "cache": {**cache, "order": "given"},
             "stream": True,
             "temperature": 0,
             "max_tokens": 32,

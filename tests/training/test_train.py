@@ -98,3 +98,24 @@ def test_a_few_steps_improve_the_loss(tmp_path: Path) -> None:
 
 def test_the_curriculum_ends_with_as_many_chunks_as_the_card_says() -> None:
     assert max(CURRICULUM[-1].task.chunks) == 20
+
+
+def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "--end", "0.5", "--steps", "1") == 0
+    assert run(tmp_path) == 2
+    assert "--end 0.5: remove it to begin anew" in capsys.readouterr().err
+    assert run(tmp_path, "--end", "0.5") == 0
+    assert len(losses(tmp_path)) == 4 + 2
+
+
+def test_one_kind_of_attention_alone(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "--attention", "full", "--steps", "2") == 0
+    assert run(tmp_path) == 2
+    assert "was trained with --attention full --end 1.0: remove it to begin anew" in capsys.readouterr().err
+    assert run(tmp_path, "--attention", "full") == 0
+    configuration = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert configuration["chunk_attention"] == ["full"]
+    assert "in equal shares: full |" in (tmp_path / "model" / "README.md").read_text()
+    with pytest.raises(SystemExit):
+        run(tmp_path, "--attention", "full,none")
+    assert "unknown kind 'none'" in capsys.readouterr().err

@@ -217,6 +217,7 @@ async def post(answer, **body):
     app = FastAPI()
     app.include_router(router)
     app.state.tessera_settings = Settings(chunk_position_strategy="offset")
+    app.state.tessera_profile = None
     app.state.tessera_marks = Marks()
     app.state.engine_client = SimpleNamespace(manager=None)
     app.state.openai_serving_chat = serving = FakeServing(app.state.tessera_marks, answer)

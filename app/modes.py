@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways of answering over chunks, by names under which they are measured and chosen: full, shared, offset, link-16."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from engine_ext.request import MAX_LINK_TOKENS
+
+MODES: Final = ("full", "shared", "offset")
+CALIBRATED: Final = (*MODES, "link-8", "link-16", "link-32")
+_LINK: Final = re.compile(r"link-([1-9]\d{0,3})")
+
+
+def is_mode(name: str) -> bool:
+    """Whether there is such a mode; ``link-N`` is ``offset`` with N link tokens."""
+    return name in MODES or 0 < link_tokens(name) <= MAX_LINK_TOKENS
+
+
+def link_tokens(mode: str) -> int:
+    """How many link tokens the mode has."""
+    match = _LINK.fullmatch(mode)
+    return int(match[1]) if match else 0
+
+
+def cache_field(mode: str) -> dict[str, Any]:
+    """The ``cache`` field of a request in the mode."""
+    if mode == "full":
+        return {"mode": "full"}
+    if mode == "shared":
+        return {"position_strategy": "shared"}
+    return {"position_strategy": "offset", "link_tokens": link_tokens(mode)}
+
+
+def mode_of(report: Mapping[str, Any]) -> str:
+    """The mode that an answer with this cache report ran in."""
+    if report["mode"] == "full":
+        return "full"
+    if links := report.get("links"):
+        return f"link-{links['tokens']}"
+    return str(report["position_strategy"])
+
+
+def in_order(modes: Iterable[str]) -> list[str]:
+    """Without repetitions; full attention first, then by what they cost."""
+    return sorted(set(modes), key=lambda mode: (link_tokens(mode), MODES.index(mode) if mode in MODES else 0))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a profile decides, and files that are none."""
+
+import pytest
+from starlette.datastructures import State
+
+from app.cache_options import CacheField, options_of
+from app.profile import Kind, Profile, ProfileError
+from app.settings import Settings
+from cache.layout import PositionStrategy
+from engine_ext.request import CacheOptions
+
+
+def make_profile(**modes: str) -> Profile:
+    """``up_to_4="shared"``, and so on."""
+    kinds = [
+        Kind(min_chunks=2, max_chunks=int(name.removeprefix("up_to_")), mode=mode, is_certain=True, measured=())
+        for name, mode in modes.items()
+    ]
+    return Profile(
+        model="m",
+        weights="w",
+        trained_for=(),
+        questions="q.jsonl",
+        questions_sha256="ab",
+        tolerance=0.02,
+        tessera="0.1.0",
+        vllm="0.32.0",
+        kinds=tuple(kinds),
+    )
+
+
+PROFILE = make_profile(up_to_4="shared", up_to_8="link-16", up_to_16="full")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "mode"),
+    [(1, "shared"), (2, "shared"), (4, "shared"), (5, "link-16"), (8, "link-16"), (9, "full"), (17, "full")],
+)
+def test_it_decides_by_the_number_of_chunks(chunks, mode):
+    assert PROFILE.decide(chunks).mode == mode
+    options = PROFILE.applied(CacheOptions(link_tokens=3), chunks)
+    assert options.decision == PROFILE.decide(chunks)
+    assert (options.why_full is not None) == (mode == "full")
+    if mode != "full":
+        strategy = PositionStrategy.SHARED if mode == "shared" else PositionStrategy.OFFSET
+        assert (options.position_strategy, options.link_tokens) == (strategy, 16 if mode == "link-16" else 0)
+
+
+def test_what_was_never_measured_is_full_attention():
+    decision = PROFILE.decide(17)
+    assert (decision.mode, decision.why) == ("full", "the profile has nothing for 17 chunks")
+
+
+def state(profile: Profile | None = PROFILE) -> State:
+    return State({"tessera_settings": Settings(chunk_position_strategy="offset"), "tessera_profile": profile})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mode": "chunked"},
+        {"mode": "full"},
+        {"mode": "compare"},
+        {"position_strategy": "offset"},
+        {"link_tokens": 0},
+        {"scope": "isolated"},
+    ],
+)
+def test_requests_that_say_what_they_want_get_that(given):
+    field = CacheField(**given)
+    assert options_of(field, state(), 6) == options_of(field, state(None), 6)
+
+
+@pytest.mark.parametrize("given", [{}, {"mode": "auto"}, {"explain": True}, {"namespace": "n"}])
+def test_others_follow_the_profile(given):
+    options = options_of(CacheField(**given), state(), 6)
+    assert (options.link_tokens, options.decision.mode) == (16, "link-16")
+
+
+def test_without_documents_there_is_nothing_to_decide():
+    assert options_of(CacheField(), state(), 0).decision is None
+
+
+def test_it_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(PROFILE.model_dump_json())
+    assert Profile.read(path) == PROFILE
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "No such file"),
+        ("", "is not a profile of tessera calibrate: it"),
+        ("[]", "is not a profile"),
+        ('{"format": 2}', "format"),
+        (PROFILE.model_dump_json().replace("link-16", "link-x"), "there is no mode 'link-x'"),
+        (PROFILE.model_dump_json().replace('"model"', '"modle"'), "model"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(tmp_path, text, words):
+    path = tmp_path / "profile.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ProfileError) as raised:
+        Profile.read(path)
+    assert words in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
