@@ -115,6 +115,7 @@ class Report(_Shape):
     tokens: ReportedTokens
     chunks: list[ReportedChunk]
     decision: Decided | None = None
+    placement: Literal["in-place"] | None = None
     links: Links | None = None
     compare: Compared | None = None
     timings_ms: dict[str, float]

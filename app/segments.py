@@ -13,20 +13,24 @@ from vllm.exceptions import VLLMValidationError
 from app.documents import Document
 from app.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.tokenization import SegmentTokenizer
-from cache.layout import Chunk, ChunkedPrompt, split_packed
+from cache.layout import Chunk, ChunkedPrompt, PackedTokens, pack, packed_length, split_packed, unpack
 from engine_ext.request import REQUEST_KEY, ChunkedRequest, cache_scope
 from engine_ext.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
 
 class SegmentRenderer:
-    """Stands in for vLLM's renderer; prompts without marks go through it unchanged."""
+    """Stands in for vLLM's renderer; prompts without marks go through it unchanged.
 
-    def __init__(self, renderer: Any, marks: Marks, max_chunk_tokens: int) -> None:
+    With ``block_tokens``, white space fills each segment before the question up to whole blocks.
+    """
+
+    def __init__(self, renderer: Any, marks: Marks, max_chunk_tokens: int, block_tokens: int | None = None) -> None:
         self._renderer = renderer
         self._marks = marks
         self._max_chunk_tokens = max_chunk_tokens
         self._openings: dict[str | None, str] = {}
         self._tokenizer = SegmentTokenizer(renderer.get_tokenizer())
+        self._block_tokens = block_tokens
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._renderer, name)
@@ -131,7 +135,7 @@ class SegmentRenderer:
         is_isolated = marked.ticket.options.scope == "isolated"
         documents, ids = zip(marked.documents, marked.chunks, strict=True), marked.ticket.chunk_ids
         prompt = ChunkedPrompt(
-            encode(marked.system, add_special_tokens=add_special_tokens),
+            self._padded(encode(marked.system, add_special_tokens=add_special_tokens)),
             tuple(chunk for i, text in documents for chunk in self._chunks(text, ids[i], i, namespace)),
             encode(marked.question),
             encode(opening, add_special_tokens=add_special_tokens) if is_isolated else None,
@@ -142,8 +146,18 @@ class SegmentRenderer:
         tokens = self._tokenizer.pack_document(text, namespace)
         pieces = split_packed(tokens, self._max_chunk_tokens)
         if len(pieces) == 1:
-            return [Chunk(tokens, id, document)]
-        return [Chunk(piece, id, document, (number, len(pieces))) for number, piece in enumerate(pieces, start=1)]
+            return [Chunk(tokens + self._padding(tokens), id, document)]
+        padded = [piece + self._padding(piece) for piece in pieces]
+        return [Chunk(piece, id, document, (number, len(padded))) for number, piece in enumerate(padded, start=1)]
+
+    def _padded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        return token_ids + unpack(self._padding(pack(token_ids)))
+
+    def _padding(self, packed: PackedTokens) -> PackedTokens:
+        """Fills the last block, where blocks are shared."""
+        if self._block_tokens is None or self._tokenizer.filler is None:
+            return b""
+        return pack((self._tokenizer.filler,)) * (-packed_length(packed) % self._block_tokens)
 
 
 def _content(message: Any) -> str:

@@ -62,7 +62,7 @@ GRACE_S = 1
 async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, settings: Settings) -> FastAPI:
     """vLLM's whole app with Tessera's routers and middleware."""
     marks = Marks()
-    engine.renderer = SegmentRenderer(engine.llm.renderer, marks, settings.chunk_max_tokens)
+    engine.renderer = SegmentRenderer(engine.llm.renderer, marks, settings.chunk_max_tokens, engine.block_tokens)
     supported_tasks = await engine.llm.get_supported_tasks()
     args.middleware = [*args.middleware, *MIDDLEWARE]
     app: FastAPI = build_app(args, supported_tasks, engine.llm.model_config)
@@ -164,6 +164,7 @@ async def _started_engine(engine_args: AsyncEngineArgs, settings: Settings) -> A
         enabled=settings.chunk_cache,
         pool_bytes=int(settings.chunk_cache_memory),
         page_tokens=settings.chunk_cache_page_tokens,
+        placement=settings.chunk_cache_placement,
         hash_algorithm=settings.chunk_cache_hash,
         eviction=settings.chunk_cache_eviction,
         max_pinned_share=settings.chunk_cache_max_pinned,

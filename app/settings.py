@@ -17,7 +17,7 @@ from cache.config import HashAlgorithm
 from cache.eviction import EvictionPolicyName
 from cache.layout import PositionStrategy
 from cache.tiers.config import parse_tiers
-from engine_ext.request import MAX_LINK_TOKENS, CacheOptions
+from engine_ext.request import MAX_LINK_TOKENS, CacheOptions, PlacementName
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
@@ -40,6 +40,11 @@ class Settings(AccessSettings):
     )
     chunk_cache_page_tokens: int = Field(
         32, ge=1, le=1024, description="tokens in a page of the pool; a chunk takes whole pages"
+    )
+    chunk_cache_placement: PlacementName = Field(
+        "copy",
+        description="copy: each request gets copies of its chunks; in-place: requests share vLLM's own blocks of a "
+        "chunk (position strategy shared), for which white space pads chunks to whole blocks (docs/performance.md)",
     )
     chunk_cache_eviction: EvictionPolicyName = Field(
         "s3fifo", description="which chunks make room for others; docs/eviction.md compares them"

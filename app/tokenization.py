@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -58,6 +59,12 @@ class SegmentTokenizer:
         For each namespace on its own: how long it takes must not tell what another one has sent.
         """
         return pack(self.encode_document(text))
+
+    @cached_property
+    def filler(self) -> int | None:
+        """A token of white space, or ``None`` if there is none."""
+        candidates = (self.encode_document(text) for text in ("\n", " ", "\n\n", "  "))
+        return next((ids[0] for ids in candidates if len(ids) == 1), None)
 
     def _broken(self, text: str) -> Iterable[str]:
         """``text`` cut behind the first character of each control token that it spells."""

@@ -16,11 +16,15 @@ question       N             S + max(L)          0 (stays at N)         N       
 ``S`` is the length of the system segment, ``P`` that of what the chunks are computed behind (the system segment, or
 the constant opening in scope ``isolated``), ``L`` a chunk's length, ``o_i`` the index of chunk i's first token,
 ``D = N - (S + max(L))``.
+
+*In place*, nothing is rotated with shared positions: the question is computed ``D`` positions before its index instead,
+and chunks are where they were computed. Only differences count, so it is the same. The engine's blocks of a chunk are
+then the same for all requests.
 """
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -149,22 +153,46 @@ class Layout:
     system: Placement
     chunks: tuple[Placement, ...]
     question: Placement
+    shift: int | None = None
+    """In place: how many positions before its index the question is computed."""
 
     def salt_parts(self) -> list[int | str]:
         """What, beside the tokens themselves, decides the composed KV of this layout."""
-        return [self.strategy.value, self.system.length, *(chunk.length for chunk in self.chunks)]
+        place: list[int | str] = [] if self.shift is None else ["in place", self.shift]
+        return [self.strategy.value, *place, self.system.length, *(chunk.length for chunk in self.chunks)]
+
+    def in_place(self) -> "Layout":
+        """The same distances, with the question moved instead of the keys by as much as the system segment's turn."""
+        shift = self.system.delta
+        system, *chunks = (replace(at, delta=at.delta - shift) for at in (self.system, *self.chunks))
+        return replace(self, system=system, chunks=tuple(chunks), shift=shift)
 
 
 class PositionReindexer:
-    """Computes layouts; a pure function of segment lengths and the strategy."""
+    """Computes layouts; a pure function of segment lengths and the strategy.
+
+    ``block_tokens``: segments that fill whole blocks of so many tokens are placed in place, where they can be.
+    """
+
+    def __init__(self, block_tokens: int | None = None) -> None:
+        self._block_tokens = block_tokens
 
     def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
         """The layout of ``prompt``; raises ``ValueError`` for a prompt without chunks."""
         lengths = [chunk.num_tokens for chunk in prompt.chunks]
         if not lengths:
             raise ValueError("a prompt without chunks has no chunk layout")
-        place = self._shared if strategy is PositionStrategy.SHARED else self._offset
-        return place(len(prompt.system), len(prompt.chunk_prefix), lengths, len(prompt.question))
+        if strategy is PositionStrategy.OFFSET:
+            return self._offset(len(prompt.system), len(prompt.chunk_prefix), lengths, len(prompt.question))
+        layout = self._shared(len(prompt.system), len(prompt.chunk_prefix), lengths, len(prompt.question))
+        return layout.in_place() if self._fits_in_place(prompt, lengths) else layout
+
+    def _fits_in_place(self, prompt: ChunkedPrompt, lengths: Sequence[int]) -> bool:
+        """Whether chunks are where they were computed once the question moves, and blocks have one segment each."""
+        size = self._block_tokens
+        if size is None or prompt.opening is not None:
+            return False
+        return all(length % size == 0 for length in (len(prompt.system), *lengths))
 
     @staticmethod
     def _shared(system: int, prefix: int, lengths: Sequence[int], question: int) -> Layout:

@@ -56,6 +56,8 @@ class CacheReport:
     reason: str | None = None
     decision: dict[str, str] | None = None
     """What the server has chosen, if the choice was its own, and why."""
+    placement: Literal["in-place"] | None = None
+    """Whether the engine's blocks of the chunks were shared; else they were copied."""
     links: dict[str, Any] | None = None
     """How chunks were linked to what is before them, if they were."""
     compare: dict[str, Any] | None = None
@@ -81,7 +83,7 @@ class CacheReport:
             "chunks": [chunk.to_dict() for chunk in self.chunks],
             "timings_ms": {name: round(value, 3) for name, value in self.timings_ms.items()},
         }
-        for name in ("decision", "links", "compare"):
+        for name in ("decision", "placement", "links", "compare"):
             if (value := getattr(self, name)) is not None:
                 report[name] = value
         if self.segments is not None:

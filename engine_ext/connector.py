@@ -41,14 +41,17 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = self._kv_transfer_config.kv_connector_extra_config
         self.kv_cache_groups = kv_cache_config.kv_cache_groups
-        self.scheduler = SchedulerHalf() if role is KVConnectorRole.SCHEDULER else None
-        self.worker = None
+        cache = vllm_config.cache_config
+        self.scheduler = self.worker = None
+        if role is KVConnectorRole.SCHEDULER:
+            self.scheduler = SchedulerHalf(cache.prefix_caching_hash_algo, cache.block_size)
         if role is KVConnectorRole.WORKER:
             self.worker = WorkerHalf(
                 pool_bytes=extra["pool_bytes"],
                 page_tokens=extra["page_tokens"],
-                engine_block_size=vllm_config.cache_config.block_size,
+                engine_block_size=cache.block_size,
             )
+            self._num_blocks = kv_cache_config.num_blocks
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -83,7 +86,12 @@ class ChunkCacheConnector(KVConnectorBase_V1):
     # Worker side
 
     def register_kv_caches(self, kv_caches: "dict[str, KVCaches]") -> None:
-        self._worker.register_kv_caches(kv_caches)
+        self._worker.register_kv_caches(kv_caches, self._num_blocks)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Takes this step's work. Blocks are shifted at once: without loads, vLLM asks to load after the forward."""
+        super().bind_connector_metadata(connector_metadata)
+        self._worker.shift(self._step.shifts)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         self._worker.load(self._step.loads)

@@ -51,7 +51,8 @@ class ChunkEngine:
 
     ``manager`` is ``None`` when the cache is off; ``disabled_reason`` then says why. ``transfers`` is there if its KV
     may go to, and come from, other replicas. ``is_stopping`` tells that :meth:`shutdown` was called. ``num_answering``,
-    which the app counts, is how many requests that is to wait for.
+    which the app counts, is how many requests that is to wait for. ``block_tokens`` is what segments are to be padded
+    to, for their blocks to be shared in place; ``None`` if they are copied.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class ChunkEngine:
         disabled_reason: str | None,
         limits: FillLimits,
         transfers: PoolTransfers | None = None,
+        block_tokens: int | None = None,
     ) -> None:
         self.llm = llm
         self.manager = manager
         self.disabled_reason = disabled_reason
         self.limits = limits
         self.transfers = transfers
+        self.block_tokens = block_tokens
         self.is_stopping = False
         self.num_answering = 0
         self._had_died = False
@@ -78,7 +81,7 @@ class ChunkEngine:
         # What vLLM's serving layer renders prompts with; the app puts its own around it.
         self.renderer: Any = llm.renderer
         self._hasher = manager.hasher if manager else ChunkHasher("", "sha256")
-        self._reindexer = PositionReindexer()
+        self._reindexer = PositionReindexer(block_tokens)
         self._next_integrity_check = 0.0
 
     def __getattr__(self, name: str) -> Any:

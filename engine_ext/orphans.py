@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that end when the one that started them has ended, however it did.
 
-A server that stops ends its engine; one that is killed can't, and the engine's processes would run on for nobody. vLLM
-calls :func:`end_with_parent` in each of them, as soon as it has started, because pyproject.toml names it as a plugin.
+A server that stops ends its engine; one that is killed can't, and the engine's processes would run on for nobody. Our
+plugin (:mod:`engine_ext.plugin`) calls :func:`end_with_parent` in each of them, as soon as it has started.
 """
 
 import multiprocessing

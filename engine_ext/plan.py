@@ -39,14 +39,29 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Composition:
+    """Segments that fill whole blocks of the engine, which all requests with such a segment share.
+
+    ``lengths`` are those of the system segment and of the chunks behind it. What follows them is computed ``shift``
+    positions before its index. ``salt`` is that of plain requests with the same system segment.
+    """
+
+    lengths: tuple[int, ...]
+    shift: int
+    salt: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class TransferPlan:
     """Spans to load before, and to save after, a request's prefill.
 
-    ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute.
+    ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute. With a
+    ``composition`` they are the same tokens, and only those are loaded that no block of the engine has.
     """
 
     loads: tuple[Span, ...] = ()
     saves: tuple[Span, ...] = ()
+    composition: Composition | None = None
 
     @property
     def num_loaded_tokens(self) -> int:
@@ -55,7 +70,13 @@ class TransferPlan:
 
     def to_params(self) -> dict[str, Any]:
         """The plan as ``kv_transfer_params``."""
-        return {PARAMS_KEY: {"loads": _to_lists(self.loads), "saves": _to_lists(self.saves)}}
+        composition = self.composition and [
+            list(self.composition.lengths),
+            self.composition.shift,
+            self.composition.salt,
+        ]
+        plan = {"loads": _to_lists(self.loads), "saves": _to_lists(self.saves), "composition": composition}
+        return {PARAMS_KEY: plan}
 
     @classmethod
     def from_params(cls, params: dict[str, Any] | None) -> "TransferPlan | None":
@@ -63,10 +84,16 @@ class TransferPlan:
         fields = (params or {}).get(PARAMS_KEY)
         if fields is None:
             return None
-        return cls(_from_lists(fields["loads"]), _from_lists(fields["saves"]))
+        composition = None
+        if fields["composition"] is not None:
+            lengths, shift, salt = fields["composition"]
+            composition = Composition(tuple(lengths), shift, salt)
+        return cls(_from_lists(fields["loads"]), _from_lists(fields["saves"]), composition)
 
     @classmethod
-    def for_answer(cls, lease: Lease, links: Lease | None = None) -> "TransferPlan":
+    def for_answer(
+        cls, lease: Lease, links: Lease | None = None, composition: Composition | None = None
+    ) -> "TransferPlan":
         """Loads every leased segment to its place in the layout, ``links`` in the place of segments' first tokens."""
         heads = {link.placement.start: link for link in links.segments} if links else {}
         spans: list[Span] = []
@@ -75,7 +102,7 @@ class TransferPlan:
             replaced = head.placement.length if head else 0
             spans += [_placed(head)] if head else []
             spans += [_placed(segment, replaced)] if replaced < segment.placement.length else []
-        return cls(loads=tuple(spans))
+        return cls(loads=tuple(spans), composition=composition)
 
     def before(self, start: int) -> tuple[Span, ...]:
         """The loads of tokens before ``start``, where a span begins."""
@@ -102,8 +129,12 @@ class BlockTransfer:
 
 @dataclass
 class StepTransfers(KVConnectorMetadata):
-    """Everything that workers do in one step: ``loads`` before the forward pass, ``saves`` after it."""
+    """Everything that workers do in one step: ``loads`` before the forward pass, ``saves`` after it.
 
+    ``shifts`` says of blocks of the engine, first of all, by how many positions the tokens in them are shifted.
+    """
+
+    shifts: dict[int, int] = field(default_factory=dict)
     loads: list[BlockTransfer] = field(default_factory=list)
     saves: list[BlockTransfer] = field(default_factory=list)
 

@@ -23,6 +23,7 @@ CacheMode = Literal["auto", "chunked", "full", "compare"]
 ScopeName = Literal["system", "isolated"]
 LinkContext = Literal["cached", "chained"]
 ChunkOrder = Literal["given", "canonical"]
+PlacementName = Literal["copy", "in-place"]
 MAX_LINK_TOKENS: Final = 1024
 
 

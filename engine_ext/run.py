@@ -21,7 +21,7 @@ from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
 from engine_ext.comparison import Comparison
 from engine_ext.fills import FillError, FillResult
 from engine_ext.links import Linker, LinkError, borrow_links, link_placements
-from engine_ext.plan import TransferPlan
+from engine_ext.plan import Composition, TransferPlan
 from engine_ext.request import ChunkedRequest, FullAttentionError, Outputs, cache_scope
 from engine_ext.request_log import log_finished, summary
 from engine_ext.tracing import Span, start_request
@@ -81,8 +81,8 @@ class ChunkedRun:
                     yield output
 
     @asynccontextmanager
-    async def _context(self) -> AsyncIterator[tuple[Lease, Lease | None, str]]:
-        """The segments and link tokens that the answer is to load, leased meanwhile, and the salt of what they compose.
+    async def _context(self) -> AsyncIterator[tuple[TransferPlan, Lease, str]]:
+        """What the answer is to load, the lease on its segments meanwhile, and the salt of what they compose.
 
         Raises :class:`FullAttentionError`.
         """
@@ -90,7 +90,7 @@ class ChunkedRun:
         try:
             links = await self._link(lease, layout)
             try:
-                yield lease, links, self._layout_salt(layout)
+                yield self._answer_plan(lease, links, layout), lease, self._layout_salt(layout)
             finally:
                 if links is not None:
                     self.engine.release(links)
@@ -138,13 +138,19 @@ class ChunkedRun:
         if reason := self.engine.adapters.reason(self.kwargs.get("lora_request")):
             raise FullAttentionError("adapter", reason)
 
-    async def _run_chunked(self, lease: Lease, links: Lease | None, salt: str) -> Outputs:
+    def _answer_plan(self, lease: Lease, links: Lease | None, layout: Layout) -> TransferPlan:
+        if layout.shift is None:
+            return TransferPlan.for_answer(lease, links)
+        self.report.placement = "in-place"
+        lengths = (layout.system.length, *(chunk.length for chunk in layout.chunks))
+        return TransferPlan.for_answer(lease, links, Composition(lengths, layout.shift, self._plain_salt()))
+
+    async def _run_chunked(self, plan: TransferPlan, lease: Lease, salt: str) -> Outputs:
         """Outputs over the cached chunks; before the first one, it may raise :class:`FullAttentionError`."""
         self._describe_chunks(lease)
         self._name_documents(lease)
         comparison = self._comparison()
         params = (comparison.params if comparison else self.params).clone()
-        plan = TransferPlan.for_answer(lease, links)
         params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": plan.to_params()}
         has_output = False
         async with aclosing(self._generate({**self.prompt, "cache_salt": salt}, params)) as outputs:
@@ -161,7 +167,8 @@ class ChunkedRun:
             raise ChunkCacheUnavailableError(
                 f"cache.mode is chunked, but {fallback}", parameter="cache.mode", value="chunked"
             )
-        self.report.mode, self.report.reason, self.report.links = "full", str(fallback), None
+        self.report.mode, self.report.reason = "full", str(fallback)
+        self.report.links = self.report.placement = None
         if self.engine.manager is not None:
             self.engine.manager.metrics.full_reasons[fallback.kind] += 1
         if self.chunked_prompt is not None and self.ticket.options.explain:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine_ext.composed_blocks import BlockComposer, ShiftLedger
 from engine_ext.plan import BlockTransfer, StepTransfers, TransferPlan
 
 if TYPE_CHECKING:
@@ -27,17 +28,25 @@ class _Tracked:
 
 
 class SchedulerHalf:
-    """Lives in the engine core process, called by vLLM's scheduler."""
+    """Lives in the engine core process, called by vLLM's scheduler.
 
-    def __init__(self) -> None:
+    ``hash_algorithm`` is that of vLLM's prefix cache, ``block_tokens`` the size of its blocks.
+    """
+
+    def __init__(self, hash_algorithm: str, block_tokens: int) -> None:
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[BlockTransfer] = []
+        self._composer = BlockComposer(hash_algorithm, block_tokens)
+        self._shifts = ShiftLedger(block_tokens)
 
     def add_request(self, request: "Request") -> None:
         """Starts tracking ``request`` if it carries a plan."""
         plan = TransferPlan.from_params(request.kv_transfer_params)
         if plan is not None:
             self._tracked[request.request_id] = _Tracked(plan, request.num_prompt_tokens)
+            if plan.composition is not None:
+                self._composer.compose(request, plan.composition)
+                self._shifts.add(request.request_id, plan.composition)
 
     def num_matched_tokens(self, request: "Request", num_computed_tokens: int) -> int:
         """Tokens that the pool adds beyond the ``num_computed_tokens`` found in the engine's own prefix cache.
@@ -59,8 +68,8 @@ class SchedulerHalf:
         self._loads.append(BlockTransfer(request.request_id, block_ids, first_token, tracked.plan.loads))
 
     def build_step(self, scheduler_output: "SchedulerOutput") -> StepTransfers:
-        """The transfers of this step: queued loads, and saves of requests whose prefill it completes."""
-        step = StepTransfers(loads=self._loads)
+        """This step's shifts of blocks, queued loads, and saves of requests whose prefill it completes."""
+        step = StepTransfers(self._shifts.changes(scheduler_output), self._loads)
         self._loads = []
         for request_id, num_computed in self._follow_blocks(scheduler_output):
             tracked = self._tracked[request_id]
@@ -71,6 +80,7 @@ class SchedulerHalf:
 
     def finish_request(self, request: "Request") -> dict[str, bool] | None:
         """Stops tracking; tells the app whether the request's saves were carried out."""
+        self._shifts.forget(request.request_id)
         tracked = self._tracked.pop(request.request_id, None)
         return {"saved": tracked.saved} if tracked and tracked.plan.saves else None
 

@@ -18,7 +18,7 @@ import torch
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.pool import ChunkBlockPool
-from engine_ext.plan import Span, TransferPlan
+from engine_ext.plan import Composition, Span, TransferPlan
 from engine_ext.prefill import NotSavedError, run_prefill
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -50,6 +50,27 @@ class SelfCheck:
         finally:
             self._pool.free(self._borrowed)
 
+    async def run_in_place(self, block_tokens: int) -> None:
+        """Of tokens behind a shared block: is their KV what it is at the positions that they are shifted to?
+
+        One token repeated, as for rotation: a second block of it, shifted by as many positions as a block has, equals
+        the first. The first is loaded once, and once found in the engine's prefix cache. Raises
+        :class:`SelfCheckError`.
+        """
+        try:
+            first = self._span(0, block_tokens)
+            prompt = [self._random_token()] * (2 * block_tokens)
+            await self._request(prompt[:block_tokens], "in-place", TransferPlan(saves=(first,)))
+            for name, salt in (("in-place-loaded", None), ("in-place-found", _salt("in-place"))):
+                second = self._span(block_tokens, block_tokens)
+                composition = Composition((block_tokens,), block_tokens, salt)
+                await self._request(prompt, name, TransferPlan((first,), (second,), composition))
+                await self._compare(name, first, second, one_token=True)
+        except MemoryError as error:
+            raise SelfCheckError(f"the chunk pool is too small for the self-check: {error}") from error
+        finally:
+            self._pool.free(self._borrowed)
+
     async def _check(self, name: str, prompt: list[int], *, repeat_chunk: bool) -> None:
         """Compares ``prompt`` computed by the engine with ``prompt`` whose context is loaded."""
         context = self._span(0, _SYSTEM + _CHUNK)
@@ -64,9 +85,8 @@ class SelfCheck:
 
     async def _request(self, prompt: Sequence[int], name: str, plan: TransferPlan) -> None:
         # A salt of its own keeps each request from hitting another's blocks.
-        salt = f"tessera-self-check-{name}"
         try:
-            output = await run_prefill(self._llm, list(prompt), plan, f"self-check-{name}", salt)
+            output = await run_prefill(self._llm, list(prompt), plan, f"self-check-{name}", _salt(name))
         except NotSavedError as error:
             raise SelfCheckError(f"{name}: {error}") from error
         if (output.num_cached_tokens or 0) != plan.num_loaded_tokens:
@@ -100,3 +120,7 @@ class SelfCheck:
 
     def _random_token(self) -> int:
         return self._random.randrange(self._llm.model_config.get_vocab_size())
+
+
+def _salt(name: str) -> str:
+    return f"tessera-self-check-{name}"

@@ -20,8 +20,10 @@ from engine_ext.archive import attached_tiers
 from engine_ext.engine import ChunkEngine, FillLimits
 from engine_ext.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.orphans import mark_engine
+from engine_ext.plugin import shift_positions
+from engine_ext.request import PlacementName
 from engine_ext.self_check import SelfCheck, SelfCheckError
-from engine_ext.support import unsupported_reason
+from engine_ext.support import in_place_reason, unsupported_reason
 from engine_ext.transfers import opened_transfers
 from engine_ext.vllm_compat import build_async_engine_client_from_engine_args
 
@@ -35,6 +37,7 @@ class ChunkCacheOptions:
     enabled: bool = True
     pool_bytes: int = 1 << 30
     page_tokens: int = 32
+    placement: PlacementName = "copy"
     hash_algorithm: HashAlgorithm = "xxh3_128"
     eviction: EvictionPolicyName = "s3fifo"
     max_pinned_share: float = 0.9
@@ -64,7 +67,8 @@ async def start_chunk_engine(engine_args: AsyncEngineArgs, options: ChunkCacheOp
         if manager is not None and weights is not None:
             files = (manager.config.fingerprint, options.tiers, options.tier_timeout_s)
             transfers = await stack.enter_async_context(opened_transfers(llm, *files))
-        engine = ChunkEngine(llm, manager, reason, options.fill_limits, transfers)
+        block_tokens = await _block_tokens(llm, manager, options) if manager is not None else None
+        engine = ChunkEngine(llm, manager, reason, options.fill_limits, transfers, block_tokens)
         if options.tiers:
             await stack.enter_async_context(attached_tiers(engine, options.tiers))
         yield engine
@@ -74,7 +78,8 @@ def _attach_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) 
     """Adds the connector and the worker extension to the engine's arguments, or says why not."""
     if not options.enabled:
         return "switched off by --no-chunk-cache"
-    if reason := unsupported_reason(engine_args, engine_args.create_model_config()):
+    model = engine_args.create_model_config()
+    if reason := unsupported_reason(engine_args, model):
         return reason
     module_path, _, name = options.connector_class.rpartition(".")
     engine_args.kv_transfer_config = KVTransferConfig(
@@ -86,6 +91,8 @@ def _attach_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) 
         kv_connector_extra_config={"pool_bytes": options.pool_bytes, "page_tokens": options.page_tokens},
     )
     engine_args.worker_extension_cls = options.worker_extension_class
+    if options.placement == "in-place":
+        shift_positions(model.architectures)
     return None
 
 
@@ -119,6 +126,23 @@ async def prepare_cache(
     tokens = manager.config.num_pages * options.page_tokens
     logger.info("chunk cache on: %d tokens in %d pages, self-check passed", tokens, manager.config.num_pages)
     return manager
+
+
+async def _block_tokens(llm: AsyncLLM, manager: ChunkCacheManager, options: ChunkCacheOptions) -> int | None:
+    """Tokens in a block of the engine that requests are to share; ``None`` if chunks are copied."""
+    if options.placement == "copy":
+        return None
+    size: int = llm.vllm_config.cache_config.block_size
+    reason = in_place_reason(llm.vllm_config)
+    if reason is None:
+        try:
+            await SelfCheck(llm, manager.pool, options.page_tokens).run_in_place(size)
+        except SelfCheckError as error:
+            reason = f"self-check failed: {error}"
+    if reason is None:
+        return size
+    logger.warning("chunks are copied, not shared in place: %s", reason)
+    return None
 
 
 async def _weights(config: VllmConfig) -> str | None:

@@ -4,7 +4,7 @@
 import argparse
 from typing import Any
 
-from vllm.config import KVTransferConfig, ModelConfig
+from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 
@@ -28,6 +28,17 @@ def check_flags(args: argparse.Namespace) -> None:
 def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig) -> str | None:
     """Why chunks of this model, with these flags, can't be re-positioned exactly; ``None`` if they can."""
     return _flag_reason(engine_args) or _model_reason(model)
+
+
+def in_place_reason(config: VllmConfig) -> str | None:
+    """Why the engine's blocks can't be shared in place, though chunks can be cached; ``None`` if they can."""
+    checks: list[tuple[Any, str]] = [
+        (not config.cache_config.enable_prefix_caching, "vLLM's prefix cache, which shares them, is off"),
+        (config.speculative_config, "a model that drafts tokens would see them at other positions"),
+        (config.model_config.uses_mrope, "positions in three dimensions (M-RoPE) are not shifted"),
+        (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
+    ]
+    return next((reason for failed, reason in checks if failed), None)
 
 
 def _flag_reason(args: AsyncEngineArgs) -> str | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine_ext.layers import AttentionLayer, KVCaches
 from engine_ext.plan import BlockTransfer, Span
+from engine_ext.shifts import ShiftTable, install_table
 from engine_ext.stats import TransferStats
 from kernels.dispatch import copier_for
 from kernels.layout import BlockLayout, probe_layout
@@ -55,9 +56,17 @@ class WorkerHalf:
         self._compared: list[LayerKV] = []
         self._stats = TransferStats()
 
-    def register_kv_caches(self, kv_caches: Mapping[str, KVCaches]) -> None:
-        """Remembers the engine's KV cache tensors by layer name."""
+    def register_kv_caches(self, kv_caches: Mapping[str, KVCaches], num_blocks: int) -> None:
+        """Remembers the engine's KV cache tensors by layer name; no token is shifted yet."""
         self.kv_caches = kv_caches
+        cache = next(iter(kv_caches.values()))
+        device = (cache if isinstance(cache, Tensor) else cache[0]).device
+        self._shifts = ShiftTable(num_blocks, self.engine_block_size, device)
+        install_table(self._shifts)
+
+    def shift(self, changes: Mapping[int, int]) -> None:
+        """Sets by how many positions the tokens in blocks are shifted."""
+        self._shifts.update(changes)
 
     def prepare(
         self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: ReshapeAndCache | None = None

@@ -135,6 +135,22 @@ async def test_chunks_in_canonical_order_are_named_as_they_were_sent(marks):
     assert [(chunk.document, chunk.id) for chunk in chunks] == [(1, None), (2, "d3"), (0, "d1")]
 
 
+async def test_segments_before_the_question_are_filled_up_to_whole_blocks(marks):
+    ticket, documents = Ticket(PLAIN, ("d1", None, None)), [Document("one", "d1"), Document("four"), Document("x" * 14)]
+    with marks.issue(ticket, documents) as marked:
+        renderer = SegmentRenderer(FakeRenderer(), marks, 10, block_tokens=8)
+        _, (engine_input,) = await renderer.render_chat_async(
+            [[{"role": "user", "content": f"{marked}why?"}]], ChatParams()
+        )
+    prompt, tokenizer = engine_input[REQUEST_KEY].prompt, make_tokenizer()
+    (filler,) = tokenizer.encode("\n")
+    for tokens in (prompt.system, *(chunk.token_ids for chunk in prompt.chunks)):
+        assert len(tokens) % 8 == 0
+        assert len([token for token in tokens if token != filler]) > len(tokens) - 8
+    assert prompt.question == tuple(tokenizer.encode("why?</s>"))
+    assert [(chunk.document, chunk.part) for chunk in prompt.chunks] == [(0, None), (1, None), (2, (1, 2)), (2, (2, 2))]
+
+
 async def test_control_text_is_a_control_token_in_the_template_only(marks):
     _, (engine_input,) = await render_chat(marks)
     tokenizer = make_tokenizer()

@@ -141,3 +141,38 @@ def test_packed_tokens_are_split(length, sizes):
     pieces = split_packed(pack(tuple(range(length))), 4)
     assert [packed_length(piece) for piece in pieces] == sizes
     assert unpack(b"".join(pieces)) == tuple(range(length))
+
+
+BLOCK = 8
+
+
+@given(
+    system=st.integers(0, 4).map(lambda n: n * BLOCK),
+    lengths=st.lists(st.integers(1, 5).map(lambda n: n * BLOCK), min_size=1, max_size=6),
+    question=st.integers(1, 20),
+)
+def test_in_place_keeps_every_distance_and_turns_nothing(system, lengths, question):
+    chunks = tuple(Chunk(pack((7,) * length)) for length in lengths)
+    prompt = ChunkedPrompt((7,) * system, chunks, (7,) * question)
+    turned = PositionReindexer().layout(prompt, SHARED)
+    made = PositionReindexer(BLOCK).layout(prompt, SHARED)
+    segments, expected = ((each.system, *each.chunks) for each in (made, turned))
+    for one, other in zip(segments, expected, strict=True):
+        assert one.delta == 0
+        assert (one.start, one.length, one.position) == (other.start, other.length, other.position)
+        assert other.delta == made.shift  # keys turned by so much, or the question so much nearer
+    assert made.question == turned.question
+    assert made.question.start - made.shift == made.question.position
+    assert made.salt_parts() != turned.salt_parts()
+
+
+@pytest.mark.parametrize(
+    ("system", "lengths", "strategy", "opening"),
+    [(8, [8, 9], SHARED, None), (7, [8], SHARED, None), (8, [8], OFFSET, None), (8, [8], SHARED, (7,) * 8)],
+)
+def test_what_does_not_fit_in_place_is_turned(system, lengths, strategy, opening):
+    chunks = tuple(Chunk(pack((7,) * length)) for length in lengths)
+    prompt = ChunkedPrompt((7,) * system, chunks, (7,) * 3, opening)
+    made = PositionReindexer(BLOCK).layout(prompt, strategy)
+    assert made == PositionReindexer().layout(prompt, strategy)
+    assert made.shift is None

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 import pytest
 
 from app.server_process import ROOT, python_path
-from engine_ext import orphans
+from engine_ext import orphans, plugin
 from tests.engine.server import wait_until_gone
 
 PARENT = """
@@ -106,4 +106,4 @@ def test_a_list_of_plugins_gets_this_one(given, then, monkeypatch):
 def test_vllm_finds_the_plugin():
     """If not: pyproject.toml has changed since this was installed; `make setup` does it again."""
     found = entry_points(group="vllm.general_plugins", name=orphans.PLUGIN)
-    assert {entry.load() for entry in found} == {orphans.end_with_parent}
+    assert {entry.load() for entry in found} == {plugin.load}

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks shared in place: exact, found wherever they stand, and held once however many requests read them.
+
+The whole of `test_exactness.py` runs in place, too: TESSERA_CHUNK_CACHE_PLACEMENT=in-place (`make test-in-place`).
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from vllm.distributed.kv_events import BlockStored, KVEventBatch
+
+from app.server_process import free_port
+from tests.cores import all_cores
+from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.test_exactness import ask, assert_exact, segments, statuses
+
+Text = Callable[[int], str]
+
+BLOCK = 32
+LOADED = "tessera_load_tokens_total"
+LITTLE = ("--num-gpu-blocks-override", "41", "--max-model-len", "640")
+"""Blocks for 40 times 32 tokens."""
+IN_PLACE = ("--chunk-cache-placement", "in-place", "--block-size", str(BLOCK))
+
+
+def assert_in_place(response: dict[str, Any], oracle: Any) -> None:
+    assert response["cache"]["placement"] == "in-place"
+    system, chunks, _ = segments(response["cache"])
+    assert all(len(segment) % BLOCK == 0 for segment in (system, *chunks))
+    assert_exact(response, oracle, "shared")
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+def test_chunks_are_found_wherever_they_stand(model: str, serve: Any, oracle: Any, text: Text) -> None:
+    server, chunks = serve(model, *IN_PLACE), [text(n) for n in (50, 130, 17)]
+    ask(server, "shared", chunks, text(10))
+    loaded = server.metric(LOADED)
+    for order in [*itertools.permutations(chunks), chunks[:1], chunks[1:], [chunks[0], *chunks]]:
+        response = ask(server, "shared", list(order), text(12))
+        assert statuses(response) == ["hit"] * len(order)
+        assert_in_place(response, oracle(model))
+    assert server.metric(LOADED) == loaded
+
+
+def test_the_question_may_end_in_any_place_of_a_block(serve: Any, oracle: Any, text: Text) -> None:
+    """Answers go on into blocks of their own, chained to the whole composition."""
+    server, chunks = serve("tiny-llama", *IN_PLACE), [text(40), text(70)]
+    for length in (1, BLOCK - 3, BLOCK, BLOCK + 1, 2 * BLOCK):
+        question = text(length)
+        for _ in range(2):
+            assert_in_place(ask(server, "shared", chunks, question), oracle("tiny-llama"))
+        assert_in_place(ask(server, "shared", chunks[::-1], question), oracle("tiny-llama"))
+
+
+def test_beside_copies_and_ordinary_requests(serve: Any, oracle: Any, text: Text) -> None:
+    """All at once, over the same chunks: no block has the position or the KV of another's."""
+    server, chunks = serve("tiny-llama", *IN_PLACE), [text(n) for n in (45, 61, 30)]
+    orders = list(itertools.permutations(chunks))
+
+    def send(i: int) -> tuple[str, Any]:
+        if i % 3 == 0:
+            return "offset", ask(server, "offset", list(orders[i % 6]), f"{i} why?")
+        if i % 3 == 1:
+            return "full", ask(server, "shared", list(orders[i % 6]), f"{i} why?", cache={"mode": "full"})
+        return "shared", ask(server, "shared", list(orders[i % 6]), f"{i % 7} why?")
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(send, range(48)))
+    for strategy, answer in answers:
+        if strategy == "full":
+            tokens = answer["choices"][0]["token_ids"]
+            expected = oracle("tiny-llama").score("full", segments(answer["cache"]), tokens)
+            assert token_logprobs(answer) == pytest.approx(expected.logprobs, abs=1e-4)
+        else:
+            assert ("placement" in answer["cache"]) == (strategy == "shared")
+            assert_exact(answer, oracle("tiny-llama"), strategy)
+
+
+@pytest.fixture
+def little(serve: Any) -> TesseraServer:
+    return serve("tiny-llama", *IN_PLACE, *LITTLE)
+
+
+def flood(server: TesseraServer, text: Text) -> None:
+    """Ordinary requests that take all of a little server's blocks."""
+    for _ in range(3):
+        server.chat(chunks=[], question=text(500), max_tokens=1)
+
+
+def test_what_the_engine_evicted_is_loaded_from_the_pool(little: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks = [text(n) for n in (90, 100, 60)]
+    ask(little, "shared", chunks, text(10))
+    loaded = little.metric(LOADED)
+    assert_in_place(ask(little, "shared", chunks[::-1], text(10)), oracle("tiny-llama"))
+    assert little.metric(LOADED) == loaded
+    flood(little, text)
+    response = ask(little, "shared", chunks[::-1], text(10))
+    assert statuses(response) == ["hit"] * 3
+    assert_in_place(response, oracle("tiny-llama"))
+    assert little.metric(LOADED) > loaded
+
+
+def test_many_requests_hold_their_chunks_once(little: TesseraServer, oracle: Any, text: Text) -> None:
+    """Sixteen requests over 16 blocks of context, two of their own each, in 40 blocks: none waits for another's end."""
+    chunks = [text(n) for n in (90, 120, 150, 60)]
+    ask(little, "shared", chunks, text(10))
+    preempted = little.metric("vllm:num_preemptions_total")
+    orders = list(itertools.permutations(chunks))[:16]
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda order: ask(little, "shared", list(order), text(10)), orders))
+    for answer in answers:
+        assert_in_place(answer, oracle("tiny-llama"))
+    assert little.metric("vllm:num_preemptions_total") == preempted
+
+
+def test_preempted_answers_stay_exact(little: TesseraServer, oracle: Any, text: Text) -> None:
+    """More requests than there are blocks for, with long answers, over contexts that push out one another."""
+    groups = [[text(n) for n in (90, 60)] for _ in range(4)]
+    before = little.metric("vllm:num_preemptions_total")
+
+    def send(i: int) -> Any:
+        return ask(little, "shared", groups[i % 4][:: 1 if i % 8 < 4 else -1], text(9), max_tokens=120)
+
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(send, range(24)))
+    assert little.metric("vllm:num_preemptions_total") > before, "vLLM did not preempt; the test shows nothing"
+    for answer in answers:
+        assert_exact(answer, oracle("tiny-llama"), "shared", steps=120)
+        assert answer["cache"]["placement"] == "in-place"
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "flags", [("--tensor-parallel-size", "2"), ("--no-enforce-eager",)], ids=["two workers", "compiled"]
+)
+def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Text) -> None:
+    with all_cores():
+        server = serve("tiny-llama", *IN_PLACE, *flags, environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+    chunks = [text(n) for n in (50, 130, 17)]
+    for order in itertools.permutations(chunks):
+        assert_in_place(ask(server, "shared", list(order), text(40)), oracle("tiny-llama"))
+
+
+def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, text: Text) -> None:
+    """vLLM's KV events, by which routers and offloading know blocks."""
+    port = free_port()
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}"}
+    server = serve("tiny-llama", *IN_PLACE, *LITTLE, "--kv-events-config", json.dumps(events))
+    chunks = [text(n) for n in (30, 62, 90)]
+    with subscribed(port) as stored:
+        ask(server, "shared", chunks, text(10))
+        first = stored()
+        flood(server, text)
+        stored()
+        response = ask(server, "shared", chunks[::-1], text(10))
+        again = stored()
+    system, computed, _ = segments(response["cache"])
+    assert computed[0] != segments(response["cache"])[1][2]
+    for tokens in (system, *computed):
+        for start in range(0, len(tokens), BLOCK):
+            block = tuple(tokens[start : start + BLOCK])
+            assert first[block] == again[block], "a block has another hash at another place"
+
+
+@contextmanager
+def subscribed(port: int) -> Iterator[Callable[[], dict[tuple[int, ...], bytes]]]:
+    """Gives the hash of each block, by its tokens, that was stored since it was last called."""
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.connect(f"tcp://127.0.0.1:{port}")
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        decoder = msgspec.msgpack.Decoder(KVEventBatch)
+
+        def stored() -> dict[tuple[int, ...], bytes]:
+            found: dict[tuple[int, ...], bytes] = {}
+            while socket.poll(2000):
+                *_, payload = socket.recv_multipart()
+                for event in decoder.decode(payload).events:
+                    if isinstance(event, BlockStored):
+                        starts = range(0, len(event.token_ids), BLOCK)
+                        blocks = [tuple(event.token_ids[start : start + BLOCK]) for start in starts]
+                        found.update(zip(blocks, event.block_hashes, strict=True))
+            return found
+
+        yield stored
