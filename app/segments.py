@@ -138,7 +138,7 @@ class SegmentRenderer:
             self._padded(encode(marked.system, add_special_tokens=add_special_tokens)),
             tuple(chunk for i, text in documents for chunk in self._chunks(text, ids[i], i, namespace)),
             encode(marked.question),
-            encode(opening, add_special_tokens=add_special_tokens) if is_isolated else None,
+            self._padded(encode(opening, add_special_tokens=add_special_tokens)) if is_isolated else None,
         )
         return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
 
