@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from benchmarks.workloads import WORKLOADS
 
-LEFT_TO_LONG_RUNS = ("long_output", "vllm_client")
-"""They have no claims with bounds, and the short form is to end within ten minutes."""
+LEFT_TO_LONG_RUNS = ("links", "long_output", "vllm_client", "placement")
+"""The short form is to end within ten minutes."""
 DEFAULT_FLAGS = ("--dtype", "float32", "--max-model-len", "20480", "--kv-cache-memory-bytes", "2G")
 
 _DESCRIPTION = """\
@@ -19,7 +19,7 @@ turn. Nothing is reported when an answer isn't what it must be. Without --long t
 claims near their bounds hold is then up to chance, as the intervals say."""
 
 _EPILOG = f"""\
-workloads (default: all, but without --long not {" and ".join(LEFT_TO_LONG_RUNS)}):
+workloads (default: all, but without --long not {", ".join(LEFT_TO_LONG_RUNS)}):
 {{workloads}}
 
 Any other flag is one of vllm serve, for both servers; unless given:

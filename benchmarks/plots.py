@@ -23,6 +23,7 @@ _COLOURS: dict[System, str] = {
     "warm": "#0072b2",
     "linked": "#7a4fb5",
     "linked at once": "#a04000",
+    "in place": "#8a6d00",
     "quarter": "#007a5a",
     "tessera": "#0072b2",
 }
@@ -33,6 +34,7 @@ _MARKERS: dict[System, str] = {
     "warm": "D",
     "linked": "P",
     "linked at once": "X",
+    "in place": "h",
     "quarter": "v",
     "tessera": "D",
 }

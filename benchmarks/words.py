@@ -14,6 +14,7 @@ SYSTEMS: dict[System, str] = {
     "warm": "Tessera, chunks cached",
     "linked": "Tessera, chunks cached, link tokens in a chain",
     "linked at once": "Tessera, chunks cached, link tokens all at once",
+    "in place": "Tessera, chunks cached, in place",
     "quarter": "Tessera, pool for a quarter",
     "tessera": "Tessera",
 }

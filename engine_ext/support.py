@@ -37,6 +37,12 @@ def in_place_reason(config: VllmConfig) -> str | None:
         (config.speculative_config, "a model that drafts tokens would see them at other positions"),
         (config.model_config.uses_mrope, "positions in three dimensions (M-RoPE) are not shifted"),
         (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
+        # It counts references to blocks, and takes those of all requests for a beginning that all have in common.
+        (not config.model_config.disable_cascade_attn, "cascade attention needs blocks in the same order"),
+        (
+            config.compilation_config.cudagraph_mode.has_full_cudagraphs(),
+            'not proven with full CUDA graphs (--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\' has none)',
+        ),
     ]
     return next((reason for failed, reason in checks if failed), None)
 

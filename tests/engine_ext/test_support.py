@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import KVTransferConfig, ModelConfig
+from vllm.config import CUDAGraphMode, KVTransferConfig, ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.random_model import build_preset
 from engine_ext.layers import UnsupportedModelError, attention_layers
-from engine_ext.support import unsupported_reason
+from engine_ext.support import in_place_reason, unsupported_reason
 from tests.engine_ext.test_ascend import Layer, Model, Rope
 
 
@@ -84,3 +84,34 @@ def test_a_quantized_cache_that_a_checkpoint_asks_for(dtype: torch.dtype) -> Non
     kv_caches = {"model.layers.0.attn": torch.zeros(4, 2, 32, 128, dtype=dtype)}
     with pytest.raises(UnsupportedModelError, match="quantized KV cache"):
         attention_layers(model, {"model.layers.0.attn": model.attn}, kv_caches)
+
+
+@pytest.fixture
+def config(model: ModelConfig) -> VllmConfig:
+    return AsyncEngineArgs(model=model.model, dtype="float32", enforce_eager=True).create_engine_config()
+
+
+def test_blocks_can_be_shared_in_place(config: VllmConfig) -> None:
+    assert in_place_reason(config) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "words"),
+    [
+        ("cache_config", "enable_prefix_caching", False, "prefix cache"),
+        ("parallel_config", "enable_dbo", True, "--enable-dbo"),
+        ("model_config", "disable_cascade_attn", False, "cascade attention"),
+        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "full CUDA graphs"),
+    ],
+)
+def test_why_blocks_are_not_shared_in_place(
+    part: str, field: str, value: Any, words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(getattr(config, part), field, value)
+    assert words in str(in_place_reason(config))
+
+
+def test_drafted_tokens_would_see_other_positions(model: ModelConfig) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    arguments = AsyncEngineArgs(model=model.model, dtype="float32", speculative_config=drafts)
+    assert "drafts" in str(in_place_reason(arguments.create_engine_config()))
