@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from app.refusals import Reason
 from cache.layout import PositionStrategy
 from cache.lease import ChunkStatus
-from engine_ext.request import LinkContext, ScopeName
+from engine_ext.request import LinkContext, PlacementName, ScopeName
 from engine_ext.vllm_compat import ChatCompletionResponse
 
 OUR_TAGS = frozenset({"RAG", "Chunks", "Chunk cache", "Cluster"})
@@ -255,6 +255,7 @@ class CacheStats(_Shape):
 
     enabled: bool
     reason: str | None
+    placement: PlacementName | None = None
     occupancy: dict[str, int] | None = None
     tiers: dict[str, dict[str, int]] | None = None
     counters: dict[str, int | dict[str, int] | dict[str, dict[str, int]]] | None = None

@@ -214,6 +214,7 @@ def _ready_line(app: FastAPI, url: str, started: float) -> str:
     else:
         config = engine.manager.config
         state = f"chunk cache on: {config.num_pages * config.page_tokens} tokens"
+        state += ", in place" if engine.placement == "in-place" else ""
     return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
 
 

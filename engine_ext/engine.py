@@ -25,7 +25,7 @@ from engine_ext.background import BackgroundFills
 from engine_ext.caller import CALLER, DEFAULT_NAMESPACE, charged
 from engine_ext.fills import FillRunner
 from engine_ext.plan import PARAMS_KEY
-from engine_ext.request import REQUEST_KEY, CacheOptions, FullAttentionError, Outputs, cache_scope
+from engine_ext.request import REQUEST_KEY, CacheOptions, FullAttentionError, Outputs, PlacementName, cache_scope
 from engine_ext.run import ChunkedRun
 from engine_ext.transfers import PoolTransfers
 from engine_ext.vllm_compat import GracefulHTTPError
@@ -83,6 +83,11 @@ class ChunkEngine:
         self._hasher = manager.hasher if manager else ChunkHasher("", "sha256")
         self._reindexer = PositionReindexer(block_tokens)
         self._next_integrity_check = 0.0
+
+    @property
+    def placement(self) -> PlacementName:
+        """Of chunks that requests read: what was configured, or copies where nothing else works."""
+        return "copy" if self.block_tokens is None else "in-place"
 
     def __getattr__(self, name: str) -> Any:
         """Everything else of vLLM's ``EngineClient`` is ``AsyncLLM``'s."""

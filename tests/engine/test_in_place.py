@@ -40,6 +40,7 @@ def assert_in_place(response: dict[str, Any], oracle: Any) -> None:
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
 def test_chunks_are_found_wherever_they_stand(model: str, serve: Any, oracle: Any, text: Text) -> None:
     server, chunks = serve(model, *IN_PLACE), [text(n) for n in (50, 130, 17)]
+    assert server.stats()["placement"] == "in-place"
     ask(server, "shared", chunks, text(10))
     loaded = server.metric(LOADED)
     for order in [*itertools.permutations(chunks), chunks[:1], chunks[1:], [chunks[0], *chunks]]:

@@ -15,7 +15,7 @@ from tests.cache.helpers import acquire
 async def stats(query="", **engine):
     app = FastAPI()
     app.include_router(router)
-    app.state.engine_client = SimpleNamespace(**engine)
+    app.state.engine_client = SimpleNamespace(**{"placement": "copy", **engine})
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return (await client.get(f"/v1/cache/stats{query}")).json()
 
@@ -48,8 +48,9 @@ async def test_a_running_cache_shows_its_state_and_checks_its_books():
         fills=SimpleNamespace(num_running=2, num_queued=1, archive=None),
         disabled_reason=None,
         check_integrity=lambda: checks.append(1),
+        placement="in-place",
     )
-    assert (shown["enabled"], shown["reason"]) == (True, None)
+    assert (shown["enabled"], shown["reason"], shown["placement"]) == (True, None, "in-place")
     assert shown["occupancy"] == manager.occupancy() | {
         "running_fills": 2,
         "queued_fills": 1,
