@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-matrix test-fast test-vllm fuzz check audit bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-matrix test-in-place test-fast test-vllm fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # Each worker takes whole files, whose tests share engines, in the order of tests/conftest.py; ARGS="-n 0": one process.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+
+IN_PLACE := $(addprefix tests/engine/test_,in_place.py exactness.py faults.py isolation.py concurrency.py churn.py)
 
 FUZZERS := tests/app/test_sse.py tests/app/test_middleware.py tests/app/test_request_documents.py \
 	tests/app/test_strange_peers.py tests/cache/test_directory.py tests/cache/test_redis_registry.py \
@@ -33,6 +35,10 @@ test: setup ## run the tests; a part of them in ARGS
 test-matrix: setup ## run the tests of further models, features and forms of deployment; a part of them in ARGS
 	@scripts/test_servers.sh
 	$(BIN)/python -m pytest -m matrix $(PARALLEL) $(ARGS)
+
+test-in-place: setup ## run tests of exactness, faults and isolation with chunks shared in place; others in ARGS
+	@scripts/test_servers.sh
+	TESSERA_CHUNK_CACHE_PLACEMENT=in-place $(BIN)/python -m pytest $(PARALLEL) $(or $(ARGS),$(IN_PLACE))
 
 test-fast: setup ## run the tests that start no engine
 	@scripts/test_servers.sh
