@@ -71,7 +71,8 @@ class FaultyConnector(ChunkCacheConnector):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         if self.scheduler is not None:
-            self.scheduler = FaultySchedulerHalf()
+            cache = vllm_config.cache_config
+            self.scheduler = FaultySchedulerHalf(cache.prefix_caching_hash_algo, cache.block_size)
         if self.worker is not None:
             half = self.worker
             self.worker = FaultyWorkerHalf(half.pool_bytes, half.page_tokens, half.engine_block_size)
