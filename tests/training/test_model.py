@@ -19,7 +19,7 @@ from training.model import forward
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_rows_equal_single_sequences(strategy: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "autocast", lambda *_: torch.no_grad())  # float32: equal up to rounding
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: torch.no_grad())  # float32: equal up to rounding
     plain = LlamaForCausalLM(deepcopy(model.config))
     plain.load_state_dict(model.state_dict())
     plain.set_attn_implementation("eager")
