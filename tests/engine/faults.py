@@ -55,8 +55,8 @@ LOST = (251, 252)
 
 
 class FaultySchedulerHalf(SchedulerHalf):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, hash_algorithm: str, block_tokens: int) -> None:
+        super().__init__(hash_algorithm, block_tokens)
         self._lost: Counter[tuple[int, ...]] = Counter()
 
     def add_request(self, request: Any) -> None:
