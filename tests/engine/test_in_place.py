@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +17,6 @@ import pytest
 import zmq
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
 
-from app.server_process import free_port
 from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.engine.test_exactness import ask, assert_exact, segments, statuses
@@ -149,15 +149,17 @@ def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Te
         assert_in_place(ask(server, "shared", list(order), text(40)), oracle("tiny-llama"))
 
 
-def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, text: Text) -> None:
+def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, text: Text, tmp_path: Path) -> None:
     """vLLM's KV events, by which routers and offloading know blocks."""
-    port = free_port()
-    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}"}
+    endpoint = f"ipc://{tmp_path}/events"
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
     server = serve("tiny-llama", *IN_PLACE, *LITTLE, "--kv-events-config", json.dumps(events))
     chunks = [text(n) for n in (30, 62, 90)]
-    with subscribed(port) as stored:
-        while not stored():  # what is published before a subscriber is known is lost to it
+    with subscribed(endpoint) as stored:
+        for _ in range(10):  # what is published before a subscriber is known is lost to it
             server.chat(chunks=[], question=text(100), max_tokens=1)
+            if stored():
+                break
         ask(server, "shared", chunks, text(10))
         first = stored()
         flood(server, text)
@@ -173,10 +175,10 @@ def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, te
 
 
 @contextmanager
-def subscribed(port: int) -> Iterator[Callable[[], dict[tuple[int, ...], bytes]]]:
+def subscribed(endpoint: str) -> Iterator[Callable[[], dict[tuple[int, ...], bytes]]]:
     """Gives the hash of each block, by its tokens, that was stored since it was last called."""
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
-        socket.connect(f"tcp://127.0.0.1:{port}")
+        socket.connect(endpoint)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         decoder = msgspec.msgpack.Decoder(KVEventBatch)
 
