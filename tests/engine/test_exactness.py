@@ -86,7 +86,7 @@ def assert_filled_hit_and_mixed_are_exact(
             assert_exact(response, oracle, strategy, steps=steps)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_order_of_four(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
     server, chunks = serve(model), [text(n) for n in (50, 130, 17, 88)]
@@ -97,7 +97,7 @@ def test_every_order_of_four(model: str, strategy: str, serve: Any, oracle: Any,
         assert_exact(response, oracle(model), strategy)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_number_of_chunks(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
     server = serve(model)
@@ -107,7 +107,7 @@ def test_number_of_chunks(model: str, strategy: str, serve: Any, oracle: Any, te
             assert_exact(ask(server, strategy, chunks, text(15)), oracle(model), strategy)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_chunk_given_twice(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
     server, twice, other = serve(model), text(70), text(40)
@@ -117,7 +117,7 @@ def test_a_chunk_given_twice(model: str, strategy: str, serve: Any, oracle: Any,
         assert_exact(response, oracle(model), strategy)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_isolated_chunks_are_reused_behind_any_system_prompt(
     model: str, strategy: str, serve: Any, oracle: Any, text: Text
@@ -197,7 +197,7 @@ def test_empty_system_prompt(strategy: str, serve: Any, oracle: Any, text: Text)
         assert_exact(ask(server, strategy, order, text(15), system=""), oracle("tiny-llama"), strategy)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3", "tiny-llama-mha", QWEN3_MHA])
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3, "tiny-llama-mha", QWEN3_MHA])
 def test_missing_cached_and_partly_cached(model: str, serve: Any, oracle: Any, text: Text) -> None:
     server = serve(model)
     for strategy in STRATEGIES:

@@ -6,6 +6,7 @@ The whole of `test_exactness.py` runs in place, too: TESSERA_CHUNK_CACHE_PLACEME
 
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from vllm.distributed.kv_events import BlockStored, KVEventBatch
 
 from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import ask, assert_exact, segments, statuses
+from tests.engine.test_exactness import QWEN3, ask, assert_exact, segments, statuses
 
 Text = Callable[[int], str]
 
@@ -37,7 +38,7 @@ def assert_in_place(response: dict[str, Any], oracle: Any) -> None:
     assert_exact(response, oracle, "shared")
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 def test_chunks_are_found_wherever_they_stand(model: str, serve: Any, oracle: Any, text: Text) -> None:
     server, chunks = serve(model, *IN_PLACE), [text(n) for n in (50, 130, 17)]
     assert server.stats()["placement"] == "in-place"
@@ -108,17 +109,55 @@ def test_what_the_engine_evicted_is_loaded_from_the_pool(little: TesseraServer, 
     assert little.metric(LOADED) > loaded
 
 
-def test_many_requests_hold_their_chunks_once(little: TesseraServer, oracle: Any, text: Text) -> None:
-    """Sixteen requests over 16 blocks of context, two of their own each, in 40 blocks: none waits for another's end."""
-    chunks = [text(n) for n in (90, 120, 150, 60)]
-    ask(little, "shared", chunks, text(10))
-    preempted = little.metric("vllm:num_preemptions_total")
-    orders = list(itertools.permutations(chunks))[:16]
-    with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda order: ask(little, "shared", list(order), text(10)), orders))
-    for answer in answers:
-        assert_in_place(answer, oracle("tiny-llama"))
-    assert little.metric("vllm:num_preemptions_total") == preempted
+def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Text) -> None:
+    """Sixteen at once with KV memory for one and a half; copies of the same chunks, on the same server, wait."""
+    clients, blocks = 16, 145
+    server = serve("tiny-llama", *IN_PLACE, "--num-gpu-blocks-override", str(1 + blocks), "--max-model-len", "4096")
+    chunks = [text(n) for n in (740, 780, 750, 700)]
+    orders = list(itertools.permutations(chunks))[:clients]
+
+    def answers(strategy: str) -> list[Any]:
+        with ThreadPoolExecutor(clients) as threads:
+            return list(threads.map(lambda order: ask(server, strategy, list(order), text(10), max_tokens=60), orders))
+
+    ask(server, "shared", chunks, text(10))
+    before = server.metric("vllm:num_preemptions_total")
+    with most(server, "vllm:num_requests_running", "vllm:kv_cache_usage_perc") as seen:
+        in_place = answers("shared")
+    system, contexts, question = segments(in_place[0]["cache"])
+    context = sum(map(len, (system, *contexts))) // BLOCK
+    own = -(-(len(question) + 60) // BLOCK)
+    assert blocks <= 1.5 * (context + own)
+    assert seen["vllm:num_requests_running"] == clients
+    assert server.metric("vllm:num_preemptions_total") == before
+    assert round(seen["vllm:kv_cache_usage_perc"] * blocks) <= context + clients * own
+    for answer in in_place:
+        assert_exact(answer, oracle("tiny-llama"), "shared", steps=60)
+        assert answer["cache"]["placement"] == "in-place"
+
+    with most(server, "vllm:num_requests_running", "vllm:num_requests_waiting") as seen:
+        answers("offset")
+    assert seen["vllm:num_requests_running"] < clients
+    assert seen["vllm:num_requests_waiting"] > 0
+
+
+@contextmanager
+def most(server: TesseraServer, *metrics: str) -> Iterator[dict[str, float]]:
+    """The highest values of metrics that were seen until the block ends."""
+    seen, stopping = dict.fromkeys(metrics, 0.0), threading.Event()
+
+    def look() -> None:
+        while not stopping.wait(0.01):
+            for name in metrics:
+                seen[name] = max(seen[name], server.metric(name))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stopping.set()
+        thread.join()
 
 
 def test_preempted_answers_stay_exact(little: TesseraServer, oracle: Any, text: Text) -> None:

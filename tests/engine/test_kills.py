@@ -151,6 +151,7 @@ def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
     assert said[-1] == "tessera: the engine has died; what it said is above"
 
 
+@pytest.mark.matrix
 def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
     """As for want of memory. The server is told to go on, so that there is time to ask it everything."""
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
