@@ -20,12 +20,13 @@ from vllm.distributed.kv_events import BlockStored, KVEventBatch
 
 from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import QWEN3, ask, assert_exact, segments, statuses
+from tests.engine.test_exactness import QWEN3, STEPS, ask, assert_exact, segments, statuses
+from tests.engine.test_isolation import complete
 
 Text = Callable[[int], str]
 
 BLOCK = 32
-LOADED = "tessera_load_tokens_total"
+LOADED, HITS = "tessera_load_tokens_total", "vllm:prefix_cache_hits_total"
 LITTLE = ("--num-gpu-blocks-override", "41", "--max-model-len", "640")
 """Blocks for 40 times 32 tokens."""
 IN_PLACE = ("--chunk-cache-placement", "in-place", "--block-size", str(BLOCK))
@@ -83,6 +84,18 @@ def test_beside_copies_and_ordinary_requests(serve: Any, oracle: Any, text: Text
         else:
             assert ("placement" in answer["cache"]) == (strategy == "shared")
             assert_exact(answer, oracle("tiny-llama"), strategy)
+
+
+def test_ordinary_requests_find_what_is_theirs(serve: Any, oracle: Any, text: Text) -> None:
+    """Of a composition as an ordinary prompt the first chunk's blocks: later ones were computed without it."""
+    server = serve("tiny-llama", *IN_PLACE)
+    system, chunks, question = segments(ask(server, "shared", [text(70), text(90)], text(40))["cache"])
+    token_ids = [*system, *chunks[0], *chunks[1], *question]
+    before = server.metric(HITS)
+    logprobs = complete(server, token_ids)
+    assert server.metric(HITS) - before == len(system) + len(chunks[0])
+    full = oracle("tiny-llama").full(token_ids, STEPS)
+    assert logprobs == pytest.approx(full.logprobs, abs=1e-4)
 
 
 @pytest.fixture
