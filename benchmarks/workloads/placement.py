@@ -44,7 +44,7 @@ class Placement:
     title = f"the same chunks for all clients, KV memory for {_CONTEXTS} contexts"
     axis = "load"
     short = Sizes(chunks=8, alone=5, clients=16, requests=16, rounds=1, output_tokens=16)
-    long = Sizes(chunks=8, alone=10, clients=16, requests=32, rounds=5, output_tokens=16)
+    long = Sizes(chunks=8, alone=10, clients=16, requests=16, rounds=3, output_tokens=16)
 
     def __init__(self, options: Options) -> None:
         self._sizes = self.long if options.is_long else self.short

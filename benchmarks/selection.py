@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens of isolated chunks are worth computing anew: ``python -m training.selection MODEL``.
+"""Which tokens of isolated chunks are worth computing anew: ``python -m benchmarks.selection MODEL``.
 
-Answers held-out questions over chunks that were computed alone (`offset`), after so many of their tokens were computed
+Answers the demo's questions over chunks that were computed alone (`offset`), after some of their tokens were computed
 anew, each behind everything before it: the first of each chunk (LegoLink in EPIC, arXiv 2410.15332: link tokens), or
 as many that the question attends to most, wherever they stand (as in ProphetKV, arXiv 2602.02579; CacheBlend, arXiv
 2405.16444, chooses by another measure), or any. Measured by transformers alone, before anything is built for a server.
@@ -12,20 +12,20 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from app.progress import say
-from training.batches import Branch, Encoder, Sample
-from training.episodes import Shape, make_episode
-from training.language import PLAIN_QUESTIONS, PLAIN_STATEMENTS
-
-CHUNKS: Final = (2, 4, 8, 16)
-_QUESTIONS_PER_EPISODE = 5
+from evaluation.demo import demo_questions
+from evaluation.questions import Question
+from training.batches import Branch, Encoder
+from training.episodes import Episode
+from training.episodes import Question as Asked
+from training.language import UNKNOWN
 
 
 class Context:
@@ -120,23 +120,20 @@ def is_right(context: Context, branch: Branch, anew: torch.Tensor) -> bool:
     return logits[len(branch.prompt) - 1 :].argmax(-1).tolist() == branch.answer
 
 
-def heldout_samples(encoder: Encoder, chunks: int, questions: int) -> Iterator[Sample]:
-    """Episodes about names that training never showed, as in the last stage of training."""
-    rng = random.Random(f"selection {chunks}")
-    shape = Shape(chunks, _QUESTIONS_PER_EPISODE, statements=PLAIN_STATEMENTS, phrasings=PLAIN_QUESTIONS)
-    for _ in range(0, questions, _QUESTIONS_PER_EPISODE):
-        yield encoder.sample(make_episode(rng, "heldout", shape))
-
-
-def measure(model: Any, encoder: Encoder, chunks: int, questions: int, numbers: list[int]) -> dict[str, float]:
+def measure(model: Any, encoder: Encoder, questions: Iterable[Question], numbers: list[int]) -> dict[str, float]:
     """The share of answers that are right, for each way to choose rows."""
     right: dict[str, list[bool]] = {}
-    for sample in heldout_samples(encoder, chunks, questions):
+    for seed, question in enumerate(questions):
+        sample = encoder.sample(_as_episode(question))
         context = Context(model, sample.system, sample.chunks)
-        for branch in sample.branches:
-            for name, anew in _choices(context, branch, len(next(iter(right.values()), [])), numbers):
-                right.setdefault(name, []).append(is_right(context, branch, anew))
+        for name, anew in _choices(context, sample.branches[0], seed, numbers):
+            right.setdefault(name, []).append(is_right(context, sample.branches[0], anew))
     return {name: sum(answers) / len(answers) for name, answers in right.items()}
+
+
+def _as_episode(question: Question) -> Episode:
+    answer = question.answers[-1] if question.answers else UNKNOWN
+    return Episode(question.system, question.chunks, (Asked(question.question, answer, None),))
 
 
 def _choices(context: Context, branch: Branch, seed: int, numbers: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -149,18 +146,18 @@ def _choices(context: Context, branch: Branch, seed: int, numbers: list[int]) ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.selection", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.selection", description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path, help="folder of a model trained by training.train")
     parser.add_argument("--questions", type=int, default=250, help="for each number of chunks (default: %(default)s)")
-    parser.add_argument("--tokens", default="4,8,16,32", help="for each chunk but the first (default: %(default)s)")
+    parser.add_argument("--tokens", default="8,16,32", help="for each chunk but the first (default: %(default)s)")
     options = parser.parse_args(arguments)
     model = AutoModelForCausalLM.from_pretrained(
         options.model, attn_implementation="eager", local_files_only=True
     ).eval()
     encoder = Encoder(AutoTokenizer.from_pretrained(options.model, local_files_only=True))
     numbers = [int(number) for number in options.tokens.split(",")]
-    for chunks in CHUNKS:
-        for name, accuracy in measure(model, encoder, chunks, options.questions, numbers).items():
+    for chunks, questions in itertools.groupby(demo_questions(options.questions), lambda each: len(each.chunks)):
+        for name, accuracy in measure(model, encoder, questions, numbers).items():
             say(f"{chunks} chunks, computed anew: {name}: {accuracy:.3f}")
     return 0
 

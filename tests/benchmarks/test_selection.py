@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured by `training.selection` is what servers compute."""
+"""What is measured by `benchmarks.selection` is what servers compute."""
 
 import itertools
 import random
@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.random_model import build_preset
+from benchmarks.selection import Context, any_rows, favourites, first_of_each
 from tests.oracle import Oracle
-from training.selection import Context, any_rows, favourites, first_of_each
 
 SYSTEM, QUESTION = 9, 7
 
