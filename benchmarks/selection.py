@@ -20,6 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from app.progress import say
+from evaluation.cut import cut_questions
 from evaluation.demo import demo_questions
 from evaluation.questions import Question
 from training.batches import Branch, Encoder
@@ -150,13 +151,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("model", type=Path, help="folder of a model trained by training.train")
     parser.add_argument("--questions", type=int, default=250, help="for each number of chunks (default: %(default)s)")
     parser.add_argument("--tokens", default="8,16,32", help="for each chunk but the first (default: %(default)s)")
+    parser.add_argument("--cut", action="store_true", help="from documents that were cut through (evaluation/cut.py)")
     options = parser.parse_args(arguments)
     model = AutoModelForCausalLM.from_pretrained(
         options.model, attn_implementation="eager", local_files_only=True
     ).eval()
     encoder = Encoder(AutoTokenizer.from_pretrained(options.model, local_files_only=True))
     numbers = [int(number) for number in options.tokens.split(",")]
-    for chunks, questions in itertools.groupby(demo_questions(options.questions), lambda each: len(each.chunks)):
+    asked = (cut_questions if options.cut else demo_questions)(options.questions)
+    for chunks, questions in itertools.groupby(asked, lambda each: len(each.chunks)):
         for name, accuracy in measure(model, encoder, questions, numbers).items():
             say(f"{chunks} chunks, computed anew: {name}: {accuracy:.3f}")
     return 0
