@@ -123,15 +123,16 @@ def test_what_the_engine_evicted_is_loaded_from_the_pool(little: TesseraServer, 
 
 
 def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Text) -> None:
-    """Sixteen at once with KV memory for one and a half; copies of the same chunks, on the same server, wait."""
+    """Sixteen at once with KV memory for one and a half; with copies, and in full attention, some of them wait."""
     clients, blocks = 16, 145
     server = serve("tiny-llama", *IN_PLACE, "--num-gpu-blocks-override", str(1 + blocks), "--max-model-len", "4096")
     chunks = [text(n) for n in (740, 780, 750, 700)]
     orders = list(itertools.permutations(chunks))[:clients]
 
-    def answers(strategy: str) -> list[Any]:
+    def answers(strategy: str, mode: str = "auto") -> list[Any]:
+        fields = {"max_tokens": 60, "cache": {"mode": mode}}
         with ThreadPoolExecutor(clients) as threads:
-            return list(threads.map(lambda order: ask(server, strategy, list(order), text(10), max_tokens=60), orders))
+            return list(threads.map(lambda order: ask(server, strategy, list(order), text(10), **fields), orders))
 
     ask(server, "shared", chunks, text(10))
     before = server.metric("vllm:num_preemptions_total")
@@ -148,10 +149,11 @@ def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Tex
         assert_exact(answer, oracle("tiny-llama"), "shared", steps=60)
         assert answer["cache"]["placement"] == "in-place"
 
-    with most(server, "vllm:num_requests_running", "vllm:num_requests_waiting") as seen:
-        answers("offset")
-    assert seen["vllm:num_requests_running"] < clients
-    assert seen["vllm:num_requests_waiting"] > 0
+    for strategy, mode in (("offset", "auto"), ("shared", "full")):
+        with most(server, "vllm:num_requests_running", "vllm:num_requests_waiting") as seen:
+            answers(strategy, mode)
+        assert seen["vllm:num_requests_running"] < clients
+        assert seen["vllm:num_requests_waiting"] > 0
 
 
 @contextmanager
