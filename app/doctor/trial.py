@@ -20,12 +20,14 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from app.doctor.advice import OTHERWISE, advice_for
 from app.doctor.finding import Finding
 from app.progress import progress
-from app.server_process import last_words, python_path
+from app.server_process import group_members, last_words, python_path
 from app.settings import Settings
 from engine_ext.orphans import starter_environment
 from engine_ext.support import unsupported_reason
 
-_END_S: Final = 20
+_TERM_S: Final = 20
+_KILL_S: Final = 20
+_POLL_S: Final = 0.01
 _COPIERS: Final = {
     "numba": "Numba, compiled for this CPU",
     "torch": "torch's indexing; faster ones are for float32 on CPUs with up to 4 threads",
@@ -101,8 +103,15 @@ def _running(command: Sequence[str], log: Path) -> "Iterator[subprocess.Popen[by
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(_END_S)
+                    process.wait(_TERM_S)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _kill_group(process)
+
+
+def _kill_group(leader: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
+    deadline = time.monotonic() + _KILL_S  # what the leader left behind is nobody's to wait for, and dies when it may
+    while group_members(leader.pid) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

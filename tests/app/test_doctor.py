@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -306,7 +307,10 @@ def test_the_lines_of_a_log_that_tell_why() -> None:
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_nothing_of_a_trial_lives_on(stubborn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_END_S", 0.2)
+    """Also where a machine is slow to kill."""
+    kill = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda *group: Timer(0.3, kill, group).start())
+    monkeypatch.setattr(trial, "_TERM_S", 0.2)
     ignore = "import signal; signal.signal(15, signal.SIG_IGN)" if stubborn else "pass"
     code = f"{ignore}; import subprocess; child = subprocess.Popen(['sleep', '99']); print(1, flush=True); child.wait()"
     log = tmp_path / "log"
