@@ -2,6 +2,7 @@
 """The connector's worker half: the pool's memory, and the copies between it and the engine's KV blocks."""
 
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ class WorkerHalf:
         self.copier: KVCopier  # from prepare() on
         # The tag last saved to each page; -1 is no plan's tag.
         self._page_tags = torch.empty(0, dtype=torch.int64)
+        # Pages may go to somebody else while a request that was aborted still saves to them, or one loads what it no
+        # longer holds. Each of these, with its tags, is whole before or after a write from another thread.
+        self._moving = threading.Lock()
         self._refused_blocks: set[int] = set()
         self.refused_tags: set[int] = set()
         self.token_bytes = 0
@@ -126,24 +130,27 @@ class WorkerHalf:
         """Copies each transfer's spans from the pool to its blocks, keys rotated; refuses wrongly tagged pages."""
         for transfer in transfers:
             started = time.perf_counter()
-            if refused := self._wrongly_tagged(transfer.spans):
-                self._stats.refused()
-                self.refused_tags.update(refused)
-                # Blocks before the first token to load are other requests' too, and hold what they should.
-                self._refused_blocks.update(transfer.block_ids[transfer.first_token // self.engine_block_size :])
-                continue
             tokens, rows, deltas = self._rows(transfer)
-            self.copier.load(self._slots(transfer, tokens), rows, deltas)
-            self._count("load", started, len(tokens))
+            with self._moving:
+                refused = self._wrongly_tagged(transfer.spans)
+                if not refused:
+                    self.copier.load(self._slots(transfer, tokens), rows, deltas)
+            if refused:
+                self._refuse(transfer, refused)
+            else:
+                self._count("load", started, len(tokens))
 
     def save(self, transfers: Iterable[BlockTransfer]) -> None:
         """Copies each transfer's spans from its blocks to the pool and tags the pages."""
         for transfer in transfers:
             started = time.perf_counter()
             tokens, rows, _ = self._rows(transfer)
-            self.copier.save(self._slots(transfer, tokens), rows)
-            for span in transfer.spans:
-                self._page_tags[list(span.pages)] = span.tag
+            with self._moving:
+                for span in transfer.spans:
+                    self._page_tags[list(span.pages)] = -1
+                self.copier.save(self._slots(transfer, tokens), rows)
+                for span in transfer.spans:
+                    self._page_tags[list(span.pages)] = span.tag
             self._count("save", started, len(tokens))
 
     def read(self, pages: Sequence[int], tag: int, num_tokens: int) -> dict[str, Tensor]:
@@ -155,7 +162,7 @@ class WorkerHalf:
         tensors = {
             name: pool[list(pages)].flatten(0, 1)[:num_tokens].cpu().contiguous() for name, pool in self._pools()
         }
-        self._check_tags(pages, tag)
+        self._check_tags(pages, tag)  # whoever writes takes them away first
         return tensors
 
     def write(self, pages: Sequence[int], tag: int, num_tokens: int, tensors: Mapping[str, Tensor]) -> None:
@@ -171,12 +178,13 @@ class WorkerHalf:
             if tensor.shape != shape or tensor.dtype != pools[name].dtype:
                 wanted = f"{pools[name].dtype} {list(shape)}"
                 raise WrongPagesError(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {wanted}")
-        self._page_tags[list(pages)] = -1
-        for name, tensor in tensors.items():
-            self._fill(pools[name], pages, tensor)
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-        self._page_tags[list(pages)] = tag
+        with self._moving:
+            self._page_tags[list(pages)] = -1
+            self._synchronize()  # loads and saves that are on their way, in another stream
+            for name, tensor in tensors.items():
+                self._fill(pools[name], pages, tensor)
+            self._synchronize()
+            self._page_tags[list(pages)] = tag
 
     def forget(self) -> None:
         """From now on no page has what was saved there."""
@@ -212,8 +220,18 @@ class WorkerHalf:
         """Where the pool is."""
         return self.copier.layers[0].key_pool.device
 
+    def _refuse(self, transfer: BlockTransfer, tags: set[int]) -> None:
+        self._stats.refused()
+        self.refused_tags.update(tags)
+        # Blocks before the first token to load are other requests' too, and hold what they should.
+        self._refused_blocks.update(transfer.block_ids[transfer.first_token // self.engine_block_size :])
+
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
         self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self.token_bytes)
+
+    def _synchronize(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
 
     def _fill(self, pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:
         """Copies ``[tokens, heads, size]`` to pages, as many at once as lie side by side."""

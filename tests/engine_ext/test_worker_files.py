@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments of a worker's pool, read and written whole."""
 
+from threading import Thread
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.device_checks.memory import frequencies
+from engine_ext.plan import BlockTransfer, Span
 from engine_ext.worker import WorkerHalf, WrongPagesError
 from kernels.paged import LayerKV, make_pool
 
@@ -72,3 +75,43 @@ def test_what_is_no_kv_of_this_pool_is_refused_and_nothing_is_written(change):
         half.write([3, 4], 8, 8, found)
     before = half.read([3, 4], 7, 8)
     assert all(torch.equal(before[name], tensor) for name, tensor in segment(8, seed=1).items())
+
+
+def transfer(tag, pages=(3, 4)):
+    """Of 8 tokens in an engine's first block."""
+    return BlockTransfer("r", (0,), 0, (Span(0, 8, 0, tag, pages),))
+
+
+def meanwhile(half, monkeypatch, name, move):
+    """Has another thread ``move`` when ``half`` first calls its method ``name``, and wait if it must."""
+    method, threads = getattr(half, name), []
+
+    def called(*arguments):
+        if not threads:
+            threads.append(Thread(target=move))
+            threads[0].start()
+            threads[0].join(0.3)
+        return method(*arguments)
+
+    monkeypatch.setattr(half, name, called)
+    return threads
+
+
+def test_a_late_save_to_pages_of_another_is_not_found_under_the_others_tag(monkeypatch):
+    half = worker()
+    threads = meanwhile(half, monkeypatch, "_fill", lambda: half.save([transfer(7)]))
+    half.write([3, 4], 8, 8, segment(8))
+    threads[0].join()
+    with pytest.raises(WrongPagesError):
+        half.read([3, 4], 8, 8)
+    assert not any(pool[[3, 4]].any() for _, pool in half._pools())  # of the request's blocks, which are zero
+
+
+def test_pages_are_not_written_while_they_are_loaded(monkeypatch):
+    half = worker()
+    half.write([3, 4], 7, 8, segment(8, seed=1))
+    threads = meanwhile(half, monkeypatch, "_slots", lambda: half.write([3, 4], 8, 8, segment(8, seed=2)))
+    half.load([transfer(7)])
+    threads[0].join()
+    assert half.refused_tags == set()
+    assert torch.equal(half.copier.layers[1].value_blocks[0, :8], segment(8, seed=1)["1.value"])
