@@ -159,6 +159,8 @@ class Plan(_Shape):
     reason: str | None
     position_strategy: PositionStrategy | None = None
     scope: ScopeName | None = None
+    decision: Decided | None = None
+    link_tokens: int | None = None
     tokens: PlannedTokens | None = None
     pages: Pages | None = None
     chunks: list[PlannedChunk] | None = None

@@ -11,7 +11,7 @@ from app.profile import Profile
 from app.settings import Settings
 from cache.layout import PositionStrategy
 from engine_ext.caller import NamespaceRefusedError, own_namespace
-from engine_ext.request import MAX_LINK_TOKENS, CacheMode, CacheOptions, ChunkOrder, LinkContext, ScopeName
+from engine_ext.request import MAX_LINK_TOKENS, CacheMode, CacheOptions, ChunkOrder, Decide, LinkContext, ScopeName
 
 
 class CacheField(BaseModel):
@@ -63,7 +63,7 @@ class CacheField(BaseModel):
     def leaves_the_choice(self) -> bool:
         """Whether a profile may decide what is computed: nothing was asked for that goes beyond it."""
         is_open = self.position_strategy is None and self.link_tokens is None
-        return is_open and (self.mode, self.scope) == ("auto", "system")
+        return is_open and (self.mode, self.scope, self.link_context) == ("auto", "system", "chained")
 
     def options(self, defaults: CacheOptions | None = None) -> CacheOptions:
         """The options as the engine takes them, from the server's where the request says nothing.
@@ -86,17 +86,19 @@ class CacheField(BaseModel):
         )
 
 
-def options_of(field: CacheField, state: State, num_documents: int) -> CacheOptions:
-    """What a request's field asks for, what the server's profile decides where it asks for nothing, or the defaults.
+def options_of(field: CacheField, state: State) -> CacheOptions:
+    """What a request's field asks for, and the server's defaults where it asks for nothing.
 
     Raises :class:`BadRequestError`.
     """
     settings: Settings = state.tessera_settings
+    return field.options(settings.cache_defaults())
+
+
+def decide_of(field: CacheField, state: State) -> Decide | None:
+    """The server's profile, if there is one and the request leaves it the choice."""
     profile: Profile | None = state.tessera_profile
-    options = field.options(settings.cache_defaults())
-    if profile is None or not num_documents or not field.leaves_the_choice:
-        return options
-    return profile.applied(options, num_documents)
+    return profile.applied if profile is not None and field.leaves_the_choice else None
 
 
 def parse_cache_field(value: Any) -> CacheField:

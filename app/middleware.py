@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.bodies import read_body, replay
-from app.cache_options import options_of, parse_cache_field
+from app.cache_options import decide_of, options_of, parse_cache_field
 from app.documents import BadRequestError
 from app.marks import Marks
 from app.openai_documents import EXTRACTORS, Extraction
@@ -100,8 +100,8 @@ def _ticket(extraction: Extraction, state: State) -> Ticket:
             raise BadRequestError(f"{field} can't be combined with documents", field)
     cache = parse_cache_field(extraction.cache)
     keys = keys_of(extraction.body, cache, extraction.systems, extraction.documents)
-    options = options_of(cache, state, len(extraction.documents))
-    return Ticket(options, tuple(document.id for document in extraction.documents), tuple(keys))
+    ids = tuple(document.id for document in extraction.documents)
+    return Ticket(options_of(cache, state), ids, tuple(keys), decide=decide_of(cache, state))
 
 
 def _inserting(send: Send, inserter: ReportInserter) -> Send:

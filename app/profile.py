@@ -12,6 +12,9 @@ from app.modes import is_mode, link_tokens
 from cache.layout import PositionStrategy
 from engine_ext.request import CacheOptions, Decision
 
+PROFILE_NAME: Final = "profile.json"
+"""A profile in its model's own folder has a name that ends so: the model's digest leaves it out."""
+
 TRAINED_FOR: Final = "chunk_attention"
 """Where a model's configuration names the modes that it was trained for."""
 
@@ -70,12 +73,15 @@ class DescribedModel:
     trained_for: tuple[str, ...]
 
 
-def described(model: str) -> DescribedModel:
-    """What a profile says of a model, a folder or a name of the model hub's; raises :class:`ProfileError`."""
+def described(model: str, revision: str | None = None, download_dir: str | None = None) -> DescribedModel:
+    """What a profile says of a model, a folder or a name of the model hub's; raises :class:`ProfileError`.
+
+    ``revision`` and ``download_dir`` are vLLM's flags.
+    """
     from engine_ext.fingerprint import UnknownWeightsError, files_digest, model_folder  # takes seconds to import
 
     try:
-        folder = model_folder(model, None)
+        folder = model_folder(model, revision, download_dir)
         configuration = json.loads((folder / "config.json").read_bytes())
         return DescribedModel(files_digest(folder), tuple(configuration.get(TRAINED_FOR, ())))
     except (UnknownWeightsError, OSError, ValueError) as error:
@@ -109,22 +115,24 @@ class Profile(_Part):
             where = ".".join(map(str, fault["loc"])) or "it"
             raise ProfileError(f"{path} is not a profile of tessera calibrate: {where}: {fault['msg']}") from error
 
-    def decide(self, num_chunks: int) -> Decision:
+    def decide(self, num_chunks: int, adapter: str = "") -> Decision:
         """The mode for a request with ``num_chunks`` chunks, one or more.
 
         One chunk sees all that full attention would show it. Between what was measured the larger number counts, beyond
-        it nothing is known.
+        it nothing is known, nor of the model with an adapter.
         """
         if num_chunks == 1:
             return Decision("shared", "one chunk: nothing is lost")
+        if adapter:
+            return Decision("full", "the profile is of the model without an adapter")
         for kind in self.kinds:
             if num_chunks <= kind.max_chunks:
                 return Decision(kind.mode, f"the profile has {kind.mode} for up to {kind.max_chunks} chunks")
         return Decision("full", f"the profile has nothing for {num_chunks} chunks")
 
-    def applied(self, options: CacheOptions, num_chunks: int) -> CacheOptions:
+    def applied(self, options: CacheOptions, num_chunks: int, adapter: str = "") -> CacheOptions:
         """The options with what the profile decides in them."""
-        decision = self.decide(num_chunks)
+        decision = self.decide(num_chunks, adapter)
         if decision.mode == "full":
             return replace(options, mode="full", decision=decision)
         strategy = PositionStrategy.SHARED if decision.mode == "shared" else PositionStrategy.OFFSET

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.datastructures import State
 from vllm.exceptions import VLLMValidationError
 
-from app.cache_options import options_of
+from app.cache_options import decide_of, options_of
 from app.documents import BadRequestError, Document
 from app.openai_documents import system_texts
 from app.rag_request import RagRequest, documents_of
@@ -15,14 +15,15 @@ from app.request_documents import keys_of
 from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt
 from engine_ext.engine import ChunkEngine
-from engine_ext.request import REQUEST_KEY, Ticket, cache_scope
+from engine_ext.request import REQUEST_KEY, CacheOptions, Ticket, cache_scope
 from engine_ext.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered request. ``prompt`` is ``None`` if it has no chunks."""
+    """A rendered request. ``prompt`` is ``None`` if it has no chunks; ``options`` are what it would run with."""
 
+    options: CacheOptions
     prompt: ChunkedPrompt | None
     scope: CacheScope
     cache_salt: str | None
@@ -33,18 +34,19 @@ def open_ticket(request: RagRequest, state: State) -> tuple[Ticket, list[Documen
     """The request's ticket and documents; raises as :func:`app.rag_request.documents_of` does."""
     engine: ChunkEngine = state.engine_client
     try:
-        options = options_of(request.cache, state, len(request.chunks))
+        options = options_of(request.cache, state)
     except BadRequestError as error:
         raise VLLMValidationError(str(error), parameter=error.parameter) from error
     namespace = cache_scope(options, cache_salt_of(request)).namespace
-    ids = None
+    known = None
     if engine.manager is not None:
         engine.manager.expire()  # or an id, or a plan, would still find what has expired
-        ids = engine.manager.ids
-    documents = documents_of(request.chunks, ids, namespace)
+        known = engine.manager.ids
+    documents = documents_of(request.chunks, known, namespace)
     body = {**request.model_dump(include={"model", "system", "messages"}), **(request.model_extra or {})}
     keys = keys_of(body, request.cache, system_texts(body), documents)
-    return Ticket(options, tuple(document.id for document in documents), tuple(keys)), documents
+    ids = tuple(document.id for document in documents)
+    return Ticket(options, ids, tuple(keys), decide=decide_of(request.cache, state)), documents
 
 
 def cache_salt_of(request: RagRequest) -> str | None:
@@ -62,5 +64,6 @@ async def render(state: State, ticket: Ticket, chat_request: ChatCompletionReque
     _, (engine_input,) = result
     lora_request, salt = lora_request_of(serving, chat_request), engine_input.get("cache_salt")
     engine: ChunkEngine = state.engine_client
-    scope = cache_scope(ticket.options, salt, engine.adapters.name(lora_request))
-    return Rendered(engine_input[REQUEST_KEY].prompt, scope, salt, lora_request)
+    adapter, chunked = engine.adapters.name(lora_request), engine_input[REQUEST_KEY]
+    options = chunked.options(adapter)
+    return Rendered(options, chunked.prompt, cache_scope(options, salt, adapter), salt, lora_request)

@@ -35,6 +35,11 @@ class SegmentRenderer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._renderer, name)
 
+    @property
+    def can_pad(self) -> bool:
+        """Whether the model's tokenizer has white space to fill blocks with."""
+        return self._tokenizer.filler is not None
+
     async def render_chat_async(
         self,
         conversations: Sequence[Any],

@@ -62,7 +62,10 @@ GRACE_S = 1
 async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, settings: Settings) -> FastAPI:
     """vLLM's whole app with Tessera's routers and middleware."""
     marks = Marks()
-    engine.renderer = SegmentRenderer(engine.llm.renderer, marks, settings.chunk_max_tokens, engine.block_tokens)
+    renderer = SegmentRenderer(engine.llm.renderer, marks, settings.chunk_max_tokens, engine.block_tokens)
+    if engine.block_tokens is not None and not renderer.can_pad:
+        engine.copy_chunks("the tokenizer has no token of white space to fill blocks with")
+    engine.renderer = renderer
     supported_tasks = await engine.llm.get_supported_tasks()
     args.middleware = [*args.middleware, *MIDDLEWARE]
     app: FastAPI = build_app(args, supported_tasks, engine.llm.model_config)

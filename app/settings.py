@@ -71,8 +71,9 @@ class Settings(AccessSettings):
         0,
         ge=0,
         le=MAX_LINK_TOKENS,
-        description="link tokens of requests that say nothing of them nor of positions: so many first tokens of each "
-        "chunk are computed anew in their context, which costs time and recovers quality (docs/quality.md)",
+        description="link tokens of requests that say nothing of them and don't ask for shared positions: so many "
+        "first tokens of each chunk are computed anew in their context, which costs time and recovers quality "
+        "(docs/quality.md)",
     )
     profile: Path | None = Field(
         None,

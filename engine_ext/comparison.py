@@ -2,6 +2,7 @@
 """Full attention's answer beside the one over cached chunks, and how far its predictions are from it."""
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -12,6 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from engine_ext.plan import Composition, TransferPlan
 from engine_ext.request import Outputs
 
 TOP: Final = 20
@@ -19,15 +21,18 @@ TOP: Final = 20
 _LEAST: Final = -20.0
 """What is less probable is taken for this: rounding, and tokens that are ruled out."""
 
-RunFull = Callable[[str, list[int], SamplingParams], Outputs]
-"""Runs token ids in full attention, under a name of its own."""
+RunFull = Callable[[str, dict[str, Any], SamplingParams], Outputs]
+"""Runs a prompt in full attention, under a name of its own."""
 
 
 class Comparison:
     """Takes down an answer over cached chunks as it comes; then has full attention answer, and judge that answer."""
 
-    def __init__(self, params: SamplingParams, model: ModelConfig) -> None:
-        """``params`` are the request's. Raises ``VLLMValidationError`` if nothing could be compared."""
+    def __init__(self, params: SamplingParams, model: ModelConfig, block_tokens: int | None) -> None:
+        """``params`` are the request's, ``block_tokens`` the size of the blocks in vLLM's prefix cache, if it is on.
+
+        Raises ``VLLMValidationError`` if nothing could be compared.
+        """
         most = model.max_logprobs if model.max_logprobs >= 0 else model.get_vocab_size()
         if params.n != 1:
             raise VLLMValidationError("cache.mode compare needs n = 1", parameter="n", value=params.n)
@@ -37,6 +42,7 @@ class Comparison:
                 parameter="cache.mode",
                 value="compare",
             )
+        self._block_tokens = block_tokens
         self._wants_logprobs = params.logprobs is not None
         self.params = params.clone()
         """What the answer is to be asked for with."""
@@ -55,10 +61,10 @@ class Comparison:
         if not self._wants_logprobs:
             completion.logprobs = None
 
-    async def with_full(self, prompt_ids: list[int], run: RunFull, timings_ms: Mapping[str, float]) -> dict[str, Any]:
-        """What the report says. ``timings_ms`` are those of the answer over cached chunks."""
-        answer, full_ms = await self._answer(prompt_ids, run)
-        judged = await self._judged(prompt_ids, run)
+    async def with_full(self, prompt: dict[str, Any], run: RunFull, timings_ms: Mapping[str, float]) -> dict[str, Any]:
+        """What the report says. ``prompt`` is the one for full attention, ``timings_ms`` are those of the answer."""
+        answer, full_ms = await self._answer(prompt, run)
+        judged = await self._judged(prompt, run)
         divergences = [kl_divergence(full, cached) for full, cached in zip(judged, self._logprobs, strict=True)]
         return {
             "answer": answer.outputs[0].text,
@@ -69,20 +75,23 @@ class Comparison:
             "timings_ms": {"cached": {name: timings_ms[name] for name in full_ms}, "full": full_ms},
         }
 
-    async def _answer(self, prompt_ids: list[int], run: RunFull) -> tuple[RequestOutput, dict[str, float]]:
+    async def _answer(self, prompt: dict[str, Any], run: RunFull) -> tuple[RequestOutput, dict[str, float]]:
         """Full attention's own answer, asked for as the other was, and how long it took."""
         params = self.params.clone()
         params.output_kind = RequestOutputKind.CUMULATIVE
         started = time.perf_counter()
-        async with aclosing(run("full", prompt_ids, params)) as outputs:
-            seen = [(time.perf_counter() - started, output) async for output in outputs]
-        first, (total, answer) = seen[0][0], seen[-1]
-        return answer, {"first_token": first * 1e3, "total": total * 1e3}
+        async with aclosing(run("full", prompt, params)) as outputs:
+            answer = await anext(outputs)
+            first = time.perf_counter() - started
+            async for later in outputs:  # none is kept: each has the whole text up to there
+                answer = later
+        return answer, {"first_token": first * 1e3, "total": (time.perf_counter() - started) * 1e3}
 
-    async def _judged(self, prompt_ids: list[int], run: RunFull) -> list[Mapping[int, Any]]:
+    async def _judged(self, prompt: dict[str, Any], run: RunFull) -> list[Mapping[int, Any]]:
         """Log probabilities in full attention where the other answer's tokens are, most of them as a prompt's.
 
-        Those of the prompt itself are not looked at: what vLLM's prefix cache has of it is not computed again.
+        Those of the prompt itself are not looked at: what vLLM's prefix cache has of it is not computed again. All
+        others are: what the cache has has no log probabilities.
         """
         params = SamplingParams(
             max_tokens=1,
@@ -93,12 +102,20 @@ class Comparison:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        async with aclosing(run("judge", [*prompt_ids, *self._token_ids[:-1]], params)) as outputs:
+        prompt_ids, others = prompt["prompt_token_ids"], self._token_ids[:-1]
+        judged = {**prompt, "prompt_token_ids": [*prompt_ids, *others]}
+        if self._block_tokens is not None:
+            known = (len(prompt_ids) - 1) // self._block_tokens * self._block_tokens
+            plan = TransferPlan(composition=Composition((known,), 0, prompt.get("cache_salt")))
+            params.extra_args = {"kv_transfer_params": plan.to_params()}
+            judged["cache_salt"] = secrets.token_hex(16)  # no other request has blocks behind the known ones
+        async with aclosing(run("judge", judged, params)) as outputs:
             (output,) = [output async for output in outputs]
         of_prompt, of_last = output.prompt_logprobs, output.outputs[0].logprobs
         assert of_prompt is not None
         assert of_last is not None
-        return [*of_prompt[len(prompt_ids) :], *of_last]
+        # From the end: there may be none of tokens that were not computed.
+        return [*of_prompt[len(of_prompt) - len(others) :], *of_last]
 
 
 def kl_divergence(full: Mapping[int, Any], cached: Mapping[int, Any]) -> float:

@@ -101,6 +101,7 @@ class Linker:
         try:
             output = await run_prefill(self._llm, prompt_ids, own, name, self._salt_of(number), **self._generate_kwargs)
         except NotSavedError as error:
+            self._manager.fill_failed(job)
             raise LinkError(str(error)) from error
         self._manager.fill_succeeded(job, "linked")
         num_computed = len(prompt_ids) - (output.num_cached_tokens or 0)

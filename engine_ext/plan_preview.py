@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request would find in the chunk cache, without running it."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cache.hashing import CacheScope
 from cache.index import EntryState
 from cache.layout import ChunkedPrompt
 from cache.manager import ChunkCacheManager, Lookup, Wanted
+from engine_ext.links import link_placements
 from engine_ext.request import CacheOptions
 
 if TYPE_CHECKING:
@@ -33,20 +35,24 @@ def preview(
     if engine.manager is None or prompt is None:
         return {"mode": "full", "reason": reason}
     found = engine.manager.look_up(prompt, scope)
-    reason = reason or _does_not_fit(engine.manager, found)
+    placements = link_placements(engine.layout(prompt, options.position_strategy), options.link_tokens)
+    num_link_pages = sum(engine.manager.config.pages_for(at.length) for at in placements)
+    reason = reason or _does_not_fit(engine.manager, found, num_link_pages)
     missing = {w.key: w.identity.num_tokens for w in found.segments if w.entry is None}
     return {
         "mode": "full" if reason else "chunked",
         "reason": reason,
         "position_strategy": options.position_strategy.value,
         "scope": options.scope,
+        "decision": asdict(options.decision) if options.decision else None,
+        "link_tokens": options.link_tokens,
         "tokens": {
             "prompt": len(prompt.token_ids),
             "cached": sum(w.identity.num_tokens for w in found.segments if w.entry is not None),
             "missing": sum(missing.values()),
             "question": len(prompt.question),
         },
-        "pages": {"needed": found.pages_needed, "free": engine.manager.pool.num_free},
+        "pages": {"needed": found.pages_needed + num_link_pages, "free": engine.manager.pool.num_free},
         "chunks": _chunks(prompt, found),
     }
 
@@ -66,14 +72,15 @@ def _full_reason(
     return None
 
 
-def _does_not_fit(manager: ChunkCacheManager, found: Lookup) -> str | None:
+def _does_not_fit(manager: ChunkCacheManager, found: Lookup, num_link_pages: int) -> str | None:
     distinct = {wanted.key: wanted.identity.num_tokens for wanted in found.segments}
-    pages, total = sum(map(manager.config.pages_for, distinct.values())), manager.config.num_pages
+    pages, total = sum(map(manager.config.pages_for, distinct.values())) + num_link_pages, manager.config.num_pages
     if pages > total:
         return f"the segments need {pages} pages; the pool has {total}"
+    needed = found.pages_needed + num_link_pages
     free = manager.available_pages(sparing={wanted.entry for wanted in found.segments if wanted.entry is not None})
-    if found.pages_needed > free:
-        return f"the segments need {found.pages_needed} more pages; {free} of {total} can be freed now"
+    if needed > free:
+        return f"the segments need {needed} more pages; {free} of {total} can be freed now"
     return None
 
 

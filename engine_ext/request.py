@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request with chunks on its way from the prompt renderer to the engine."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -76,10 +76,15 @@ class CacheOptions:
         return self.decision.why if self.decision else "cache.mode is full"
 
 
+Decide = Callable[[CacheOptions, int, str], CacheOptions]
+"""What a server chooses for a request: from its options, its number of chunks and its LoRA adapter, if any."""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One HTTP request's options on the way in, its cache report on the way out.
 
+    ``decide`` is there if the request leaves the server a choice: how many chunks it has is known when it is tokenized.
     ``chunk_ids`` and ``document_keys`` have one item per document: its sender's name for it, and the registry's (no
     keys at all: nobody else is told of the documents).
     """
@@ -88,6 +93,7 @@ class Ticket:
     chunk_ids: tuple[str | None, ...] = ()
     document_keys: tuple[DocumentKey, ...] = ()
     report: CacheReport | None = None
+    decide: Decide | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,12 @@ class ChunkedRequest:
 
     ticket: Ticket
     prompt: ChunkedPrompt | None
+
+    def options(self, adapter: str) -> CacheOptions:
+        """The request's options, with what the server chooses; ``adapter`` as of :func:`cache_scope`."""
+        if self.ticket.decide is None or self.prompt is None:
+            return self.ticket.options
+        return self.ticket.decide(self.ticket.options, len(self.prompt.chunks), adapter)
 
 
 def cache_scope(options: CacheOptions, cache_salt: str | None, adapter: str = "") -> CacheScope:

@@ -60,7 +60,8 @@ class ChunkedRun:
         self.span = start_request(headers, arrived, enabled=engine.is_traced)
         self.kwargs = {**kwargs, "trace_headers": self.span.headers}
         adapter = engine.adapters.name(kwargs.get("lora_request"))
-        self.scope = cache_scope(request.ticket.options, prompt.get("cache_salt"), adapter)
+        self.options = request.options(adapter)
+        self.scope = cache_scope(self.options, prompt.get("cache_salt"), adapter)
         self.started = time.perf_counter()
         self.report = self._new_report()
         self.filled: list[FillResult] = []
@@ -118,8 +119,8 @@ class ChunkedRun:
         if self.chunked_prompt is None:
             raise FullAttentionError("no chunks", "the request has no chunks")
         self._refuse_what_needs_full_attention()
-        layout = self.engine.layout(self.chunked_prompt, self.ticket.options.position_strategy)
-        if self.ticket.options.explain:
+        layout = self.engine.layout(self.chunked_prompt, self.options.position_strategy)
+        if self.options.explain:
             self.report.segments = explain_segments(self.chunked_prompt, layout)
             self.report.opening = self.chunked_prompt.opening
         started = time.perf_counter()
@@ -129,8 +130,8 @@ class ChunkedRun:
         return lease, layout
 
     def _refuse_what_needs_full_attention(self) -> None:
-        if why := self.ticket.options.why_full:
-            raise FullAttentionError("profile" if self.ticket.options.decision else "asked for", why)
+        if why := self.options.why_full:
+            raise FullAttentionError("profile" if self.options.decision else "asked for", why)
         if self.params.prompt_logprobs is not None:
             raise FullAttentionError("prompt_logprobs", "prompt_logprobs need every prompt token computed")
         if self.params.skip_reading_prefix_cache:
@@ -163,7 +164,7 @@ class ChunkedRun:
                 yield self._with_report(output)
 
     async def _run_full(self, fallback: FullAttentionError) -> Outputs:
-        if self.ticket.options.mode == "chunked":
+        if self.options.mode == "chunked":
             raise ChunkCacheUnavailableError(
                 f"cache.mode is chunked, but {fallback}", parameter="cache.mode", value="chunked"
             )
@@ -171,7 +172,7 @@ class ChunkedRun:
         self.report.links = self.report.placement = None
         if self.engine.manager is not None:
             self.engine.manager.metrics.full_reasons[fallback.kind] += 1
-        if self.chunked_prompt is not None and self.ticket.options.explain:
+        if self.chunked_prompt is not None and self.options.explain:
             self.report.segments = explain_segments(self.chunked_prompt, None)
         for chunk in self.report.chunks:
             chunk.key = chunk.status = chunk.origin = chunk.why = None
@@ -185,9 +186,11 @@ class ChunkedRun:
         return self.prompt if salt is None else {**self.prompt, "cache_salt": salt}
 
     def _comparison(self) -> Comparison | None:
-        if self.ticket.options.mode != "compare":
+        if self.options.mode != "compare":
             return None
-        return Comparison(self.params, self.engine.llm.model_config)
+        cache = self.engine.llm.vllm_config.cache_config
+        block_tokens = cache.block_size if cache.enable_prefix_caching else None
+        return Comparison(self.params, self.engine.llm.model_config, block_tokens)
 
     async def _compare(self, comparison: Comparison, output: RequestOutput) -> None:
         """Takes down an output; with the last one, full attention answers too."""
@@ -196,19 +199,17 @@ class ChunkedRun:
             return
         self._note_times(output)
 
-        def run(name: str, token_ids: list[int], params: SamplingParams) -> Outputs:
-            prompt = {**self._plain_prompt(), "prompt_token_ids": token_ids}
+        def run(name: str, prompt: dict[str, Any], params: SamplingParams) -> Outputs:
             return self._generate(prompt, params, f"{self.request_id}-{name}")
 
-        token_ids, timings = self.prompt["prompt_token_ids"], self.report.timings_ms
         with self.span.child("tessera.compare"):
-            self.report.compare = await comparison.with_full(token_ids, run, timings)
+            self.report.compare = await comparison.with_full(self._plain_prompt(), run, self.report.timings_ms)
 
     async def _link(self, lease: Lease, layout: Layout) -> Lease | None:
         """A lease on link tokens, if there are to be any, all of them computed; raises :class:`FullAttentionError`."""
         assert self.chunked_prompt is not None
         assert self.engine.manager is not None
-        options, manager = self.ticket.options, self.engine.manager
+        options, manager = self.options, self.engine.manager
         if options.link_tokens:
             self.report.links = {"tokens": options.link_tokens, "context": options.link_context}
         placements = link_placements(layout, options.link_tokens)
@@ -234,7 +235,7 @@ class ChunkedRun:
 
     def _salt_of_link(self, layout: Layout) -> Callable[[int], str]:
         """Chained link requests compose what the request itself does; others are all different from it."""
-        if self.ticket.options.link_context == "chained":
+        if self.options.link_context == "chained":
             return lambda _: self._layout_salt(layout)
         return lambda number: self._layout_salt(layout, "link", number)
 
@@ -338,18 +339,18 @@ class ChunkedRun:
     def _new_report(self) -> CacheReport:
         chunks = self.chunked_prompt.chunks if self.chunked_prompt else ()
         return CacheReport(
-            position_strategy=self.ticket.options.position_strategy,
-            scope=self.ticket.options.scope,
+            position_strategy=self.options.position_strategy,
+            scope=self.options.scope,
             tokens=TokenCounts(prompt=len(self.prompt["prompt_token_ids"])),
             chunks=[ChunkReport(chunk) for chunk in chunks],
-            decision=asdict(decision) if (decision := self.ticket.options.decision) else None,
+            decision=asdict(decision) if (decision := self.options.decision) else None,
             timings_ms={"plan": 0.0, "fill": 0.0},
         )
 
     def _layout_salt(self, layout: Layout, *more: int | str) -> str:
         assert self.engine.manager is not None
         assert self.chunked_prompt is not None
-        options = self.ticket.options
+        options = self.options
         parts = [*layout.salt_parts(), options.scope, *(self.chunked_prompt.opening or ()), *more]
         if options.link_tokens:
             parts += ["links", options.link_context, options.link_tokens]

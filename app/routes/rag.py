@@ -68,7 +68,7 @@ async def rag_plan(request: RagChatRequest, raw_request: Request) -> JSONRespons
     return JSONResponse(
         preview(
             state.engine_client,
-            ticket.options,
+            rendered.options,
             rendered.prompt,
             rendered.scope,
             wants_prompt_logprobs=wants_prompt_logprobs,

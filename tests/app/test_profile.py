@@ -4,11 +4,11 @@
 import pytest
 from starlette.datastructures import State
 
-from app.cache_options import CacheField, options_of
+from app.cache_options import CacheField, decide_of, options_of
 from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
-from cache.layout import PositionStrategy
-from engine_ext.request import CacheOptions
+from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
+from engine_ext.request import CacheOptions, ChunkedRequest, Ticket
 
 
 def make_profile(**modes: str) -> Profile:
@@ -65,21 +65,36 @@ def state(profile: Profile | None = PROFILE) -> State:
         {"position_strategy": "offset"},
         {"link_tokens": 0},
         {"scope": "isolated"},
+        {"link_context": "cached"},
     ],
 )
 def test_requests_that_say_what_they_want_get_that(given):
-    field = CacheField(**given)
-    assert options_of(field, state(), 6) == options_of(field, state(None), 6)
+    assert decide_of(CacheField(**given), state()) is None
 
 
 @pytest.mark.parametrize("given", [{}, {"mode": "auto"}, {"explain": True}, {"namespace": "n"}])
 def test_others_follow_the_profile(given):
-    options = options_of(CacheField(**given), state(), 6)
-    assert (options.link_tokens, options.decision.mode) == (16, "link-16")
+    field = CacheField(**given)
+    options = decide_of(field, state())(options_of(field, state()), 6, "")
+    assert (options.link_tokens, options.decision.mode, options.namespace) == (
+        16,
+        "link-16",
+        field.namespace or "default",
+    )
 
 
-def test_without_documents_there_is_nothing_to_decide():
-    assert options_of(CacheField(), state(), 0).decision is None
+@pytest.mark.parametrize(("adapter", "chunks", "mode"), [("", 2, "shared"), ("a", 1, "shared"), ("a", 2, "full")])
+def test_adapters_were_not_measured(adapter, chunks, mode):
+    assert PROFILE.decide(chunks, adapter).mode == mode
+
+
+def test_chunks_are_counted_as_they_are_computed_not_as_documents_are_sent():
+    ticket = Ticket(CacheOptions(), ("one document",), decide=PROFILE.applied)
+    parts = tuple(Chunk(pack((1, 2)), document=0, part=(i, 9)) for i in range(1, 10))
+    whole = ChunkedRequest(ticket, ChunkedPrompt((), parts[:1], (9,)))
+    split = ChunkedRequest(ticket, ChunkedPrompt((), parts, (9,)))
+    assert [request.options("").decision.mode for request in (whole, split)] == ["shared", "full"]
+    assert ChunkedRequest(ticket, None).options("").decision is None
 
 
 def test_it_is_read_as_it_was_written(tmp_path):

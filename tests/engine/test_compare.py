@@ -15,6 +15,7 @@ Text = Callable[[int], str]
 Probabilities = dict[int, float]
 
 COMPARE = {"mode": "compare"}
+ASKED = {"top_logprobs": 20, "return_tokens_as_token_ids": True}
 
 
 def of_answer(response: dict[str, Any]) -> list[Probabilities]:
@@ -40,27 +41,45 @@ def divergence(full: Probabilities, cached: Probabilities) -> float:
     return sum(a * math.log(a / b) for a, b in zip([*p, 1 - sum(p)], [*q, 1 - sum(q)], strict=True))
 
 
+def asked_one_by_one(server: TesseraServer, response: dict[str, Any]) -> float:
+    """The divergence from what vLLM's own endpoint says of the answer, token by token."""
+    system, chunks, question = segments(response["cache"])
+    prompt = [*system, *(token for chunk in chunks for token in chunk), *question]
+    of_full = of_full_attention(server, prompt, response["choices"][0]["token_ids"])
+    pairs = list(zip(of_full, of_answer(response), strict=True))
+    return sum(divergence(full, cached) for full, cached in pairs) / len(pairs)
+
+
 @pytest.mark.parametrize("cache", [{}, {"link_tokens": 8}], ids=["plain", "linked"])
 def test_the_divergence_is_that_of_log_probabilities_asked_for_one_by_one(
     cache: dict[str, Any], serve: Any, oracle: Any, text: Text
 ) -> None:
     server, chunks, question = serve("tiny-llama"), [text(n) for n in (70, 130, 45)], text(12)
-    asked = {"top_logprobs": 20, "return_tokens_as_token_ids": True, "max_tokens": 24}
-    response = ask(server, "offset", chunks, question, cache={**COMPARE, **cache}, **asked)
+    response = ask(server, "offset", chunks, question, cache={**COMPARE, **cache}, **ASKED, max_tokens=24)
     compared, tokens = response["cache"]["compare"], response["choices"][0]["token_ids"]
-    parts = segments(response["cache"])
-    prompt = [*parts[0], *(token for chunk in parts[1] for token in chunk), *parts[2]]
-    pairs = zip(of_full_attention(server, prompt, tokens), of_answer(response), strict=True)
-    one_by_one = [divergence(full, cached) for full, cached in pairs]
     assert (compared["tokens"], compared["top_logprobs"]) == (24, 20)
-    assert compared["mean_kl"] == pytest.approx(sum(one_by_one) / 24, abs=1e-5)
+    assert compared["mean_kl"] == pytest.approx(asked_one_by_one(server, response), abs=1e-5)
     links = (8, "chained") if cache else None
     full, cached = (
-        oracle("tiny-llama").score(strategy, parts, tokens, links=how).distributions
+        oracle("tiny-llama").score(strategy, segments(response["cache"]), tokens, links=how).distributions
         for strategy, how in (("full", None), ("offset", links))
     )
     whole = torch.nn.functional.kl_div(cached, full, log_target=True, reduction="batchmean").item()
     assert 0 < compared["mean_kl"] <= whole + 1e-5
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-enable-prefix-caching",)], ids=["cached", "no prefix cache"])
+def test_an_answer_of_several_blocks_is_judged_anew_each_time(flags: tuple[str, ...], serve: Any, text: Text) -> None:
+    """Also where vLLM has its blocks, from full attention's own answer or from an earlier comparison."""
+    server, chunks, question = serve("tiny-llama", "--block-size", "32", *flags), [text(70), text(90)], text(12)
+    for _ in range(3):
+        response = ask(server, "offset", chunks, question, cache=COMPARE, **ASKED, max_tokens=40)
+        assert response["cache"]["compare"]["mean_kl"] == pytest.approx(asked_one_by_one(server, response), abs=1e-5)
+    alone = [text(100)]
+    for length in range(1, 33, 2):  # of the question, which may fill a block
+        compared = ask(server, "shared", alone, "q" * length, cache=COMPARE, max_tokens=40)["cache"]["compare"]
+        assert compared["same_tokens"]
+        assert compared["mean_kl"] == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
