@@ -4,6 +4,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Final
 
 import xxhash
 from huggingface_hub import snapshot_download
@@ -12,7 +13,9 @@ from vllm.platforms import current_platform
 
 from engine_ext.vllm_compat import vllm_version
 
-_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".py"})
+_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".py"})
+_NOT_OF_MODELS: Final = "profile.json"
+"""What the names of profiles end with (``tessera calibrate``), which may lie beside a model."""
 _FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "pt", "npcache", "mistral", "gguf"})
 
 
@@ -56,28 +59,33 @@ def weights_digest(config: VllmConfig) -> str:
     model, load_format = config.model_config, str(config.load_config.load_format)
     if load_format not in _FROM_FILES:
         raise UnknownWeightsError(f"weights of --load-format {load_format} can't be identified")
-    return files_digest(model_folder(model.model, model.revision))
+    return files_digest(model_folder(model.model, model.revision, config.load_config.download_dir))
 
 
 def files_digest(folder: Path) -> str:
     """Digest of the contents of all files that weights, or the model's code or configuration, may come from.
 
-    It reads them whole.
+    It reads them whole. JSON in folders below is somebody else's: results, or the same model in another format.
     """
     digest = xxhash.xxh3_128()
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file()):
+    paths = [path for path in folder.rglob("*") if path.suffix in _SUFFIXES]
+    paths += [path for path in folder.glob("*.json") if not path.name.endswith(_NOT_OF_MODELS)]
+    for path in sorted(filter(Path.is_file, paths)):
         with path.open("rb") as file:
             contents = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
         digest.update(f"{path.relative_to(folder).as_posix()}\n{contents}\n".encode())
     return digest.hexdigest()
 
 
-def model_folder(model: str, revision: str | None) -> Path:
-    """Where a model's files are, a folder or a name of the model hub's; raises :class:`UnknownWeightsError`."""
+def model_folder(model: str, revision: str | None, download_dir: str | None = None) -> Path:
+    """Where a model's files are, a folder or a name of the model hub's; raises :class:`UnknownWeightsError`.
+
+    ``revision`` and ``download_dir`` are vLLM's flags.
+    """
     path = Path(model)
     if path.is_dir():
         return path
     try:
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+        return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True))
     except Exception as error:  # it has many, some of other libraries
         raise UnknownWeightsError(f"no files of {model} on this machine: {error}") from error

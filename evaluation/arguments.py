@@ -130,7 +130,7 @@ def _calibration_parser() -> argparse.ArgumentParser:
     _add_questions(parser)
     tolerance = "points of accuracy that reuse may cost (default: %(default)s)"
     parser.add_argument("--tolerance", type=_points, default=TOLERANCE, metavar="POINTS", help=tolerance)
-    profile = "where the profile goes (default: profile.json in OUTPUT)"
+    profile = "where the profile goes; in the model's folder the name must end with profile.json (default: in OUTPUT)"
     parser.add_argument("--profile", type=Path, metavar="FILE", help=profile)
     _add_run_options(parser, CALIBRATED)
     return parser

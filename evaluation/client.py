@@ -52,11 +52,12 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """What is the same in all requests of a run."""
+    """What is the same in all requests of a run. ``ahead``: chunks that are to be reused are computed before."""
 
     model: str
     max_tokens: int
     order: ChunkOrder = "given"
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,20 +23,23 @@ from evaluation.summary import summarize
 Report = Callable[[argparse.Namespace, ResultsFolder], int]
 """Says what came of the questions; returns the exit code."""
 
+Begin = Callable[[argparse.Namespace, ServerInfo], Report]
+"""Called when the server is there, before it is asked; raises ``UsageError`` or ``ServerError``."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs `tessera eval`; returns its exit code: 0, 1, 2 or 130, as its help says."""
-    return evaluate(argv, "eval", report)
+    return evaluate(argv, "eval", lambda *_: report)
 
 
-def evaluate(argv: Sequence[str], command: Command, report: Report) -> int:
-    """Has the questions of a ``command`` answered; returns the exit code, that of ``report`` if it came so far."""
+def evaluate(argv: Sequence[str], command: Command, begin: Begin) -> int:
+    """Has the questions of a ``command`` answered; returns the exit code, that of its report if it came so far."""
     try:
         args = parse(argv, command)
         questions = _questions(args)
         with _server(args) as url:
             info = asyncio.run(_describe(args, url))
-            settings = _settings(args, questions, info)
+            settings, report = _settings(args, questions, info), begin(args, info)
             with closing(ResultsFolder(args.output, settings, args.overwrite)) as folder:
                 return _run(args, url, questions, folder, report)
     except (UsageError, QuestionFileError, ResultsError, ServerError) as error:
@@ -109,7 +112,8 @@ def _run(
     if monitor.done:
         say(f"resuming: {_state(monitor)}")
     try:
-        asyncio.run(_ask(TesseraClient(url, args.api_key), questions, folder, monitor))
+        client = TesseraClient(url, args.api_key)
+        asyncio.run(_ask(client, questions, folder, monitor, ahead=args.calibrates))
     except KeyboardInterrupt:
         say(f"interrupted: {_state(monitor)}; the same command resumes")
         return 130
@@ -122,13 +126,15 @@ def _run(
     return report(args, folder)
 
 
-async def _ask(client: TesseraClient, questions: Sequence[Question], folder: ResultsFolder, monitor: Monitor) -> None:
+async def _ask(
+    client: TesseraClient, questions: Sequence[Question], folder: ResultsFolder, monitor: Monitor, *, ahead: bool
+) -> None:
     def keep(result: Result) -> None:
         folder.append(result)
         monitor.add(result)
 
     settings = folder.settings
-    options = AskOptions(settings.served_model, settings.max_tokens, settings.order)
+    options = AskOptions(settings.served_model, settings.max_tokens, settings.order, ahead)
     pending = jobs(questions, settings.modes, folder.answered())
     monitor.start()
     async with client, shown(monitor):

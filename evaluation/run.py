@@ -50,6 +50,9 @@ async def ask_all(
 
 async def _ask(client: TesseraClient, question: Question, mode: str, options: AskOptions) -> Result:
     try:
+        if options.ahead and mode != "full":
+            async for _ in client.ingest(question.system, question.chunks):
+                pass
         return Result.of_answer(question, mode, await client.ask(question, mode, options))
     except RefusedError as error:
         return Result.of_error(question, mode, str(error))

@@ -14,7 +14,10 @@ from engine_ext.fingerprint import UnknownWeightsError, weights_digest
 
 
 def digest(path, load_format="auto"):
-    model, load = SimpleNamespace(model=str(path), revision=None), SimpleNamespace(load_format=load_format)
+    model, load = (
+        SimpleNamespace(model=str(path), revision=None),
+        SimpleNamespace(load_format=load_format, download_dir=None),
+    )
     return weights_digest(SimpleNamespace(model_config=model, load_config=load))
 
 
@@ -44,6 +47,17 @@ def test_another_configuration_makes_another_model(model):
     config = model / "config.json"
     fields = json.loads(config.read_text())
     config.write_text(json.dumps({**fields, "rms_norm_eps": fields["rms_norm_eps"] / 2}))
+    assert digest(model) != before
+
+
+def test_what_lies_beside_a_model_is_no_part_of_it(model):
+    before = digest(model)
+    (model / "profile.json").write_text("{}")
+    (model / "of-our-questions.profile.json").write_text("{}")
+    (model / "results").mkdir()
+    (model / "results" / "summary.json").write_text("{}")
+    assert digest(model) == before
+    (model / "quantize_config.json").write_text("{}")
     assert digest(model) != before
 
 

@@ -109,6 +109,7 @@ class FakeServer:
     headers: list[dict] = field(default_factory=list)
     reply: Callable[[dict], Reply] = lambda body: Reply(body["chunks"][0]["text"], make_report(asked_mode(body)))
     refusals: dict[str, JSONResponse] = field(default_factory=dict)
+    ingested: Callable[[dict], object] = lambda body: None
     stats: object = field(default_factory=lambda: {"enabled": True, "reason": None})
 
     def refuse(self, status: int, body: object, path: str = "/v1/rag/chat") -> None:
@@ -168,6 +169,7 @@ def _app(fake: FakeServer) -> ASGIApp:
     @app.post("/v1/rag/chunks")
     def chunks(body: dict):
         fake.requests.append(body)
+        fake.ingested(body)
         lines = [{"index": i, "status": "filled"} for i in range(len(body["chunks"]))]
         return StreamingResponse(json.dumps(line) + "\n" for line in [*lines, {"summary": {}}])
 
