@@ -51,11 +51,15 @@ class BlockComposer:
         request.update_block_hashes()
 
     def _chained(self, request: "Request", previous: BlockHash | None, start: int, end: int) -> list[BlockHash]:
-        """Hashes of the blocks of tokens ``[start, end)``, the first of them chained to ``previous``."""
+        """Hashes of the blocks of tokens ``[start, end)``, the first of them chained to ``previous``.
+
+        Without ``previous`` they are those of a sequence that begins here, which is where vLLM puts the salt.
+        """
         hashes: list[BlockHash] = []
         for first in range(start, end, self._block_tokens):
             last = first + self._block_tokens
-            extra_keys, _ = generate_block_hash_extra_keys(request, first, last, 0)
+            at = first if previous is not None else 0
+            extra_keys, _ = generate_block_hash_extra_keys(request, at, at + self._block_tokens, 0)
             previous = hash_block_tokens(self._hash, previous, request.all_token_ids[first:last], extra_keys)
             hashes.append(previous)
         return hashes

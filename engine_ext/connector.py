@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from engine_ext.plan import StepTransfers
 from engine_ext.scheduler import SchedulerHalf
 from engine_ext.stats import TransferMetrics, TransferStats
+from engine_ext.support import in_place_reason
 from engine_ext.worker import WorkerHalf
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = self._kv_transfer_config.kv_connector_extra_config
         self.kv_cache_groups = kv_cache_config.kv_cache_groups
+        self._num_blocks = kv_cache_config.num_blocks
         cache = vllm_config.cache_config
         self.scheduler = self.worker = None
         if role is KVConnectorRole.SCHEDULER:
@@ -51,7 +53,6 @@ class ChunkCacheConnector(KVConnectorBase_V1):
                 page_tokens=extra["page_tokens"],
                 engine_block_size=cache.block_size,
             )
-            self._num_blocks = kv_cache_config.num_blocks
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -79,14 +80,18 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         self._block_pool = gpu_block_pool
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Drops blocks whose load was refused from vLLM's prefix cache; vLLM does so only for running requests."""
+        """Empties vLLM's prefix cache when a load was refused: others may have computed behind its blocks since."""
         if connector_output.invalid_block_ids:
-            self._block_pool.evict_blocks(connector_output.invalid_block_ids)
+            self._block_pool.evict_blocks(set(range(self._num_blocks)))
 
     # Worker side
 
     def register_kv_caches(self, kv_caches: "dict[str, KVCaches]") -> None:
-        self._worker.register_kv_caches(kv_caches, self._num_blocks)
+        self._worker.register_kv_caches(kv_caches)
+        if in_place_reason(self._vllm_config) is None:
+            captured = self._vllm_config.compilation_config.max_cudagraph_capture_size or 0
+            most = max(self._vllm_config.scheduler_config.max_num_batched_tokens, captured)
+            self._worker.make_shiftable(self._num_blocks, most)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Takes this step's work. Blocks are shifted at once: without loads, vLLM asks to load after the forward."""

@@ -89,6 +89,12 @@ class ChunkEngine:
         """Of chunks that requests read: what was configured, or copies where nothing else works."""
         return "copy" if self.block_tokens is None else "in-place"
 
+    def copy_chunks(self, reason: str) -> None:
+        """From now on requests copy the chunks that they read."""
+        logger.warning("chunks are copied, not shared in place: %s", reason)
+        self.block_tokens = None
+        self._reindexer = PositionReindexer(None)
+
     def __getattr__(self, name: str) -> Any:
         """Everything else of vLLM's ``EngineClient`` is ``AsyncLLM``'s."""
         return getattr(self.llm, name)
@@ -164,7 +170,7 @@ class ChunkEngine:
         """vLLM's reset, after which no KV of before is used (new weights, say): it empties the chunk cache too.
 
         With ``reset_running_requests`` vLLM computes running requests anew. Those that would load their chunks again
-        fail, since these are of before.
+        fail, since these are of before; in place, others that were to share these blocks as well.
         """
         if reset_running_requests and self.manager is not None:
             await self.llm.collective_rpc("chunk_cache_forget")

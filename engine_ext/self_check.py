@@ -13,6 +13,7 @@ Two checks, both comparing every layer's K and V token by token, through the rea
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -54,17 +55,18 @@ class SelfCheck:
         """Of tokens behind a shared block: is their KV what it is at the positions that they are shifted to?
 
         One token repeated, as for rotation: a second block of it, shifted by as many positions as a block has, equals
-        the first. The first is loaded once, and once found in the engine's prefix cache. Raises
-        :class:`SelfCheckError`.
+        the first. The first is loaded once, and once found in the engine's prefix cache: were it not, its load would
+        be refused. Raises :class:`SelfCheckError`.
         """
         try:
             first = self._span(0, block_tokens)
             prompt = [self._random_token()] * (2 * block_tokens)
             await self._request(prompt[:block_tokens], "in-place", TransferPlan(saves=(first,)))
-            for name, salt in (("in-place-loaded", None), ("in-place-found", _salt("in-place"))):
-                second = self._span(block_tokens, block_tokens)
+            nowhere = replace(first, tag=first.tag - 1)
+            for name, load, salt in (("loaded", first, None), ("found", nowhere, _salt("in-place"))):
+                second, name = self._span(block_tokens, block_tokens), f"in-place-{name}"
                 composition = Composition((block_tokens,), block_tokens, salt)
-                await self._request(prompt, name, TransferPlan((first,), (second,), composition))
+                await self._request(prompt, name, TransferPlan((load,), (second,), composition))
                 await self._compare(name, first, second, one_token=True)
         except MemoryError as error:
             raise SelfCheckError(f"the chunk pool is too small for the self-check: {error}") from error

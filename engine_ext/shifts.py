@@ -18,22 +18,27 @@ from vllm.model_executor.models import ModelRegistry
 
 
 class ShiftTable:
-    """The shift of each block, int64 ``[num_blocks]`` on ``device``."""
+    """The shift of each block, int64 ``[num_blocks]`` on ``device``, for steps of up to ``max_tokens`` tokens."""
 
-    def __init__(self, num_blocks: int, block_tokens: int, device: torch.device) -> None:
+    def __init__(self, num_blocks: int, block_tokens: int, max_tokens: int, device: torch.device) -> None:
         self._shifts = torch.zeros(num_blocks, dtype=torch.int64, device=device)
+        # One place for all steps: piecewise CUDA graphs read again what lay where they were captured.
+        self._positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self._block_tokens = block_tokens
 
     def update(self, changes: Mapping[int, int]) -> None:
         """Sets the shifts of some blocks."""
-        if changes:
-            blocks = torch.tensor(list(changes), dtype=torch.int64)
-            self._shifts[blocks.to(self._shifts.device)] = torch.tensor(list(changes.values())).to(self._shifts.device)
+        blocks = torch.tensor(list(changes), dtype=torch.int64)
+        self._shifts[blocks.to(self._shifts.device)] = torch.tensor(list(changes.values())).to(self._shifts.device)
 
     def shifted(self, positions: Tensor, slots: Tensor) -> Tensor:
-        """``positions``, int ``[n]``, minus the shifts of the tokens' ``slots``, int ``[m]`` with ``m <= n``."""
-        shifts = self._shifts[slots.clamp(min=0) // self._block_tokens].to(positions.dtype)
-        return torch.cat([positions[: len(slots)] - shifts, positions[len(slots) :]])
+        """``positions``, int64 ``[n]``, minus the shifts of the tokens' ``slots``, int ``[m]`` with ``m <= n``.
+
+        It is valid until the next call.
+        """
+        shifted = self._positions[: len(positions)].copy_(positions)
+        shifted[: len(slots)] -= self._shifts[slots.clamp(min=0) // self._block_tokens]
+        return shifted
 
 
 _table: ShiftTable | None = None

@@ -116,16 +116,19 @@ async def prepare_cache(
     )
     try:
         await SelfCheck(llm, manager.pool, options.page_tokens).run()
-    except SelfCheckError as error:
-        return f"self-check failed: {error}"
     except EngineDeadError:
         raise
     except Exception as error:
-        # Not a verdict, but no proof of exactness either (a model length below the check's prompts, say).
-        return f"self-check failed: {type(error).__name__}: {error}"
+        return _failed(error)
     tokens = manager.config.num_pages * options.page_tokens
     logger.info("chunk cache on: %d tokens in %d pages, self-check passed", tokens, manager.config.num_pages)
     return manager
+
+
+def _failed(error: Exception) -> str:
+    """Not always a verdict, but no proof of exactness either (a model length below the check's prompts, say)."""
+    kind = "" if isinstance(error, SelfCheckError) else f"{type(error).__name__}: "
+    return f"self-check failed: {kind}{error}"
 
 
 async def _block_tokens(llm: AsyncLLM, manager: ChunkCacheManager, options: ChunkCacheOptions) -> int | None:
@@ -137,8 +140,10 @@ async def _block_tokens(llm: AsyncLLM, manager: ChunkCacheManager, options: Chun
     if reason is None:
         try:
             await SelfCheck(llm, manager.pool, options.page_tokens).run_in_place(size)
-        except SelfCheckError as error:
-            reason = f"self-check failed: {error}"
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            reason = _failed(error)
     if reason is None:
         return size
     logger.warning("chunks are copied, not shared in place: %s", reason)

@@ -36,6 +36,7 @@ def in_place_reason(config: VllmConfig) -> str | None:
         (not config.cache_config.enable_prefix_caching, "vLLM's prefix cache, which shares them, is off"),
         (config.speculative_config, "a model that drafts tokens would see them at other positions"),
         (config.model_config.uses_mrope, "positions in three dimensions (M-RoPE) are not shifted"),
+        (config.model_config.enable_sleep_mode, "sleep mode may discard by how much blocks are shifted"),
         (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
         # It counts references to blocks, and takes those of all requests for a beginning that all have in common.
         (not config.model_config.disable_cascade_attn, "cascade attention needs blocks in the same order"),

@@ -58,19 +58,25 @@ class WorkerHalf:
         """Of the KV of one token, in all of this worker's layers."""
         self._has_sinks = False
         self._compared: list[LayerKV] = []
+        self._shifts: ShiftTable | None = None
         self._stats = TransferStats()
 
-    def register_kv_caches(self, kv_caches: Mapping[str, KVCaches], num_blocks: int) -> None:
-        """Remembers the engine's KV cache tensors by layer name; no token is shifted yet."""
+    def register_kv_caches(self, kv_caches: Mapping[str, KVCaches]) -> None:
+        """Remembers the engine's KV cache tensors by layer name."""
         self.kv_caches = kv_caches
-        cache = next(iter(kv_caches.values()))
+
+    def make_shiftable(self, num_blocks: int, max_tokens: int) -> None:
+        """From now on blocks can be shifted, in steps of up to ``max_tokens`` tokens; none is yet."""
+        cache = next(iter(self.kv_caches.values()))
         device = (cache if isinstance(cache, Tensor) else cache[0]).device
-        self._shifts = ShiftTable(num_blocks, self.engine_block_size, device)
+        self._shifts = ShiftTable(num_blocks, self.engine_block_size, max_tokens, device)
         install_table(self._shifts)
 
     def shift(self, changes: Mapping[int, int]) -> None:
         """Sets by how many positions the tokens in blocks are shifted."""
-        self._shifts.update(changes)
+        if changes:
+            assert self._shifts is not None, "blocks are shared in place by a server that can't"
+            self._shifts.update(changes)
 
     def prepare(
         self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: ReshapeAndCache | None = None

@@ -203,6 +203,14 @@ def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Te
         assert_in_place(ask(server, "shared", list(order), text(40)), oracle("tiny-llama"))
 
 
+def test_a_model_too_short_for_the_self_check_copies(serve: Any, text: Text) -> None:
+    server = serve("tiny-llama", *IN_PLACE[:2], "--block-size", "128", "--max-model-len", "200")
+    assert server.stats()["placement"] == "copy"
+    assert "chunks are copied, not shared in place: self-check failed: VLLMValidationError" in server.log.read_text()
+    report = ask(server, "shared", [text(20), text(30)], text(9))["cache"]
+    assert (report["mode"], "placement" in report) == ("chunked", False)
+
+
 def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, text: Text, tmp_path: Path) -> None:
     """vLLM's KV events, by which routers and offloading know blocks."""
     endpoint = f"ipc://{tmp_path}/events"

@@ -37,19 +37,20 @@ def plain(token_ids, salt=None):
     )
 
 
-def composed(chunks, question=QUESTION, salt=None, shift=8, layout_salt="layout"):
-    tokens = [*SYSTEM, *(token for chunk in chunks for token in chunk), *question]
+def composed(chunks, question=QUESTION, salt=None, shift=8, layout_salt="layout", system=SYSTEM):
+    tokens = [*system, *(token for chunk in chunks for token in chunk), *question]
     request = plain(tokens, layout_salt)
-    BlockComposer(ALGORITHM, BLOCK).compose(request, Composition((len(SYSTEM), *map(len, chunks)), shift, salt))
+    BlockComposer(ALGORITHM, BLOCK).compose(request, Composition((len(system), *map(len, chunks)), shift, salt))
     return request
 
 
+@pytest.mark.parametrize("system", [SYSTEM, []], ids=["system", "no system"])
 @pytest.mark.parametrize("salt", [None, "tenant"])
-def test_chunks_have_the_hashes_of_their_fills_wherever_they_stand(salt):
-    fills = {id(chunk): plain(SYSTEM + chunk, salt).block_hashes for chunk in (A, B)}
+def test_chunks_have_the_hashes_of_their_fills_wherever_they_stand(salt, system):
+    fills = {id(chunk): plain(system + chunk, salt).block_hashes for chunk in (A, B)}
     for chunks in ([A], [A, B], [B, A], [A, B, A]):
-        hashes = composed(chunks, salt=salt).block_hashes
-        expected = [*fills[id(A)][:2], *(each for chunk in chunks for each in fills[id(chunk)][2:])]
+        hashes, own = composed(chunks, salt=salt, system=system).block_hashes, len(system) // BLOCK
+        expected = [*fills[id(A)][:own], *(each for chunk in chunks for each in fills[id(chunk)][own:])]
         assert hashes[: len(expected)] == expected
         assert len(hashes) == len(expected) + 1  # one full block of the question
 

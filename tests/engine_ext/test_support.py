@@ -99,6 +99,7 @@ def test_blocks_can_be_shared_in_place(config: VllmConfig) -> None:
     ("part", "field", "value", "words"),
     [
         ("cache_config", "enable_prefix_caching", False, "prefix cache"),
+        ("model_config", "enable_sleep_mode", True, "sleep mode"),
         ("parallel_config", "enable_dbo", True, "--enable-dbo"),
         ("model_config", "disable_cascade_attn", False, "cascade attention"),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "full CUDA graphs"),
