@@ -10,6 +10,7 @@ import pytest
 
 from tests.engine.server import TesseraServer
 from tests.engine.test_chunks_api import SMALL
+from tests.engine.test_concurrency import rag_body
 from tests.engine.test_exactness import ask, assert_exact, segments, statuses, token_logprobs
 
 Text = Callable[[int], str]
@@ -94,14 +95,10 @@ def test_what_was_computed_is_counted(serve: Any, text: Text) -> None:
     server, chunks = serve("tiny-llama"), [text(100), text(80), text(90)]
     fills = server.stats()["counters"]["fills"].get("linked", 0)
     ask(server, "offset", chunks, text(12))
-    cache = {"position_strategy": "offset", "link_tokens": 8}
-    plan = server.post("/v1/rag/plan", {"chunks": chunks, "question": "?", "cache": cache})
-    assert (plan["mode"], plan["link_tokens"], plan["tokens"]["missing"], plan["pages"]["needed"]) == (
-        "chunked",
-        8,
-        0,
-        2,
-    )
+    body = rag_body("You answer from documents.", chunks, "?", "offset")
+    plan = server.post("/v1/rag/plan", {**body, "cache": {**body["cache"], "link_tokens": 8}})
+    assert (plan["mode"], plan["link_tokens"]) == ("chunked", 8)
+    assert (plan["tokens"]["missing"], plan["pages"]["needed"]) == (0, 2)
     report = linked(server, 8, "cached", chunks, text(12))["cache"]
     question = len(report["segments"][-1]["token_ids"])
     assert report["tokens"]["computed"] == question + 2 * 8
