@@ -26,7 +26,8 @@ class CacheField(BaseModel):
     )
     position_strategy: PositionStrategy | None = Field(
         None,
-        description="shared: chunks overlap in position; offset: one after another; default: the server's",
+        description="offset: chunks one after another; shared: chunks overlap in position, the question follows them; "
+        "parallel: chunks overlap, the question stays at its index; default: the server's",
     )
     scope: ScopeName = Field(
         "system",
@@ -71,10 +72,10 @@ class CacheField(BaseModel):
         Raises :class:`BadRequestError` for another's namespace, and for link tokens of chunks that overlap.
         """
         defaults = defaults or CacheOptions()
-        link_tokens = self.link_tokens
+        link_tokens, overlap = self.link_tokens, self.position_strategy not in (None, PositionStrategy.OFFSET)
         if link_tokens is None:
-            link_tokens = 0 if self.position_strategy is PositionStrategy.SHARED else defaults.link_tokens
-        if link_tokens and self.position_strategy is PositionStrategy.SHARED:
+            link_tokens = 0 if overlap else defaults.link_tokens
+        if link_tokens and overlap:
             raise BadRequestError("link tokens need the position strategy offset", "cache.link_tokens")
         try:
             namespace = own_namespace(self.namespace)

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from cache.layout import PositionStrategy
 from engine_ext.request import MAX_LINK_TOKENS
 
-MODES: Final = ("full", "shared", "offset")
+MODES: Final = ("full", *(strategy.value for strategy in PositionStrategy))
 CALIBRATED: Final = (*MODES, "link-8", "link-16", "link-32")
 _LINK: Final = re.compile(r"link-([1-9]\d{0,3})")
 
@@ -23,13 +24,16 @@ def link_tokens(mode: str) -> int:
     return int(match[1]) if match else 0
 
 
+def strategy_of(mode: str) -> PositionStrategy:
+    """The position strategy of a mode that reuses chunks."""
+    return PositionStrategy.OFFSET if link_tokens(mode) else PositionStrategy(mode)
+
+
 def cache_field(mode: str) -> dict[str, Any]:
     """The ``cache`` field of a request in the mode."""
     if mode == "full":
         return {"mode": "full"}
-    if mode == "shared":
-        return {"position_strategy": "shared"}
-    return {"position_strategy": "offset", "link_tokens": link_tokens(mode)}
+    return {"position_strategy": strategy_of(mode).value, "link_tokens": link_tokens(mode)}
 
 
 def mode_of(report: Mapping[str, Any]) -> str:

@@ -8,15 +8,16 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from app.modes import is_mode, link_tokens
-from cache.layout import PositionStrategy
+from app.modes import is_mode, link_tokens, strategy_of
 from engine_ext.request import CacheOptions, Decision
+from engine_ext.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
 
 PROFILE_NAME: Final = "profile.json"
 """A profile in its model's own folder has a name that ends so: the model's digest leaves it out."""
 
-TRAINED_FOR: Final = "chunk_attention"
-"""Where a model's configuration names the modes that it was trained for."""
+
+_SHARED_IN_PLACE: Final = ("parallel", "shared")
+"""Modes whose chunks requests share in place, the one that needs less first."""
 
 
 class ProfileError(ValueError):
@@ -45,24 +46,38 @@ class Estimate(_Part):
 
 
 class Measured(_Part):
-    """One mode, on questions with so many chunks. ``difference``: its accuracy minus that of full attention."""
+    """One mode, on questions with so many chunks.
+
+    ``difference`` is its accuracy minus full attention's, ``logprob_difference`` that of the right answer's log
+    probability, in nats.
+    """
 
     mode: Mode
     answers: int
     accuracy: Estimate | None
     difference: Estimate | None
+    logprob_difference: Estimate | None = None
     first_token_ms: float | None
     """Median time to first token: chunks cached, or, of full attention, whatever vLLM's prefix cache had."""
 
 
 class Kind(_Part):
-    """The mode of requests with so many chunks. ``is_certain``: the difference's interval is within the tolerance."""
+    """The mode of requests with so many chunks. ``is_certain``: the difference's interval is within the tolerance.
+
+    ``holds`` names all modes whose accuracy is within the tolerance.
+    """
 
     min_chunks: int = Field(ge=1)
     max_chunks: int = Field(ge=1)
     mode: Mode
     is_certain: bool
+    holds: tuple[Mode, ...] = ()
     measured: tuple[Measured, ...]
+
+    def in_place(self) -> Self:
+        """The kind for a server in place: a mode whose chunks can be shared, if one holds and reuse is decided for."""
+        shareable = next((mode for mode in _SHARED_IN_PLACE if mode in self.holds and self.mode != "full"), self.mode)
+        return self.model_copy(update={"mode": shareable})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +130,18 @@ class Profile(_Part):
             where = ".".join(map(str, fault["loc"])) or "it"
             raise ProfileError(f"{path} is not a profile of tessera calibrate: {where}: {fault['msg']}") from error
 
+    def in_place(self) -> Self:
+        """The profile for a server that shares chunks in place."""
+        return self.model_copy(update={"kinds": tuple(kind.in_place() for kind in self.kinds)})
+
+    @property
+    def strategy(self) -> DefaultStrategy:
+        """The strategy of the server's requests; :meth:`decide` has the last word, by number of chunks."""
+        reusing = {kind.mode for kind in self.kinds} - {"full"}
+        if len(reusing) == 1:
+            return DefaultStrategy(strategy_of(reusing.pop()), "the profile's")
+        return replace(strategy_for(self.trained_for), why="the profile decides by number of chunks", is_known=True)
+
     def decide(self, num_chunks: int, adapter: str = "") -> Decision:
         """The mode for a request with ``num_chunks`` chunks, one or more.
 
@@ -135,5 +162,5 @@ class Profile(_Part):
         decision = self.decide(num_chunks, adapter)
         if decision.mode == "full":
             return replace(options, mode="full", decision=decision)
-        strategy = PositionStrategy.SHARED if decision.mode == "shared" else PositionStrategy.OFFSET
-        return replace(options, position_strategy=strategy, link_tokens=link_tokens(decision.mode), decision=decision)
+        strategy, links = strategy_of(decision.mode), link_tokens(decision.mode)
+        return replace(options, position_strategy=strategy, link_tokens=links, decision=decision)

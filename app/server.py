@@ -40,6 +40,7 @@ from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.engine import ChunkEngine, FillLimits
 from engine_ext.fingerprint import UnknownWeightsError, weights_digest
 from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
+from engine_ext.strategy import DefaultStrategy
 from engine_ext.support import check_flags
 from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from web import page
@@ -59,11 +60,16 @@ GRACE_S = 1
 """How long responses may go on after the engine has stopped (when vLLM's ``--shutdown-timeout`` is over)."""
 
 
-async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, settings: Settings) -> FastAPI:
+async def build_tessera_app(
+    engine: ChunkEngine, args: argparse.Namespace, settings: Settings, profile: Profile | None
+) -> FastAPI:
     """vLLM's whole app with Tessera's routers and middleware."""
+    if profile is not None:
+        await _check_model(profile, engine)
     marks = Marks()
-    renderer = SegmentRenderer(engine.llm.renderer, marks, settings.chunk_max_tokens, engine.block_tokens)
-    if engine.block_tokens is not None and not renderer.can_pad:
+    block_tokens = engine.sharing.block_tokens if engine.sharing else None
+    renderer = SegmentRenderer(engine.llm.renderer, marks, settings.chunk_max_tokens, block_tokens)
+    if engine.sharing is not None and not renderer.can_pad:
         engine.copy_chunks("the tokenizer has no token of white space to fill blocks with")
     engine.renderer = renderer
     supported_tasks = await engine.llm.get_supported_tasks()
@@ -74,8 +80,8 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
         app.include_router(module.router)
     correct_openapi(app)
     app.state.tessera_marks = marks
-    app.state.tessera_settings = settings
-    app.state.tessera_profile = await _profile(engine, settings)
+    app.state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
+    app.state.tessera_profile = profile and (profile.in_place() if engine.sharing else profile)
     app.state.tessera_tenants = tenants = _tenants(args, settings)
     if tenants is not None and (manager := engine.manager) is not None:
         manager.usage.quota_of = lambda owner: tenants.quota_of(owner, manager.config.page_bytes)
@@ -83,18 +89,14 @@ async def build_tessera_app(engine: ChunkEngine, args: argparse.Namespace, setti
     return app
 
 
-async def _profile(engine: ChunkEngine, settings: Settings) -> Profile | None:
-    """The profile that requests are to follow; raises :class:`ProfileError` if it is of another model."""
-    if settings.profile is None:
-        return None
-    profile = Profile.read(settings.profile)
+async def _check_model(profile: Profile, engine: ChunkEngine) -> None:
+    """Raises :class:`ProfileError` unless ``profile`` is of the engine's model."""
     try:
         weights = await asyncio.to_thread(weights_digest, engine.llm.vllm_config)
     except (UnknownWeightsError, OSError) as error:
-        raise ProfileError(f"whether {settings.profile} is of this model can't be told: {error}") from error
+        raise ProfileError(f"can't tell whether the profile is of this model: {error}") from error
     if weights != profile.weights:
-        raise ProfileError(f"{settings.profile} is of {profile.model}, which has other weights than this model")
-    return profile
+        raise ProfileError(f"the profile is of {profile.model}, which has other weights than this model")
 
 
 async def run(args: argparse.Namespace, settings: Settings) -> int:
@@ -147,8 +149,6 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)
     set_cpu_defaults(args)
     check_flags(args)
-    if settings.profile is not None:
-        Profile.read(settings.profile)
     for url in parse_tiers(settings.chunk_cache_tiers or ""):
         make_tier(url).close()  # each worker makes its own, which would be late to find that it can't
 
@@ -156,18 +156,22 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
 @asynccontextmanager
 async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIterator[FastAPI]:
     """The application around a running engine, which ends with the context."""
-    async with _started_engine(AsyncEngineArgs.from_cli_args(args), settings) as engine:
+    profile = Profile.read(settings.profile) if settings.profile else None
+    async with _started_engine(AsyncEngineArgs.from_cli_args(args), settings, profile) as engine:
         with exported(engine, wanted=settings.chunk_cache):
-            yield await build_tessera_app(engine, args, settings)
+            yield await build_tessera_app(engine, args, settings, profile)
 
 
 @asynccontextmanager
-async def _started_engine(engine_args: AsyncEngineArgs, settings: Settings) -> AsyncIterator[ChunkEngine]:
+async def _started_engine(
+    engine_args: AsyncEngineArgs, settings: Settings, profile: Profile | None
+) -> AsyncIterator[ChunkEngine]:
     options = ChunkCacheOptions(
         enabled=settings.chunk_cache,
         pool_bytes=int(settings.chunk_cache_memory),
         page_tokens=settings.chunk_cache_page_tokens,
         placement=settings.chunk_cache_placement,
+        strategy=_strategy(settings, profile),
         hash_algorithm=settings.chunk_cache_hash,
         eviction=settings.chunk_cache_eviction,
         max_pinned_share=settings.chunk_cache_max_pinned,
@@ -210,6 +214,15 @@ def _tenants(args: argparse.Namespace, settings: Settings) -> Tenants | None:
     return known_tenants(settings.tenants, args.api_key or [key for key in (envs.VLLM_API_KEY,) if key])
 
 
+def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | None:
+    """The position strategy that flags or profile ask for; ``None`` if they leave it to the model."""
+    if settings.chunk_position_strategy is not None:
+        return DefaultStrategy(settings.chunk_position_strategy, "--chunk-position-strategy")
+    if profile is None:
+        return None
+    return (profile.in_place() if settings.chunk_cache_placement == "in-place" else profile).strategy
+
+
 def _ready_line(app: FastAPI, url: str, started: float) -> str:
     engine: ChunkEngine = app.state.engine_client
     if engine.manager is None:
@@ -218,6 +231,7 @@ def _ready_line(app: FastAPI, url: str, started: float) -> str:
         config = engine.manager.config
         state = f"chunk cache on: {config.num_pages * config.page_tokens} tokens"
         state += ", in place" if engine.placement == "in-place" else ""
+        state += f"; positions: {engine.strategy.described()}"
     return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
 
 

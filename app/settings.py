@@ -18,6 +18,7 @@ from cache.eviction import EvictionPolicyName
 from cache.layout import PositionStrategy
 from cache.tiers.config import parse_tiers
 from engine_ext.request import MAX_LINK_TOKENS, CacheOptions, PlacementName
+from engine_ext.strategy import UNKNOWN
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
@@ -44,7 +45,8 @@ class Settings(AccessSettings):
     chunk_cache_placement: PlacementName = Field(
         "copy",
         description="copy: each request gets copies of its chunks; in-place: requests share vLLM's own blocks of a "
-        "chunk (position strategy shared), for which white space pads chunks to whole blocks (docs/performance.md)",
+        "chunk (position strategies parallel and shared), for which white space pads chunks to whole blocks "
+        "(docs/performance.md)",
     )
     chunk_cache_eviction: EvictionPolicyName = Field(
         "s3fifo", description="which chunks make room for others; docs/eviction.md compares them"
@@ -64,8 +66,10 @@ class Settings(AccessSettings):
         ByteSize(16 << 20), gt=0, description="largest file that POST /v1/rag/split takes, e.g. 64MiB"
     )
     chunk_cache_hash: HashAlgorithm = Field("xxh3_128", description="hash function of chunk keys")
-    chunk_position_strategy: PositionStrategy = Field(
-        PositionStrategy.SHARED, description="position strategy of requests that name none"
+    chunk_position_strategy: PositionStrategy | None = Field(
+        None,
+        description="position strategy of requests that name none: offset, shared or parallel (docs/quality.md); "
+        "default: the profile's, else one that the model's config.json says it was trained for, else offset",
     )
     chunk_link_tokens: int = Field(
         0,
@@ -128,8 +132,9 @@ class Settings(AccessSettings):
         return text
 
     def cache_defaults(self) -> CacheOptions:
-        """What requests get that say nothing of it."""
-        return CacheOptions(position_strategy=self.chunk_position_strategy, link_tokens=self.chunk_link_tokens)
+        """The cache options of requests that say nothing of them."""
+        strategy = self.chunk_position_strategy or UNKNOWN.strategy
+        return CacheOptions(position_strategy=strategy, link_tokens=self.chunk_link_tokens)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

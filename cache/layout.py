@@ -2,24 +2,25 @@
 """From segments to a layout: where each segment starts, where it appears, and by how much its keys turn.
 
 RoPE attention depends only on differences of positions. The engine places the question at its index in the
-sequence, ``N``; so instead of moving the question, every cached key is rotated to where it must appear
-relative to it:
+sequence, ``N``, so every cached key turns to where it must appear relative to the question:
 
-=============  ============  ==================  =====================  ==================  ===================
-segment        computed at   shared: position    shared: rotate by      offset: position    offset: rotate by
-=============  ============  ==================  =====================  ==================  ===================
-system         0             0                   D                      0                   0
-chunk i        P             S                   D + S - P              o_i                 o_i - P
-question       N             S + max(L)          0 (stays at N)         N                   0
-=============  ============  ==================  =====================  ==================  ===================
+==================  ==========  ========  =======
+..                  shared      parallel  offset
+==================  ==========  ========  =======
+system starts at    0           0         0
+chunk i starts at   S           S         o_i
+question starts at  S + max(L)  N         N
+system turns by     D           0         0
+chunk i turns by    D + S - P   S - P     o_i - P
+==================  ==========  ========  =======
 
 ``S`` is the length of the system segment, ``P`` that of what the chunks are computed behind (the system segment, or
 the constant opening in scope ``isolated``), ``L`` a chunk's length, ``o_i`` the index of chunk i's first token,
 ``D = N - (S + max(L))``.
 
-*In place*, nothing is rotated with shared positions: the question is computed ``D`` positions before its index instead,
-and chunks are where they were computed. Only differences count, so it is the same. The engine's blocks of a chunk are
-then the same for all requests.
+*In place*, requests share the engine's own blocks of a chunk, so its keys must be where they were computed. With
+``parallel`` positions they are. With ``shared`` ones the question is computed ``D`` positions before its index instead
+of rotating the keys; only differences count, so it is the same.
 """
 
 import struct
@@ -27,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 TokenIds = tuple[int, ...]
@@ -65,7 +67,11 @@ class PositionStrategy(StrEnum):
     """How chunks are placed relative to each other."""
 
     SHARED = "shared"
+    """Chunks overlap; the question follows the longest of them."""
+    PARALLEL = "parallel"
+    """Chunks overlap; the question stays at its index."""
     OFFSET = "offset"
+    """Chunks stand one after another, as in the prompt."""
 
 
 @dataclass(frozen=True)
@@ -168,59 +174,50 @@ class Layout:
         return replace(self, system=system, chunks=tuple(chunks), shift=shift)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockSharing:
+    """Blocks of the engine that requests share: tokens in each, and whether the question's positions can be shifted."""
+
+    block_tokens: int
+    can_shift: bool
+
+
 class PositionReindexer:
     """Computes layouts; a pure function of segment lengths and the strategy.
 
-    ``block_tokens``: segments that fill whole blocks of so many tokens are placed in place, where they can be.
+    With ``sharing``, segments that fill whole blocks are placed in place, where they can be.
     """
 
-    def __init__(self, block_tokens: int | None = None) -> None:
-        self._block_tokens = block_tokens
+    def __init__(self, sharing: BlockSharing | None = None) -> None:
+        self._sharing = sharing
 
     def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
         """The layout of ``prompt``; raises ``ValueError`` for a prompt without chunks."""
         lengths = [chunk.num_tokens for chunk in prompt.chunks]
         if not lengths:
             raise ValueError("a prompt without chunks has no chunk layout")
-        if strategy is PositionStrategy.OFFSET:
-            return self._offset(len(prompt.system), len(prompt.chunk_prefix), lengths, len(prompt.question))
-        layout = self._shared(len(prompt.system), len(prompt.chunk_prefix), lengths, len(prompt.question))
-        return layout.in_place() if self._fits_in_place(prompt, lengths) else layout
+        layout = _layout(strategy, len(prompt.system), len(prompt.chunk_prefix), lengths, len(prompt.question))
+        return layout.in_place() if self._fits_in_place(prompt, layout) else layout
 
-    def _fits_in_place(self, prompt: ChunkedPrompt, lengths: Sequence[int]) -> bool:
+    def _fits_in_place(self, prompt: ChunkedPrompt, layout: Layout) -> bool:
         """Whether chunks are where they were computed once the question moves, and blocks have one segment each."""
-        size = self._block_tokens
-        if size is None or prompt.opening is not None:
+        if self._sharing is None or prompt.opening is not None:
             return False
-        return all(length % size == 0 for length in (len(prompt.system), *lengths))
-
-    @staticmethod
-    def _shared(system: int, prefix: int, lengths: Sequence[int], question: int) -> Layout:
-        starts = _starts(system, lengths)
-        num_context, longest_end = starts[-1], system + max(lengths)
-        delta = num_context - longest_end
-        moved = delta + system - prefix
-        return Layout(
-            PositionStrategy.SHARED,
-            Placement(0, system, 0, delta),
-            tuple(Placement(start, n, system, moved) for start, n in zip(starts, lengths, strict=False)),
-            Placement(num_context, question, longest_end, 0),
-        )
-
-    @staticmethod
-    def _offset(system: int, prefix: int, lengths: Sequence[int], question: int) -> Layout:
-        starts = _starts(system, lengths)
-        return Layout(
-            PositionStrategy.OFFSET,
-            Placement(0, system, 0, 0),
-            tuple(Placement(start, n, start, start - prefix) for start, n in zip(starts, lengths, strict=False)),
-            Placement(starts[-1], question, starts[-1], 0),
-        )
+        segments, size = (layout.system, *layout.chunks), self._sharing.block_tokens
+        turns = {segment.delta for segment in segments}
+        moves_alike = turns == {0} or (len(turns) == 1 and self._sharing.can_shift)
+        return moves_alike and all(segment.length % size == 0 for segment in segments)
 
 
-def _starts(system: int, lengths: Sequence[int]) -> list[int]:
-    """Index of each chunk's first token, then that of the question's."""
-    starts = [system]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    return starts
+def _layout(strategy: PositionStrategy, system: int, prefix: int, lengths: Sequence[int], question: int) -> Layout:
+    *starts, num_context = accumulate(lengths, initial=system)
+    positions = starts if strategy is PositionStrategy.OFFSET else [system] * len(lengths)
+    question_at = system + max(lengths) if strategy is PositionStrategy.SHARED else num_context
+    turn = num_context - question_at
+    chunks = zip(starts, lengths, positions, strict=True)
+    return Layout(
+        strategy,
+        Placement(0, system, 0, turn),
+        tuple(Placement(start, length, at, at + turn - prefix) for start, length, at in chunks),
+        Placement(num_context, question, question_at, 0),
+    )

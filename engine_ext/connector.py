@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from engine_ext.plan import StepTransfers
 from engine_ext.scheduler import SchedulerHalf
 from engine_ext.stats import TransferMetrics, TransferStats
-from engine_ext.support import in_place_reason
+from engine_ext.support import shift_reason
 from engine_ext.worker import WorkerHalf
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         extra = self._kv_transfer_config.kv_connector_extra_config
         self.kv_cache_groups = kv_cache_config.kv_cache_groups
         self._num_blocks = kv_cache_config.num_blocks
+        self._shifts_positions: bool = extra["shifts_positions"]
         cache = vllm_config.cache_config
         self.scheduler = self.worker = None
         if role is KVConnectorRole.SCHEDULER:
@@ -88,7 +89,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: "dict[str, KVCaches]") -> None:
         self._worker.register_kv_caches(kv_caches)
-        if in_place_reason(self._vllm_config) is None:
+        if self._shifts_positions and shift_reason(self._vllm_config) is None:
             captured = self._vllm_config.compilation_config.max_cudagraph_capture_size or 0
             most = max(self._vllm_config.scheduler_config.max_num_batched_tokens, captured)
             self._worker.make_shiftable(self._num_blocks, most)

@@ -17,7 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from cache.errors import CapacityError, IntegrityError
 from cache.hashing import CacheScope, ChunkHash, ChunkHasher
 from cache.holdings import Holdings
-from cache.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
+from cache.layout import BlockSharing, ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager, Removal
 from engine_ext.adapters import Adapters
@@ -27,6 +27,7 @@ from engine_ext.fills import FillRunner
 from engine_ext.plan import PARAMS_KEY
 from engine_ext.request import REQUEST_KEY, CacheOptions, FullAttentionError, Outputs, PlacementName, cache_scope
 from engine_ext.run import ChunkedRun
+from engine_ext.strategy import UNKNOWN, DefaultStrategy
 from engine_ext.transfers import PoolTransfers
 from engine_ext.vllm_compat import GracefulHTTPError
 
@@ -51,8 +52,8 @@ class ChunkEngine:
 
     ``manager`` is ``None`` when the cache is off; ``disabled_reason`` then says why. ``transfers`` is there if its KV
     may go to, and come from, other replicas. ``is_stopping`` tells that :meth:`shutdown` was called. ``num_answering``,
-    which the app counts, is how many requests that is to wait for. ``block_tokens`` is what segments are to be padded
-    to, for their blocks to be shared in place; ``None`` if they are copied.
+    which the app counts, is how many requests that is to wait for. ``sharing`` describes the blocks that requests share
+    in place; ``None`` if they copy. ``strategy`` is that of requests that name none.
     """
 
     def __init__(
@@ -62,14 +63,16 @@ class ChunkEngine:
         disabled_reason: str | None,
         limits: FillLimits,
         transfers: PoolTransfers | None = None,
-        block_tokens: int | None = None,
+        sharing: BlockSharing | None = None,
+        strategy: DefaultStrategy = UNKNOWN,
     ) -> None:
         self.llm = llm
         self.manager = manager
         self.disabled_reason = disabled_reason
         self.limits = limits
+        self.strategy = strategy
         self.transfers = transfers
-        self.block_tokens = block_tokens
+        self.sharing = sharing
         self.is_stopping = False
         self.num_answering = 0
         self._had_died = False
@@ -81,19 +84,19 @@ class ChunkEngine:
         # What vLLM's serving layer renders prompts with; the app puts its own around it.
         self.renderer: Any = llm.renderer
         self._hasher = manager.hasher if manager else ChunkHasher("", "sha256")
-        self._reindexer = PositionReindexer(block_tokens)
+        self._reindexer = PositionReindexer(sharing)
         self._next_integrity_check = 0.0
 
     @property
     def placement(self) -> PlacementName:
-        """Of chunks that requests read: what was configured, or copies where nothing else works."""
-        return "copy" if self.block_tokens is None else "in-place"
+        """How requests get their chunks: as configured, or copies where blocks can't be shared."""
+        return "copy" if self.sharing is None else "in-place"
 
     def copy_chunks(self, reason: str) -> None:
         """From now on requests copy the chunks that they read."""
         logger.warning("chunks are copied, not shared in place: %s", reason)
-        self.block_tokens = None
-        self._reindexer = PositionReindexer(None)
+        self.sharing = None
+        self._reindexer = PositionReindexer()
 
     def __getattr__(self, name: str) -> Any:
         """Everything else of vLLM's ``EngineClient`` is ``AsyncLLM``'s."""

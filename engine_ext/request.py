@@ -59,7 +59,7 @@ class CacheOptions:
     """
 
     mode: CacheMode = "auto"
-    position_strategy: PositionStrategy = PositionStrategy.SHARED
+    position_strategy: PositionStrategy = PositionStrategy.OFFSET
     scope: ScopeName = "system"
     namespace: str = DEFAULT_NAMESPACE
     explain: bool = False

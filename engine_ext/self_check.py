@@ -12,7 +12,8 @@ Two checks, both comparing every layer's K and V token by token, through the rea
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -43,35 +44,45 @@ class SelfCheck:
 
     async def run(self) -> None:
         """Raises :class:`SelfCheckError` if a difference is above the dtype's tolerance."""
-        try:
+        with self._borrowing():
             await self._check("reuse", self._random_prompt(), repeat_chunk=False)
             await self._check("rotation", [self._random_token()] * self._length(2), repeat_chunk=True)
-        except MemoryError as error:
-            raise SelfCheckError(f"the chunk pool is too small for the self-check: {error}") from error
-        finally:
-            self._pool.free(self._borrowed)
 
     async def run_in_place(self, block_tokens: int) -> None:
-        """Of tokens behind a shared block: is their KV what it is at the positions that they are shifted to?
+        """Is the KV of tokens behind a shared block what the engine computes without sharing?
+
+        Raises :class:`SelfCheckError`.
+        """
+        prompt = [self._random_token() for _ in range(2 * block_tokens)]
+        with self._borrowing():
+            second = self._span(block_tokens, block_tokens)
+            await self._request(prompt, "plain", TransferPlan(saves=(second,)))
+            await self._behind_shared("in-place", prompt, 0, second)
+
+    async def run_shifted(self, block_tokens: int) -> None:
+        """Is the KV of tokens behind a shared block what it is at the positions that they are shifted to?
 
         One token repeated, as for rotation: a second block of it, shifted by as many positions as a block has, equals
-        the first. The first is loaded once, and once found in the engine's prefix cache: were it not, its load would
-        be refused. Raises :class:`SelfCheckError`.
+        the first. Raises :class:`SelfCheckError`.
         """
-        try:
-            first = self._span(0, block_tokens)
-            prompt = [self._random_token()] * (2 * block_tokens)
-            await self._request(prompt[:block_tokens], "in-place", TransferPlan(saves=(first,)))
-            nowhere = replace(first, tag=first.tag - 1)
-            for name, load, salt in (("loaded", first, None), ("found", nowhere, _salt("in-place"))):
-                second, name = self._span(block_tokens, block_tokens), f"in-place-{name}"
-                composition = Composition((block_tokens,), block_tokens, salt)
-                await self._request(prompt, name, TransferPlan((load,), (second,), composition))
-                await self._compare(name, first, second, one_token=True)
-        except MemoryError as error:
-            raise SelfCheckError(f"the chunk pool is too small for the self-check: {error}") from error
-        finally:
-            self._pool.free(self._borrowed)
+        with self._borrowing():
+            await self._behind_shared("shifted", [self._random_token()] * (2 * block_tokens), block_tokens)
+
+    async def _behind_shared(self, name: str, prompt: Sequence[int], shift: int, expected: Span | None = None) -> None:
+        """Compares the second half of ``prompt``, behind a shared first half, with ``expected`` or that first half.
+
+        The first half is loaded once, and once found in the engine's prefix cache: were it not, its load would be
+        refused.
+        """
+        size = len(prompt) // 2
+        first = self._span(0, size)
+        await self._request(prompt[:size], name, TransferPlan(saves=(first,)))
+        nowhere = replace(first, tag=first.tag - 1)
+        for how, load, salt in (("loaded", first, None), ("found", nowhere, _salt(name))):
+            second = self._span(size, size)
+            plan = TransferPlan((load,), (second,), Composition((size,), shift, salt))
+            await self._request(prompt, f"{name}-{how}", plan)
+            await self._compare(f"{name}-{how}", expected or first, second, one_token=expected is None)
 
     async def _check(self, name: str, prompt: list[int], *, repeat_chunk: bool) -> None:
         """Compares ``prompt`` computed by the engine with ``prompt`` whose context is loaded."""
@@ -103,6 +114,17 @@ class SelfCheck:
                 f"{name}: loaded KV differs from computed KV by {worst:.1e} of the layer's largest value "
                 f"(tolerance {tolerance:.0e})"
             )
+
+    @contextmanager
+    def _borrowing(self) -> Iterator[None]:
+        """Returns the pages that spans take within the block; raises :class:`SelfCheckError` if there are too few."""
+        try:
+            yield
+        except MemoryError as error:
+            raise SelfCheckError(f"the chunk pool is too small for the self-check: {error}") from error
+        finally:
+            self._pool.free(self._borrowed)
+            self._borrowed = []
 
     def _span(self, start: int, length: int) -> Span:
         pages = self._pool.allocate(-(-length // self._page_tokens))

@@ -3,7 +3,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from cache.config import ChunkCacheConfig, HashAlgorithm
 from cache.eviction import EvictionPolicyName
+from cache.layout import BlockSharing, PositionStrategy
 from cache.manager import ChunkCacheManager
 from engine_ext.archive import attached_tiers
 from engine_ext.engine import ChunkEngine, FillLimits
@@ -23,7 +24,8 @@ from engine_ext.orphans import mark_engine
 from engine_ext.plugin import shift_positions
 from engine_ext.request import PlacementName
 from engine_ext.self_check import SelfCheck, SelfCheckError
-from engine_ext.support import in_place_reason, unsupported_reason
+from engine_ext.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
+from engine_ext.support import in_place_reason, shift_reason, unsupported_reason
 from engine_ext.transfers import opened_transfers
 from engine_ext.vllm_compat import build_async_engine_client_from_engine_args
 
@@ -38,6 +40,8 @@ class ChunkCacheOptions:
     pool_bytes: int = 1 << 30
     page_tokens: int = 32
     placement: PlacementName = "copy"
+    strategy: DefaultStrategy | None = None
+    """Of requests that name none; ``None``: the model decides."""
     hash_algorithm: HashAlgorithm = "xxh3_128"
     eviction: EvictionPolicyName = "s3fifo"
     max_pinned_share: float = 0.9
@@ -55,7 +59,7 @@ class ChunkCacheOptions:
 async def start_chunk_engine(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> AsyncIterator[ChunkEngine]:
     """A running engine; shut down at the end. The cache is on only if the start-up self-check passed."""
     mark_engine()
-    reason = _attach_connector(engine_args, options)
+    strategy, reason = _attached_connector(engine_args, options)
     async with build_async_engine_client_from_engine_args(engine_args) as llm, AsyncExitStack() as stack:
         manager = transfers = weights = None
         if reason is None:
@@ -67,20 +71,23 @@ async def start_chunk_engine(engine_args: AsyncEngineArgs, options: ChunkCacheOp
         if manager is not None and weights is not None:
             files = (manager.config.fingerprint, options.tiers, options.tier_timeout_s)
             transfers = await stack.enter_async_context(opened_transfers(llm, *files))
-        block_tokens = await _block_tokens(llm, manager, options) if manager is not None else None
-        engine = ChunkEngine(llm, manager, reason, options.fill_limits, transfers, block_tokens)
+        sharing = await _block_sharing(llm, manager, options, strategy) if manager is not None else None
+        engine = ChunkEngine(llm, manager, reason, options.fill_limits, transfers, sharing, strategy)
         if options.tiers:
             await stack.enter_async_context(attached_tiers(engine, options.tiers))
         yield engine
 
 
-def _attach_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> str | None:
+def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> tuple[DefaultStrategy, str | None]:
     """Adds the connector and the worker extension to the engine's arguments, or says why not."""
     if not options.enabled:
-        return "switched off by --no-chunk-cache"
+        return UNKNOWN, "switched off by --no-chunk-cache"
     model = engine_args.create_model_config()
+    strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
     if reason := unsupported_reason(engine_args, model):
-        return reason
+        return strategy, reason
+    # Parallel positions need no shifts, so a server of theirs runs the model's own class.
+    shifts_positions = options.placement == "in-place" and strategy.strategy is not PositionStrategy.PARALLEL
     module_path, _, name = options.connector_class.rpartition(".")
     engine_args.kv_transfer_config = KVTransferConfig(
         kv_connector=name,
@@ -88,12 +95,16 @@ def _attach_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) 
         kv_role="kv_both",
         # Never mix recomputed and composed KV in one request: fail it, and run it anew in full attention.
         kv_load_failure_policy="fail",
-        kv_connector_extra_config={"pool_bytes": options.pool_bytes, "page_tokens": options.page_tokens},
+        kv_connector_extra_config={
+            "pool_bytes": options.pool_bytes,
+            "page_tokens": options.page_tokens,
+            "shifts_positions": shifts_positions,
+        },
     )
     engine_args.worker_extension_cls = options.worker_extension_class
-    if options.placement == "in-place":
+    if shifts_positions:
         shift_positions(model.architectures)
-    return None
+    return strategy, None
 
 
 async def prepare_cache(
@@ -114,39 +125,47 @@ async def prepare_cache(
             page_bytes=sum(pool["page_bytes"] for pool in pools),
         )
     )
-    try:
-        await SelfCheck(llm, manager.pool, options.page_tokens).run()
-    except EngineDeadError:
-        raise
-    except Exception as error:
-        return _failed(error)
+    if reason := await _failure(SelfCheck(llm, manager.pool, options.page_tokens).run()):
+        return reason
     tokens = manager.config.num_pages * options.page_tokens
     logger.info("chunk cache on: %d tokens in %d pages, self-check passed", tokens, manager.config.num_pages)
     return manager
 
 
-def _failed(error: Exception) -> str:
-    """Not always a verdict, but no proof of exactness either (a model length below the check's prompts, say)."""
-    kind = "" if isinstance(error, SelfCheckError) else f"{type(error).__name__}: "
-    return f"self-check failed: {kind}{error}"
-
-
-async def _block_tokens(llm: AsyncLLM, manager: ChunkCacheManager, options: ChunkCacheOptions) -> int | None:
-    """Tokens in a block of the engine that requests are to share; ``None`` if chunks are copied."""
+async def _block_sharing(
+    llm: AsyncLLM, manager: ChunkCacheManager, options: ChunkCacheOptions, strategy: DefaultStrategy
+) -> BlockSharing | None:
+    """The engine's blocks that requests share; ``None`` if chunks are copied."""
     if options.placement == "copy":
         return None
-    size: int = llm.vllm_config.cache_config.block_size
-    reason = in_place_reason(llm.vllm_config)
-    if reason is None:
-        try:
-            await SelfCheck(llm, manager.pool, options.page_tokens).run_in_place(size)
-        except EngineDeadError:
-            raise
-        except Exception as error:
-            reason = _failed(error)
-    if reason is None:
-        return size
-    logger.warning("chunks are copied, not shared in place: %s", reason)
+    config, check = llm.vllm_config, SelfCheck(llm, manager.pool, options.page_tokens)
+    block_tokens: int = config.cache_config.block_size
+    if reason := in_place_reason(config) or await _failure(check.run_in_place(block_tokens)):
+        logger.warning("chunks are copied, not shared in place: %s", reason)
+        return None
+    if strategy.strategy is PositionStrategy.PARALLEL:
+        return BlockSharing(block_tokens, can_shift=False)
+    if reason := shift_reason(config) or await _failure(check.run_shifted(block_tokens)):
+        logger.warning("chunks at shared positions are copied, not shared in place: %s", reason)
+    elif strategy.strategy is PositionStrategy.OFFSET:
+        logger.warning(
+            "requests copy their chunks unless they ask for shared or parallel positions: %s, and no profile says that "
+            "it bears parallel ones (tessera calibrate)",
+            strategy.why,
+        )
+    return BlockSharing(block_tokens, can_shift=reason is None)
+
+
+async def _failure(check: Awaitable[None]) -> str | None:
+    """Why a self-check failed; ``None`` if it passed."""
+    try:
+        await check
+    except EngineDeadError:
+        raise
+    except Exception as error:
+        # Not always a verdict, but no proof of exactness either (a model length below the check's prompts, say).
+        kind = "" if isinstance(error, SelfCheckError) else f"{type(error).__name__}: "
+        return f"self-check failed: {kind}{error}"
     return None
 
 

@@ -31,21 +31,33 @@ def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig) -> str 
 
 
 def in_place_reason(config: VllmConfig) -> str | None:
-    """Why the engine's blocks can't be shared in place, though chunks can be cached; ``None`` if they can."""
+    """Why requests can't share the engine's blocks, though chunks can be cached; ``None`` if they can."""
     checks: list[tuple[Any, str]] = [
         (not config.cache_config.enable_prefix_caching, "vLLM's prefix cache, which shares them, is off"),
+        # It counts references to blocks, and takes those of all requests for a beginning that all have in common.
+        (not config.model_config.disable_cascade_attn, "cascade attention needs blocks in the same order"),
+    ]
+    return _first(checks)
+
+
+def shift_reason(config: VllmConfig) -> str | None:
+    """Why tokens behind shared blocks can't be computed at earlier positions; ``None`` if they can."""
+    checks: list[tuple[Any, str]] = [
         (config.speculative_config, "a model that drafts tokens would see them at other positions"),
         (config.model_config.uses_mrope, "positions in three dimensions (M-RoPE) are not shifted"),
         (config.model_config.enable_sleep_mode, "sleep mode may discard by how much blocks are shifted"),
         (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
-        # It counts references to blocks, and takes those of all requests for a beginning that all have in common.
-        (not config.model_config.disable_cascade_attn, "cascade attention needs blocks in the same order"),
         (
             config.compilation_config.cudagraph_mode.has_full_cudagraphs(),
             'not proven with full CUDA graphs (--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\' has none)',
         ),
     ]
-    return next((reason for failed, reason in checks if failed), None)
+    return _first(checks)
+
+
+def _first(checks: list[tuple[Any, str]]) -> str | None:
+    """The reason of the first check that holds."""
+    return next((reason for holds, reason in checks if holds), None)
 
 
 def _flag_reason(args: AsyncEngineArgs) -> str | None:
@@ -100,4 +112,4 @@ def _model_reason(model: ModelConfig) -> str | None:
             "queries are scaled by their absolute position",
         ),
     ]
-    return next((reason for failed, reason in checks if failed), None)
+    return _first(checks)

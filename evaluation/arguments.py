@@ -10,8 +10,8 @@ from app.modes import CALIBRATED, MODES, in_order, is_mode
 from evaluation.datasets import Format
 from evaluation.metrics import REFUSAL, normalize
 
-DEMO_QUESTIONS = 250
-"""Questions of the demo for each number of chunks, by default."""
+PLAIN_QUESTIONS, DEMO_QUESTIONS = 100, 250
+"""Questions for each number of chunks, by default: those in plain English, and those of the tiny demo model."""
 
 Command = Literal["eval", "calibrate"]
 ChunkOrder = Literal["given", "canonical"]
@@ -20,11 +20,15 @@ TOLERANCE = 2.0
 _DESCRIPTION = """\
 Measure how well and how fast questions are answered, with full attention and with chunks reused.
 
-Each question is asked in each mode: full (full attention over the same tokens), shared and offset (chunks reused,
-placed over each other or one after another), and link-N (offset with N link tokens). MODEL is served for the time it
-takes, or --server is asked."""
+Each question is asked in each mode: full (full attention over the same tokens), offset (chunks reused, one after
+another), shared and parallel (chunks reused, placed over each other, the question behind the longest or at its own
+index), and link-N (offset with N link tokens). MODEL is served for the time it takes, or --server is asked.
+
+Without --questions they are 456 questions in plain English about 156 passages, behind 2, 4, 8 and 16 of them."""
 
 _EPILOG = """\
+A server that tessera eval starts also tells the log probability of each right answer, a finer measure.
+
 OUTPUT gets run.json (what was asked), results.jsonl (each answer, as it comes), summary.json and accuracy.png.
 An interrupted run is resumed by the same command.
 
@@ -35,7 +39,8 @@ A question file has one JSON object a line:
 left out. The files of HotpotQA, 2WikiMultihopQA, MuSiQue and LongBench's question-answering sets are read as they are.
 
 examples:
-  tessera eval --demo
+  tessera eval Qwen/Qwen3-0.6B
+  tessera eval Qwen/Qwen3-0.6B --limit 456 --long-chunks
   tessera eval Qwen/Qwen3-0.6B --questions q.jsonl -- --default-chat-template-kwargs '{"enable_thinking": false}'
   tessera eval ./model --questions questions.jsonl -- --dtype float32 --chat-template template.jinja
   tessera eval --server http://localhost:8000 --questions musique_ans_v1.0_dev.jsonl --limit 200
@@ -55,7 +60,7 @@ OUTPUT gets what tessera eval writes, and profile.json. An interrupted run is re
 tessera eval --help says what a question file is.
 
 examples:
-  tessera calibrate --demo
+  tessera calibrate Qwen/Qwen3-0.6B
   tessera calibrate Qwen/Qwen3-0.6B --questions questions.jsonl
   tessera serve Qwen/Qwen3-0.6B --profile results/calibrate-questions/profile.json
 
@@ -80,8 +85,17 @@ def parse(argv: Sequence[str], command: Command = "eval") -> argparse.Namespace:
     if problem := _problem(args):
         parser.error(problem)
     if args.output is None:
-        args.output = Path("results", f"{command}-{'demo' if args.demo else args.questions.stem}")
+        args.output = Path("results", f"{command}-{Path(name_of(args)).stem}")
     return args
+
+
+def name_of(args: argparse.Namespace) -> str:
+    """What the questions are called."""
+    if args.demo:
+        return "demo"
+    if args.questions is None:
+        return "plain-english-long" if args.long_chunks else "plain-english"
+    return str(args.questions.name)
 
 
 def _divided(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -91,9 +105,9 @@ def _divided(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def _problem(args: argparse.Namespace) -> str | None:
     checks = {
-        "give --questions FILE, or --demo": args.questions is None and not args.demo,
         "give either --questions or --demo": args.questions is not None and args.demo,
         "give either MODEL or --server": args.model is not None and args.server is not None,
+        "--long-chunks is for the questions in plain English": args.long_chunks and bool(args.questions or args.demo),
         "give MODEL, or --server URL": not (args.model or args.server or args.demo),
         "arguments after -- are for the server that MODEL starts": bool(args.server_arguments and args.server),
         "full attention is what others are compared with: --modes full,…": "full" not in args.modes and args.calibrates,
@@ -104,7 +118,7 @@ def _problem(args: argparse.Namespace) -> str | None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tessera eval",
-        usage="tessera eval [MODEL | --server URL] (--questions FILE | --demo) [options] [-- any tessera serve flag]",
+        usage="tessera eval [MODEL | --server URL] [--questions FILE | --demo] [options] [-- any tessera serve flag]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -120,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 def _calibration_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tessera calibrate",
-        usage="tessera calibrate [MODEL] (--questions FILE | --demo) [options] [-- any tessera serve flag]",
+        usage="tessera calibrate [MODEL] [--questions FILE | --demo] [options] [-- any tessera serve flag]",
         description=_CALIBRATION,
         epilog=_CALIBRATION_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -138,15 +152,22 @@ def _calibration_parser() -> argparse.ArgumentParser:
 
 def _add_questions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or name of the model to serve")
-    parser.add_argument("--questions", type=Path, metavar="FILE", help="the question file")
+    questions = "a question file (default: 456 questions in plain English)"
+    parser.add_argument("--questions", type=Path, metavar="FILE", help=questions)
     parser.add_argument("--format", choices=get_args(Format), default="auto", help="its format (default: auto)")
-    parser.add_argument("--demo", action="store_true", help="the demo's questions, and its model unless one is given")
+    demo = "the tiny demo model's own questions, and that model unless one is given"
+    parser.add_argument("--demo", action="store_true", help=demo)
+    long_chunks = "the questions in plain English behind chunks of some 400 tokens, not 60"
+    parser.add_argument("--long-chunks", action="store_true", help=long_chunks)
 
 
 def _add_run_options(parser: argparse.ArgumentParser, modes: tuple[str, ...]) -> None:
-    known = f"some of full, shared, offset, link-N (default: {','.join(modes)})"
+    known = f"some of {', '.join(MODES)}, link-N (default: {','.join(modes)})"
     parser.add_argument("--modes", type=_modes, default=modes, help=known)
-    limit = f"ask the first N questions only; with --demo: N for each number of chunks (default: {DEMO_QUESTIONS})"
+    limit = (
+        "ask the first N questions only; without a file N for each number of chunks "
+        f"(default: {PLAIN_QUESTIONS}, with --demo {DEMO_QUESTIONS})"
+    )
     parser.add_argument("--limit", type=_positive, metavar="N", help=limit)
     parser.add_argument(
         "--max-tokens", type=_positive, default=64, metavar="N", help="longest answer, in tokens (default: 64)"

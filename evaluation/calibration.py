@@ -108,6 +108,7 @@ def _kind(at: Bin, rows: Sequence[Row], tolerance: float) -> Kind:
         max_chunks=at.high,
         mode=chosen.mode,
         is_certain=len(timed) == len(good) and _is_certain(chosen, tolerance),
+        holds=tuple(each.mode for each in good if each is not full),
         measured=tuple(measured.values()),
     )
 
@@ -147,6 +148,7 @@ def _measured(row: Row) -> Measured:
         answers=row.answers,
         accuracy=_estimate(row.accuracy),
         difference=_estimate(row.difference),
+        logprob_difference=_estimate(row.logprob_difference),
         first_token_ms=None if seconds is None else 1e3 * seconds,
     )
 

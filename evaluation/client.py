@@ -12,16 +12,21 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from http import HTTPStatus
+from typing import Any, Final, Self
 
 import httpx
 
 from app.documents import Document
-from app.modes import cache_field
+from app.modes import cache_field, mode_of
 from evaluation.arguments import ChunkOrder
+from evaluation.metrics import REFUSAL
 from evaluation.questions import Question
 
 TEMPLATE_ADVICE = "start the server with --chat-template FILE"
+
+FORCED_TOKENS: Final = "tessera_forced_tokens"
+"""Key, in a request's ``vllm_xargs``, of the token ids that a server with :mod:`evaluation.forced` generates."""
 
 _CHAT = "/v1/rag/chat"
 _CHUNKS = "/v1/rag/chunks"
@@ -52,12 +57,16 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """What is the same in all requests of a run. ``ahead``: chunks that are to be reused are computed before."""
+    """What is the same in all requests of a run.
+
+    ``ahead``: chunks that are to be reused are computed before. ``refusal``: the right answer where no chunk has one.
+    """
 
     model: str
     max_tokens: int
     order: ChunkOrder = "given"
     ahead: bool = False
+    refusal: str = REFUSAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,8 @@ class TesseraClient:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=_TIMEOUT)
+        self._token_ids: dict[str, list[int]] = {}
+        self._forces_tokens = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,6 +124,39 @@ class TesseraClient:
         except httpx.HTTPError as error:
             raise ServerError(f"lost the server at {self.url}: {_words(error)}") from error
 
+    async def logprob(self, question: Question, mode: str, options: AskOptions, answer: str) -> float | None:
+        """Log probability of ``answer``, in nats, as what the model says first.
+
+        ``None`` if the server can't be made to say it (:mod:`evaluation.forced`), or answered in another mode.
+        Raises :class:`ServerError` or a subclass.
+        """
+        if not (token_ids := await self._tokens_to_force(answer)):
+            return None
+        forced = {
+            "stream": False,
+            "max_tokens": len(token_ids),
+            "ignore_eos": True,
+            "logprobs": True,
+            "return_token_ids": True,
+            "vllm_xargs": {FORCED_TOKENS: token_ids},
+        }
+        given = await self._post(_CHAT, {**_body(question, mode, options), **forced})
+        (choice,) = given["choices"]
+        self._forces_tokens = choice["token_ids"] == token_ids
+        if not self._forces_tokens or mode_of(given["cache"]) != mode:
+            return None
+        return sum(float(token["logprob"]) for token in choice["logprobs"]["content"])
+
+    async def _tokens_to_force(self, text: str) -> list[int] | None:
+        """The text's tokens; ``None`` if the server does not tell them, or does not force them."""
+        if self._forces_tokens and text not in self._token_ids:
+            try:
+                tokenized = await self._post("/tokenize", {"prompt": text, "add_special_tokens": False})
+                self._token_ids[text] = tokenized["tokens"]
+            except ServerError:
+                self._forces_tokens = False
+        return self._token_ids[text] if self._forces_tokens else None
+
     async def ingest(self, system: str, documents: Sequence[Document]) -> AsyncIterator[dict[str, Any]]:
         """Has the documents computed ahead of time behind ``system``; yields the server's lines as they come.
 
@@ -127,6 +171,15 @@ class TesseraClient:
                     yield json.loads(line)
         except httpx.HTTPError as error:
             raise ServerError(f"lost the server at {self.url}: {_words(error)}") from error
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        try:
+            response = await self._http.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise ServerError(f"lost the server at {self.url}: {_words(error)}") from error
+        if response.status_code != HTTPStatus.OK:
+            raise self._failure(response.status_code, response.content, path)
+        return response.json()
 
     async def _get(self, path: str) -> Any:
         response = await self._http.get(path)

@@ -9,10 +9,11 @@ from contextlib import closing, contextmanager
 from app.live_progress import shown
 from app.progress import say
 from app.version import tessera_version
-from evaluation.arguments import DEMO_QUESTIONS, Command, UsageError, parse
+from evaluation.arguments import DEMO_QUESTIONS, PLAIN_QUESTIONS, Command, UsageError, name_of, parse
 from evaluation.client import AskOptions, ServerError, ServerInfo, SetupError, TesseraClient
 from evaluation.datasets import load_questions
 from evaluation.monitor import Monitor
+from evaluation.plain_english import plain_questions
 from evaluation.questions import Question, digest
 from evaluation.records import QuestionFileError
 from evaluation.report import plot, table, to_json
@@ -55,6 +56,8 @@ def _questions(args: argparse.Namespace) -> list[Question]:
         from evaluation.demo import demo_questions
 
         return demo_questions(args.limit or DEMO_QUESTIONS)
+    if args.questions is None:
+        return plain_questions(args.limit or PLAIN_QUESTIONS, long=args.long_chunks)
     return load_questions(args.questions, args.format, args.refusal)[: args.limit]
 
 
@@ -67,7 +70,7 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
     from evaluation.server import started_server
 
     make_folder(args.output)
-    with started_server(model_of(args), args.server_arguments, args.output / LOG) as server:
+    with started_server(model_of(args), _with_forced(args.server_arguments), args.output / LOG) as server:
         yield server.url
 
 
@@ -76,6 +79,14 @@ def model_of(args: argparse.Namespace) -> str:
     from app.demo_model import DEMO_MODEL
 
     return args.model or str(DEMO_MODEL)
+
+
+def _with_forced(arguments: Sequence[str]) -> tuple[str, ...]:
+    """A server's arguments with which it tells log probabilities of right answers, where vLLM can be made to."""
+    taken = ("--logits-processors", "--logits_processors", "--speculative")
+    if any(argument.startswith(taken) for argument in arguments):
+        return tuple(arguments)
+    return (*arguments, "--logits-processors", "evaluation.forced:ForcedTokens")
 
 
 async def _describe(args: argparse.Namespace, url: str) -> ServerInfo:
@@ -88,7 +99,7 @@ async def _describe(args: argparse.Namespace, url: str) -> ServerInfo:
 
 def _settings(args: argparse.Namespace, questions: Sequence[Question], info: ServerInfo) -> RunSettings:
     return RunSettings(
-        questions="demo" if args.demo else args.questions.name,
+        questions=name_of(args),
         questions_sha256=digest(questions),
         modes=args.modes,
         model=None if args.server else model_of(args),
@@ -134,7 +145,7 @@ async def _ask(
         monitor.add(result)
 
     settings = folder.settings
-    options = AskOptions(settings.served_model, settings.max_tokens, settings.order, ahead)
+    options = AskOptions(settings.served_model, settings.max_tokens, settings.order, ahead, monitor.refusal)
     pending = jobs(questions, settings.modes, folder.answered())
     monitor.start()
     async with client, shown(monitor):

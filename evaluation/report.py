@@ -36,7 +36,10 @@ def table(rows: Sequence[Row], console: Console | None = None) -> None:
     console = console or Console()
     if not console.is_terminal:
         console.width = _WIDTH
-    console.print(_accuracy_table(rows), _speed_table(rows))
+    console.print(_accuracy_table(rows))
+    if any(row.logprob is not None for row in rows):
+        console.print(_logprob_table(rows))
+    console.print(_speed_table(rows))
     for row in rows:
         if row.chunks == "all":
             _print_reasons(console, f"{row.mode}: ran in full attention instead", row.fell_back)
@@ -78,6 +81,14 @@ def _accuracy_table(rows: Sequence[Row]) -> Table:
     return result
 
 
+def _logprob_table(rows: Sequence[Row]) -> Table:
+    columns = (f"log probability ({CONFIDENCE:.0%})", "minus full")
+    result = _new_table(f"Log probability of the right answer, nats, with {CONFIDENCE:.0%} intervals", columns)
+    for row in rows:
+        result.add_row(*_head(row), _nats(row.logprob), _nats(row.logprob_difference, signed=True))
+    return result
+
+
 def _speed_table(rows: Sequence[Row]) -> Table:
     columns = ("all chunks cached", "chunks to compute", "tokens reused, %", "ran in another mode", "refused")
     result = _new_table("Time to first token, s, medians", columns)
@@ -106,10 +117,18 @@ def _percent(share: float | None) -> str:
 
 
 def _interval(estimate: Estimate | None, signed: bool = False) -> str:
+    """Shares as percentages."""
+    return _formatted(estimate, 100, "+.1f" if signed else ".1f")
+
+
+def _nats(estimate: Estimate | None, signed: bool = False) -> str:
+    return _formatted(estimate, 1, "+.2f" if signed else ".2f")
+
+
+def _formatted(estimate: Estimate | None, factor: float, form: str) -> str:
     if estimate is None:
         return "–"
-    sign = "+" if signed else ""
-    mean, low, high = (f"{100 * value:{sign}.1f}" for value in (estimate.mean, estimate.low, estimate.high))
+    mean, low, high = (f"{factor * value:{form}}" for value in (estimate.mean, estimate.low, estimate.high))
     return f"{mean} ({low} to {high})"
 
 

@@ -52,17 +52,20 @@ class Result(BaseModel):
     chunks: int
     answers: tuple[str, ...]
     text: str = ""
+    logprob: float | None = None
+    """Of the right answer, in nats; ``None`` if the server could not be made to say it."""
     ttft_s: float | None = None
     total_s: float | None = None
     cache: dict[str, Any] | None = None
     error: str | None = None
 
     @classmethod
-    def of_answer(cls, question: Question, mode: str, answer: Answer) -> "Result":
+    def of_answer(cls, question: Question, mode: str, answer: Answer, logprob: float | None = None) -> "Result":
         """The result of a question that was answered, in whatever mode."""
         return cls(
             **_asked(question, mode),
             text=answer.text,
+            logprob=logprob,
             ttft_s=answer.ttft_s,
             total_s=answer.total_s,
             cache=answer.cache,

@@ -53,6 +53,8 @@ async def _ask(client: TesseraClient, question: Question, mode: str, options: As
         if options.ahead and mode != "full":
             async for _ in client.ingest(question.system, question.chunks):
                 pass
-        return Result.of_answer(question, mode, await client.ask(question, mode, options))
+        answer = await client.ask(question, mode, options)
+        right = question.answers[0] if question.answers else options.refusal
+        return Result.of_answer(question, mode, answer, await client.logprob(question, mode, options, right))
     except RefusedError as error:
         return Result.of_error(question, mode, str(error))

@@ -41,6 +41,10 @@ class Row:
     accuracy: Estimate | None
     difference: Estimate | None
     """Accuracy minus that of mode ``full`` on the same questions; ``None`` for ``full`` itself."""
+    logprob: Estimate | None
+    """Log probability of the right answer, in nats."""
+    logprob_difference: Estimate | None
+    """… minus that of mode ``full`` on the same questions."""
     exact_match: float | None
     f1: float | None
     right_refusals: float | None
@@ -110,18 +114,21 @@ def _bins(counts: set[int]) -> list[Bin]:
 
 def _rows(label: str, scored: Sequence[_Scored]) -> list[Row]:
     modes = in_order(s.result.mode for s in scored)
-    full = {s.result.question: s.scores.accuracy for s in scored if s.result.mode == s.result.ran_as == "full"}
+    full = {s.result.question: s for s in scored if s.result.mode == s.result.ran_as == "full"}
     return [_row(label, mode, [s for s in scored if s.result.mode == mode], full) for mode in modes]
 
 
-def _row(label: str, mode: str, asked: Sequence[_Scored], full: Mapping[str, float]) -> Row:
+def _row(label: str, mode: str, asked: Sequence[_Scored], full: Mapping[str, _Scored]) -> Row:
     ran = [s for s in asked if s.result.ran_as == mode]
+    pairs = [(s, full[s.result.question]) for s in ran if s.result.question in full] if mode != "full" else []
     return Row(
         mode=mode,
         chunks=label,
         answers=len(ran),
         accuracy=_estimate([s.scores.accuracy for s in ran]),
-        difference=None if mode == "full" else _difference(ran, full),
+        difference=_difference((one.scores.accuracy, other.scores.accuracy) for one, other in pairs),
+        logprob=_estimate([s.result.logprob for s in ran if s.result.logprob is not None]),
+        logprob_difference=_difference((one.result.logprob, other.result.logprob) for one, other in pairs),
         exact_match=_mean(s.scores.exact_match for s in ran),
         f1=_mean(s.scores.f1 for s in ran),
         right_refusals=_mean(s.scores.is_refusal for s in ran if not s.result.answers),
@@ -140,11 +147,12 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
     return Estimate(fmean(values), *bootstrap_interval(values, _SEED, confidence=CONFIDENCE))
 
 
-def _difference(ran: Sequence[_Scored], full: Mapping[str, float]) -> Estimate | None:
-    pairs = [(s.scores.accuracy, full[s.result.question]) for s in ran if s.result.question in full]
-    if not pairs:
+def _difference(pairs: Iterable[tuple[float | None, float | None]]) -> Estimate | None:
+    """Of pairs whose values are both known: how much more the first are."""
+    known = [(one, other) for one, other in pairs if one is not None and other is not None]
+    if not known:
         return None
-    values, baseline = zip(*pairs, strict=True)
+    values, baseline = zip(*known, strict=True)
     interval = paired_bootstrap_interval(values, baseline, _SEED, confidence=CONFIDENCE)
     return Estimate(fmean(values) - fmean(baseline), *interval)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the answers must be, computed by a Hugging Face model on its own: nothing of ours is imported here.
 
-A prompt is given as its segments `(system, chunks, question)`, each a list of token ids. There are three ways
+A prompt is given as its segments `(system, chunks, question)`, each a list of token ids. There are four ways
 to attend to them:
 
 `full`    plain causal attention over all segments in a row.
@@ -9,6 +9,7 @@ to attend to them:
           chunk; the question and what is generated see everything. Every chunk starts at position
           S = len(system); the question starts at S + the longest chunk's length. The context is one masked
           forward pass.
+`parallel` like `shared`, but the question starts at its index: the sum of all lengths before it.
 `offset`  each chunk's K and V are computed behind the system segment alone, at position S; K is then moved
           to the chunk's place in the row. The question follows the last chunk.
 
@@ -40,7 +41,7 @@ Segments = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]]
 Strategy = str
 Part = list[tuple[torch.Tensor, torch.Tensor]]
 """K and V of each layer, [1, heads, tokens, size]."""
-STRATEGIES = ("full", "shared", "offset")
+STRATEGIES = ("full", "shared", "parallel", "offset")
 
 SYSTEM, TAIL = -1, -2
 """Groups of tokens for the mask: system, and question or generated. Chunk i's group is i."""
@@ -78,7 +79,10 @@ class Oracle:
         return self._decode(self._read_full(token_ids), steps=steps)
 
     def shared(self, segments: Segments, steps: int) -> Answer:
-        return self._decode(self._read_shared(segments), steps=steps)
+        return self._decode(self._read_overlapping("shared", segments), steps=steps)
+
+    def parallel(self, segments: Segments, steps: int) -> Answer:
+        return self._decode(self._read_overlapping("parallel", segments), steps=steps)
 
     def offset(self, segments: Segments, steps: int) -> Answer:
         return self._decode(self._read_offset(segments), steps=steps)
@@ -99,15 +103,15 @@ class Oracle:
 
     def shared_logits(self, segments: Segments) -> torch.Tensor:
         """Logits at every prompt token, [tokens, vocabulary], of the one masked forward of `shared`."""
-        ids, positions, groups = lay_out_shared(segments)
+        ids, positions, groups = lay_out_overlapping("shared", segments)
         return self._forward(ids, positions, mask(groups, groups, self.dtype), None, every_logit=True)
 
     def _read(self, strategy: Strategy, segments: Segments) -> Context:
         if strategy == "full":
             system, chunks, question = segments
             return self._read_full([*system, *(token for chunk in chunks for token in chunk), *question])
-        if strategy == "shared":
-            return self._read_shared(segments)
+        if strategy in ("shared", "parallel"):
+            return self._read_overlapping(strategy, segments)
         if strategy == "offset":
             return self._read_offset(segments)
         raise ValueError(f"strategy must be one of {STRATEGIES}, not {strategy!r}")
@@ -115,10 +119,10 @@ class Oracle:
     def _read_full(self, token_ids: Sequence[int], moved_by: int = 0) -> Context:
         return self._prefill(token_ids, range(moved_by, moved_by + len(token_ids)), [TAIL] * len(token_ids))
 
-    def _read_shared(self, segments: Segments) -> Context:
+    def _read_overlapping(self, strategy: Strategy, segments: Segments) -> Context:
         if self.window is not None:  # one row can't have the windows of all chunks
-            return self._compose("shared", segments, segments[0])
-        return self._prefill(*lay_out_shared(segments))
+            return self._compose(strategy, segments, segments[0])
+        return self._prefill(*lay_out_overlapping(strategy, segments))
 
     def _read_offset(self, segments: Segments) -> Context:
         return self._compose("offset", segments, segments[0])
@@ -233,7 +237,7 @@ def in_a_row(parts: Sequence[Part]) -> DynamicCache:
     return composed
 
 
-def lay_out_shared(segments: Segments) -> tuple[list[int], list[int], list[int]]:
+def lay_out_overlapping(strategy: Strategy, segments: Segments) -> tuple[list[int], list[int], list[int]]:
     """Token ids, positions and mask groups of all segments in a row, chunks at overlapping positions."""
     system, chunks, question = segments
     start = len(system)
@@ -242,7 +246,7 @@ def lay_out_shared(segments: Segments) -> tuple[list[int], list[int], list[int]]
         ids += chunk
         positions += range(start, start + len(chunk))
         groups += [index] * len(chunk)
-    first = start + max(map(len, chunks), default=0)
+    _, first = chunk_places(strategy, start, chunks)
     ids += question
     positions += range(first, first + len(question))
     groups += [TAIL] * len(question)
@@ -251,10 +255,12 @@ def lay_out_shared(segments: Segments) -> tuple[list[int], list[int], list[int]]
 
 def chunk_places(strategy: Strategy, start: int, chunks: Sequence[Sequence[int]]) -> tuple[list[int], int]:
     """The position of each chunk's first token, and that of the question's."""
+    *places, end = running_offsets(start, chunks)
     if strategy == "shared":
         return [start] * len(chunks), start + max(map(len, chunks), default=0)
-    *places, first = running_offsets(start, chunks)
-    return places, first
+    if strategy == "parallel":
+        return [start] * len(chunks), end
+    return places, end
 
 
 def running_offsets(start: int, chunks: Sequence[Sequence[int]]) -> list[int]:

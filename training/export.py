@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from app.folders import replaced_folder
-from app.profile import TRAINED_FOR
+from engine_ext.strategy import TRAINED_FOR
 
 FACTS_FILE = "training.json"
 """How the model was made; only a folder that has it is replaced."""

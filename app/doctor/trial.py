@@ -80,8 +80,8 @@ def _described(found: dict[str, Any], settings: Settings) -> Iterator[Finding]:
     yield Finding("ok", f"layout: {found['layout']}")
     pool = settings.chunk_cache_memory.human_readable()
     yield Finding("ok", f"pool: {found['tokens']} tokens in {pool} per worker")
-    others = [name for name in found["strategies"] if name != settings.chunk_position_strategy]
-    yield Finding("ok", f"position strategies: {settings.chunk_position_strategy} (default), {', '.join(others)}")
+    fix = None if found["is_known"] else "measure it: tessera calibrate MODEL"
+    yield Finding("info" if fix else "ok", f"positions of requests that name no strategy: {found['strategy']}", fix)
 
 
 def telling_lines(log: str) -> list[str]:

@@ -39,7 +39,6 @@ def main() -> None:
 
 async def _try(args: "Namespace", settings: "Settings") -> dict[str, Any]:
     from app.server import prepare, started_app
-    from cache.layout import PositionStrategy
 
     prepare(args, settings)
     async with started_app(args, settings) as app:
@@ -51,7 +50,8 @@ async def _try(args: "Namespace", settings: "Settings") -> dict[str, Any]:
         return {
             "reason": None,
             "tokens": config.num_pages * config.page_tokens,
-            "strategies": [str(strategy) for strategy in PositionStrategy],
+            "strategy": engine.strategy.described(),
+            "is_known": engine.strategy.is_known,
             **description,
         }
 

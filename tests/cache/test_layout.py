@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.layout import (
+    BlockSharing,
     Chunk,
     ChunkedPrompt,
     Placement,
@@ -18,7 +19,7 @@ from cache.layout import (
 )
 from tests.cache.helpers import make_prompt
 
-SHARED, OFFSET = PositionStrategy.SHARED, PositionStrategy.OFFSET
+SHARED, PARALLEL, OFFSET = PositionStrategy.SHARED, PositionStrategy.PARALLEL, PositionStrategy.OFFSET
 
 
 def layout(system: int, lengths: list[int], question: int, strategy: PositionStrategy):
@@ -36,6 +37,17 @@ def test_shared_positions_and_rotations():
         Placement(start=14, length=2, position=5, delta=5),
     )
     assert made.question == Placement(start=16, length=4, position=11, delta=0)
+
+
+def test_parallel_positions_and_rotations():
+    made = layout(5, [3, 6, 2], 4, PARALLEL)
+    assert made.system == Placement(start=0, length=5, position=0, delta=0)
+    assert made.chunks == (
+        Placement(start=5, length=3, position=5, delta=0),
+        Placement(start=8, length=6, position=5, delta=0),
+        Placement(start=14, length=2, position=5, delta=0),
+    )
+    assert made.question == Placement(start=16, length=4, position=16, delta=0)
 
 
 def test_offset_positions_and_rotations():
@@ -144,18 +156,20 @@ def test_packed_tokens_are_split(length, sizes):
 
 
 BLOCK = 8
+SHIFTING, NOT_SHIFTING = BlockSharing(BLOCK, can_shift=True), BlockSharing(BLOCK, can_shift=False)
 
 
 @given(
     system=st.integers(0, 4).map(lambda n: n * BLOCK),
     lengths=st.lists(st.integers(1, 5).map(lambda n: n * BLOCK), min_size=1, max_size=6),
     question=st.integers(1, 20),
+    strategy=st.sampled_from([SHARED, PARALLEL]),
 )
-def test_in_place_keeps_every_distance_and_turns_nothing(system, lengths, question):
+def test_in_place_keeps_every_distance_and_turns_nothing(system, lengths, question, strategy):
     chunks = tuple(Chunk(pack((7,) * length)) for length in lengths)
     prompt = ChunkedPrompt((7,) * system, chunks, (7,) * question)
-    turned = PositionReindexer().layout(prompt, SHARED)
-    made = PositionReindexer(BLOCK).layout(prompt, SHARED)
+    turned = PositionReindexer().layout(prompt, strategy)
+    made = PositionReindexer(SHIFTING).layout(prompt, strategy)
     segments, expected = ((each.system, *each.chunks) for each in (made, turned))
     for one, other in zip(segments, expected, strict=True):
         assert one.delta == 0
@@ -168,11 +182,28 @@ def test_in_place_keeps_every_distance_and_turns_nothing(system, lengths, questi
 
 @pytest.mark.parametrize(
     ("system", "lengths", "strategy", "opening"),
-    [(8, [8, 9], SHARED, None), (7, [8], SHARED, None), (8, [8], OFFSET, None), (8, [8], SHARED, (7,) * 8)],
+    [
+        (8, [8, 9], SHARED, None),
+        (7, [8], SHARED, None),
+        (8, [8, 8], OFFSET, None),
+        (8, [8], SHARED, (7,) * 8),
+        (8, [8, 9], PARALLEL, None),
+        (8, [8], PARALLEL, (7,) * 8),
+    ],
 )
-def test_what_does_not_fit_in_place_is_turned(system, lengths, strategy, opening):
+def test_segments_that_do_not_fit_in_place_are_turned(system, lengths, strategy, opening):
     chunks = tuple(Chunk(pack((7,) * length)) for length in lengths)
     prompt = ChunkedPrompt((7,) * system, chunks, (7,) * 3, opening)
-    made = PositionReindexer(BLOCK).layout(prompt, strategy)
+    made = PositionReindexer(SHIFTING).layout(prompt, strategy)
     assert made == PositionReindexer().layout(prompt, strategy)
     assert made.shift is None
+
+
+@pytest.mark.parametrize(
+    ("lengths", "strategy", "shift"),
+    [([8, 8], PARALLEL, 0), ([8, 8], SHARED, None), ([8], SHARED, 0), ([8], OFFSET, 0)],
+)
+def test_without_shifted_positions_only_what_needs_none_is_in_place(lengths, strategy, shift):
+    chunks = tuple(Chunk(pack((7,) * length)) for length in lengths)
+    made = PositionReindexer(NOT_SHIFTING).layout(ChunkedPrompt((7,) * 8, chunks, (7,) * 3), strategy)
+    assert made.shift == shift

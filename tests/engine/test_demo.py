@@ -160,11 +160,11 @@ def test_an_interrupted_evaluation_goes_on_where_it_stopped(server: TesseraServe
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     partial = [json.loads(line) for line in results.read_text().splitlines()]
-    assert 0 < len(partial) < 96
+    assert 0 < len(partial) < 128
     process = run(*arguments)
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    assert f"resuming: {len(partial)} of 96 answers are there" in errors
-    assert len(results.read_text().splitlines()) == 96
+    assert f"resuming: {len(partial)} of 128 answers are there" in errors
+    assert len(results.read_text().splitlines()) == 128
     assert "minus full" in out
     assert (tmp_path / "accuracy.png").stat().st_size > 1000

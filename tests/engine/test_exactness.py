@@ -13,7 +13,7 @@ from tests.oracle import Oracle
 
 STEPS = 8
 QWEN3, QWEN3_MHA = (pytest.param(name, marks=pytest.mark.matrix) for name in ("tiny-qwen3", "tiny-qwen3-mha"))
-STRATEGIES = ["shared", "offset"]
+STRATEGIES = ["shared", "parallel", "offset"]
 # A chunk's text gets two line feeds; one byte is one token, so a chunk of n tokens has n - 2 characters.
 SUFFIX = 2
 BLOCK = 128  # vLLM's default block size on the CPU

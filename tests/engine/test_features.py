@@ -131,7 +131,7 @@ def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) ->
     """The last to come, and the first in priority, overtakes; requests that it preempts load their chunks again."""
     system, chunks = text(10), [text(60), text(40)]
     bodies = [
-        {**rag_body(system, [*order, text(20)], text(10), STRATEGIES[i % 2]), "max_tokens": 90, "priority": 9 - i}
+        {**rag_body(system, [*order, text(20)], text(10), STRATEGIES[i % 3]), "max_tokens": 90, "priority": 9 - i}
         for i, order in enumerate([chunks, chunks[::-1]] * 4)
     ]
     ended: list[int] = []

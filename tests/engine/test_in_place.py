@@ -32,34 +32,40 @@ LITTLE = ("--num-gpu-blocks-override", "41", "--max-model-len", "640")
 IN_PLACE = ("--chunk-cache-placement", "in-place", "--block-size", str(BLOCK))
 
 
+SHAREABLE = ("shared", "parallel")
+"""Strategies whose chunks requests share in place."""
+
+
 def assert_in_place(response: dict[str, Any], oracle: Any) -> None:
     assert response["cache"]["placement"] == "in-place"
     system, chunks, _ = segments(response["cache"])
     assert all(len(segment) % BLOCK == 0 for segment in (system, *chunks))
-    assert_exact(response, oracle, "shared")
+    assert_exact(response, oracle, response["cache"]["position_strategy"])
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-def test_chunks_are_found_wherever_they_stand(model: str, serve: Any, oracle: Any, text: Text) -> None:
+@pytest.mark.parametrize("strategy", SHAREABLE)
+def test_chunks_are_found_wherever_they_stand(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
     server, chunks = serve(model, *IN_PLACE), [text(n) for n in (50, 130, 17)]
     assert server.stats()["placement"] == "in-place"
-    ask(server, "shared", chunks, text(10))
+    ask(server, strategy, chunks, text(10))
     loaded = server.metric(LOADED)
     for order in [*itertools.permutations(chunks), chunks[:1], chunks[1:], [chunks[0], *chunks]]:
-        response = ask(server, "shared", list(order), text(12))
+        response = ask(server, strategy, list(order), text(12))
         assert statuses(response) == ["hit"] * len(order)
         assert_in_place(response, oracle(model))
     assert server.metric(LOADED) == loaded
 
 
-def test_the_question_may_end_in_any_place_of_a_block(serve: Any, oracle: Any, text: Text) -> None:
+@pytest.mark.parametrize("strategy", SHAREABLE)
+def test_the_question_may_end_in_any_place_of_a_block(strategy: str, serve: Any, oracle: Any, text: Text) -> None:
     """Answers go on into blocks of their own, chained to the whole composition."""
     server, chunks = serve("tiny-llama", *IN_PLACE), [text(40), text(70)]
     for length in (1, BLOCK - 3, BLOCK, BLOCK + 1, 2 * BLOCK):
         question = text(length)
         for _ in range(2):
-            assert_in_place(ask(server, "shared", chunks, question), oracle("tiny-llama"))
-        assert_in_place(ask(server, "shared", chunks[::-1], question), oracle("tiny-llama"))
+            assert_in_place(ask(server, strategy, chunks, question), oracle("tiny-llama"))
+        assert_in_place(ask(server, strategy, chunks[::-1], question), oracle("tiny-llama"))
 
 
 def test_beside_copies_and_ordinary_requests(serve: Any, oracle: Any, text: Text) -> None:
@@ -72,7 +78,8 @@ def test_beside_copies_and_ordinary_requests(serve: Any, oracle: Any, text: Text
             return "offset", ask(server, "offset", list(orders[i % 6]), f"{i} why?")
         if i % 3 == 1:
             return "full", ask(server, "shared", list(orders[i % 6]), f"{i} why?", cache={"mode": "full"})
-        return "shared", ask(server, "shared", list(orders[i % 6]), f"{i % 7} why?")
+        strategy = SHAREABLE[i % 2]
+        return strategy, ask(server, strategy, list(orders[i % 6]), f"{i % 7} why?")
 
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(send, range(48)))
@@ -82,7 +89,7 @@ def test_beside_copies_and_ordinary_requests(serve: Any, oracle: Any, text: Text
             expected = oracle("tiny-llama").score("full", segments(answer["cache"]), tokens)
             assert token_logprobs(answer) == pytest.approx(expected.logprobs, abs=1e-4)
         else:
-            assert ("placement" in answer["cache"]) == (strategy == "shared")
+            assert ("placement" in answer["cache"]) == (strategy in SHAREABLE)
             assert_exact(answer, oracle("tiny-llama"), strategy)
 
 
@@ -181,14 +188,42 @@ def test_preempted_answers_stay_exact(little: TesseraServer, oracle: Any, text: 
     before = little.metric("vllm:num_preemptions_total")
 
     def send(i: int) -> Any:
-        return ask(little, "shared", groups[i % 4][:: 1 if i % 8 < 4 else -1], text(9), max_tokens=120)
+        return ask(little, SHAREABLE[i % 2], groups[i % 4][:: 1 if i % 8 < 4 else -1], text(9), max_tokens=120)
 
     with ThreadPoolExecutor(12) as threads:
         answers = list(threads.map(send, range(24)))
     assert little.metric("vllm:num_preemptions_total") > before, "vLLM did not preempt; the test shows nothing"
     for answer in answers:
-        assert_exact(answer, oracle("tiny-llama"), "shared", steps=120)
+        assert_exact(answer, oracle("tiny-llama"), answer["cache"]["position_strategy"], steps=120)
         assert answer["cache"]["placement"] == "in-place"
+
+
+PARALLEL = (*IN_PLACE, "--chunk-position-strategy", "parallel")
+
+
+def test_a_server_of_parallel_positions_shifts_nothing(serve: Any, oracle: Any, text: Text) -> None:
+    """Not even the model's class is wrapped there, so shared positions, which need shifts, are copied."""
+    server, chunks = serve("tiny-llama", *PARALLEL), [text(n) for n in (50, 130, 17)]
+    for order in itertools.permutations(chunks):
+        response = ask(server, None, list(order), text(12))
+        assert response["cache"]["position_strategy"] == "parallel"
+        assert_in_place(response, oracle("tiny-llama"))
+    copied = ask(server, "shared", chunks, text(12))
+    assert "placement" not in copied["cache"]
+    assert_exact(copied, oracle("tiny-llama"), "shared")
+
+
+@pytest.mark.matrix
+def test_parallel_positions_with_drafted_tokens(serve: Any, oracle: Any, text: Text) -> None:
+    drafting = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    server = serve("tiny-llama", *IN_PLACE, "--speculative-config", json.dumps(drafting))
+    assert "chunks at shared positions are copied, not shared in place: a model that drafts" in server.log.read_text()
+    chunks = [text(n) for n in (50, 130, 17)]
+    for order in itertools.permutations(chunks):
+        assert_in_place(ask(server, "parallel", list(order), text(12)), oracle("tiny-llama"))
+        copied = ask(server, "shared", list(order), text(12))
+        assert "placement" not in copied["cache"]
+        assert_exact(copied, oracle("tiny-llama"), "shared")
 
 
 @pytest.mark.matrix

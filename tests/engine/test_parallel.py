@@ -45,7 +45,7 @@ def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -
     """Fills, loads and decoding in the same steps, of which a pipeline has several on their way at once."""
     source, system = random.Random(1), text(20)
     chunks = [text(source.randrange(20, 500)) for _ in range(8)]
-    requests = [(STRATEGIES[i % 2], source.sample(chunks, source.randrange(1, 5)), text(40)) for i in range(24)]
+    requests = [(STRATEGIES[i % 3], source.sample(chunks, source.randrange(1, 5)), text(40)) for i in range(24)]
     with ThreadPoolExecutor(len(requests)) as threads:
         responses = list(threads.map(lambda r: ask(server, *r, system=system), requests))
     for (strategy, *_), response in zip(requests, responses, strict=True):

@@ -14,12 +14,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
 from app.documents import Document
-from app.modes import link_tokens
+from app.modes import link_tokens, strategy_of
 from app.sse import ReportInserter
 from cache.layout import Chunk, PositionStrategy, pack
 from cache.lease import ChunkStatus
 from cache.report import CacheReport, ChunkReport, TokenCounts
 from engine_ext.request import CacheOptions, Ticket
+from evaluation.client import FORCED_TOKENS
 from evaluation.questions import Question
 from evaluation.results import Result, RunSettings
 from tests.serving import served
@@ -54,7 +55,7 @@ def write_questions(path: Path, count: int) -> Path:
 def make_report(mode: str, *statuses: str, reason: str | None = None, reused: int = 0) -> dict:
     """What clients get of a cache report."""
     number = link_tokens(mode)
-    strategy = PositionStrategy.OFFSET if number or mode == "offset" else PositionStrategy.SHARED
+    strategy = PositionStrategy.SHARED if mode == "full" else strategy_of(mode)
     statuses = [None] if mode == "full" else [ChunkStatus(status) for status in statuses or ("hit",)]
     return CacheReport(
         strategy,
@@ -109,6 +110,11 @@ class FakeServer:
     headers: list[dict] = field(default_factory=list)
     reply: Callable[[dict], Reply] = lambda body: Reply(body["chunks"][0]["text"], make_report(asked_mode(body)))
     refusals: dict[str, JSONResponse] = field(default_factory=dict)
+    forces: bool = False
+    """Whether it generates the tokens that requests name, each with a log probability of −1/4."""
+    forced: list[dict] = field(default_factory=list)
+    """Requests that name their tokens."""
+    tokenized: list[str] = field(default_factory=list)
     ingested: Callable[[dict], object] = lambda body: None
     stats: object = field(default_factory=lambda: {"enabled": True, "reason": None})
 
@@ -151,6 +157,14 @@ def _stream(reply: Reply) -> Iterator[bytes]:
     yield inserter.feed(b"data: [DONE]\n\n")
 
 
+def _forced(fake: FakeServer, body: dict) -> dict:
+    """The answer to a request that names its tokens, which are its letters' numbers."""
+    fake.forced.append(body)
+    token_ids = body["vllm_xargs"][FORCED_TOKENS] if fake.forces else [0]
+    logprobs = {"content": [{"logprob": -1 / 4} for _ in token_ids]}
+    return {"choices": [{"token_ids": token_ids, "logprobs": logprobs}], "cache": fake.reply(body).cache}
+
+
 def _app(fake: FakeServer) -> ASGIApp:
     app = FastAPI()
 
@@ -163,8 +177,15 @@ def _app(fake: FakeServer) -> ASGIApp:
 
     @app.post("/v1/rag/chat")
     def chat(body: dict):
+        if not body["stream"]:
+            return _forced(fake, body)
         fake.requests.append(body)
         return StreamingResponse(_stream(fake.reply(body)), media_type="text/event-stream")
+
+    @app.post("/tokenize")
+    def tokenize(body: dict):
+        fake.tokenized.append(body["prompt"])
+        return {"tokens": [ord(letter) for letter in body["prompt"]]}
 
     @app.post("/v1/rag/chunks")
     def chunks(body: dict):

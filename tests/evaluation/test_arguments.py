@@ -15,7 +15,7 @@ def test_what_is_not_given():
     args = parse(["m", "--questions", "data/q.jsonl"])
     assert (args.model, args.server, args.server_arguments) == ("m", None, ())
     assert (args.questions, args.format, args.demo, args.limit) == (Path("data/q.jsonl"), "auto", False, None)
-    assert (args.modes, args.max_tokens, args.concurrency) == (("full", "shared", "offset"), 64, 1)
+    assert (args.modes, args.max_tokens, args.concurrency) == (("full", "shared", "parallel", "offset"), 64, 1)
     assert (args.output, args.overwrite, args.refusal) == (Path("results/eval-q"), False, "I don't know")
 
 
@@ -31,6 +31,20 @@ def test_the_demo_can_have_any_model(given):
     assert args.output == Path("results/eval-demo")
 
 
+@pytest.mark.parametrize(
+    ("given", "output"),
+    [
+        (["m"], "eval-plain-english"),
+        ([*SERVER, "--long-chunks"], "eval-plain-english-long"),
+        (["m", "--demo"], "eval-demo"),
+    ],
+)
+def test_without_a_file_questions_are_in_plain_english(given, output):
+    args = parse(given)
+    assert args.questions is None
+    assert args.output == Path("results", output)
+
+
 def test_modes_are_in_their_own_order():
     modes = "link-16,offset,link-8,full,offset"
     assert parse(["--demo", "--modes", modes]).modes == ("full", "offset", "link-8", "link-16")
@@ -38,14 +52,13 @@ def test_modes_are_in_their_own_order():
 
 def test_a_calibration_has_every_mode():
     args = parse(["m", "--questions", "data/q.jsonl"], "calibrate")
-    assert args.modes == ("full", "shared", "offset", "link-8", "link-16", "link-32")
+    assert args.modes == ("full", "shared", "parallel", "offset", "link-8", "link-16", "link-32")
     assert (args.tolerance, args.profile, args.output) == (2.0, None, Path("results/calibrate-q"))
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["m"], "give --questions FILE, or --demo"),
         (["--demo", "--modes", "shared,offset"], "full attention is what others are compared with"),
         (["--demo", "--tolerance", "-1"], "argument --tolerance: must be from 0 to 100"),
         (["--demo", "--tolerance", "x"], "argument --tolerance: invalid number value: 'x'"),
@@ -62,16 +75,19 @@ def test_what_is_wrong_with_a_calibration(argv, message):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "give --questions FILE, or --demo"),
-        (["m"], "give --questions FILE, or --demo"),
+        ([], "give MODEL, or --server URL"),
+        (["m", "--long-chunks", "--demo"], "--long-chunks is for the questions in plain English"),
         (["--questions", "q"], "give MODEL, or --server URL"),
         (["m", *SERVER, "--questions", "q"], "give either MODEL or --server"),
         (["m", "--questions", "q", "--demo"], "give either --questions or --demo"),
         ([*SERVER, "--demo", "--", "--dtype", "float32"], "arguments after -- are for the server that MODEL starts"),
         (["--demo", "--limit", "0"], "argument --limit: must be at least 1"),
         (["--demo", "--concurrency", "x"], "argument --concurrency: invalid whole number value: 'x'"),
-        (["--demo", "--modes", "full,fast"], "argument --modes: unknown mode 'fast'; there are full, shared, offset"),
-        (["--demo", "--modes", ""], "argument --modes: unknown mode ''; there are full, shared, offset"),
+        (
+            ["--demo", "--modes", "full,fast"],
+            "argument --modes: unknown mode 'fast'; there are full, shared, parallel, offset",
+        ),
+        (["--demo", "--modes", ""], "argument --modes: unknown mode ''; there are full, shared, parallel, offset"),
         (["--demo", "--server", "localhost"], "argument --server: 'localhost' does not begin with http:// or https://"),
         (["--demo", "--refusal", "The"], "argument --refusal: needs a word besides a, an and the"),
         (["--demo", "--format", "csv"], "argument --format: invalid choice: 'csv'"),

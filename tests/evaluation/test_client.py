@@ -4,7 +4,15 @@
 import pytest
 
 from app.documents import Document
-from evaluation.client import AskOptions, RefusedError, ServerError, ServerInfo, SetupError, TesseraClient
+from evaluation.client import (
+    FORCED_TOKENS,
+    AskOptions,
+    RefusedError,
+    ServerError,
+    ServerInfo,
+    SetupError,
+    TesseraClient,
+)
 from tests.evaluation.helpers import TEMPLATE_ERROR, Reply, make_question, make_report
 
 OPTIONS = AskOptions("m", 32)
@@ -32,7 +40,8 @@ def describe(server):
     ("mode", "cache"),
     [
         ("full", {"mode": "full"}),
-        ("shared", {"position_strategy": "shared"}),
+        ("shared", {"position_strategy": "shared", "link_tokens": 0}),
+        ("parallel", {"position_strategy": "parallel", "link_tokens": 0}),
         ("offset", {"position_strategy": "offset", "link_tokens": 0}),
         ("link-16", {"position_strategy": "offset", "link_tokens": 16}),
     ],
@@ -52,6 +61,44 @@ async def test_what_is_sent(server, ask, mode, cache):
             "max_tokens": 32,
         }
     ]
+
+
+@pytest.fixture
+def logprob(server):
+    """Asks the same client for the log probability of each answer."""
+
+    async def logprob(*answers, mode="shared"):
+        async with TesseraClient(server.url) as client:
+            return [await client.logprob(make_question(), mode, OPTIONS, answer) for answer in answers]
+
+    return logprob
+
+
+async def test_the_log_probability_of_an_answer_is_that_of_its_tokens(server, logprob):
+    server.forces = True
+    assert await logprob("In Riga.", "In Riga.", "No") == [-8 / 4, -8 / 4, -2 / 4]
+    first, _, last = server.forced
+    assert first["vllm_xargs"] == {FORCED_TOKENS: [ord(letter) for letter in "In Riga."]}
+    assert (first["stream"], first["max_tokens"], first["ignore_eos"]) == (False, 8, True)
+    assert last["max_tokens"] == 2
+    assert server.tokenized == ["In Riga.", "No"]  # each once
+
+
+async def test_an_answer_in_another_mode_has_no_log_probability(server, logprob):
+    server.forces, server.reply = True, lambda _: Reply("", make_report("full", reason="capacity"))
+    assert await logprob("Riga", "Riga") == [None, None]
+    assert len(server.forced) == 2
+
+
+async def test_a_server_that_does_not_force_tokens_is_asked_once(server, logprob):
+    assert await logprob("Riga", "Riga") == [None, None]
+    assert len(server.forced) == 1
+
+
+async def test_a_server_that_tells_no_tokens_is_not_asked(server, logprob):
+    server.refuse(404, {"detail": "Not Found"}, "/tokenize")
+    assert await logprob("Riga") == [None]
+    assert server.forced == []
 
 
 async def test_what_is_sent_is_a_valid_request(server, ask):

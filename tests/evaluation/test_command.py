@@ -15,13 +15,14 @@ import pytest
 from evaluation.command import main
 from tests.evaluation.helpers import TEMPLATE_ERROR, Reply, asked_mode, make_question, make_report, write_questions
 
+FORCED = ("--logits-processors", "evaluation.forced:ForcedTokens")
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "import sys; from evaluation.command import main; sys.exit(main(sys.argv[1:]))"
 
 
 @pytest.fixture
 def argv(server, tmp_path) -> list[str]:
-    """Asks six questions in three modes."""
+    """Asks six questions in four modes."""
     questions = write_questions(tmp_path / "questions.jsonl", 6)
     return ["--server", server.url, "--questions", str(questions), "--output", str(tmp_path / "out")]
 
@@ -45,7 +46,7 @@ def test_a_whole_run(argv, server, out, capsys):
     assert "Accuracy" in captured.out
     assert captured.err.splitlines()[-1] == f"tessera: results are in {out}"
     assert sorted(file.name for file in out.iterdir()) == ["accuracy.png", "results.jsonl", "run.json", "summary.json"]
-    assert len({(result["question"], result["mode"]) for result in results(out)}) == 18
+    assert len({(result["question"], result["mode"]) for result in results(out)}) == 24
     rows = {(row["chunks"], row["mode"]): row for row in json.loads((out / "summary.json").read_text())["rows"]}
     assert {chunks for chunks, _ in rows} == {"all", "1", "2", "3"}
     shared = rows["all", "shared"]
@@ -66,7 +67,7 @@ def test_a_finished_run_is_only_reported_again(argv, server, capsys):
     asked = len(server.requests)
     assert main(argv) == 0
     assert len(server.requests) == asked
-    assert "tessera: resuming: 18 of 18 answers are there" in capsys.readouterr().err
+    assert "tessera: resuming: 24 of 24 answers are there" in capsys.readouterr().err
 
 
 def test_the_first_questions_in_some_modes(argv, server):
@@ -137,12 +138,12 @@ def test_a_server_that_fails_midway(argv, server, out, capsys):
 
     server.reply = reply
     assert main(argv) == 1
-    state = "6 of 18 answers are there; the same command resumes"
+    state = "6 of 24 answers are there; the same command resumes"
     assert last_line(capsys) == f"tessera: {server.url} failed with HTTP 500: no message: {state}"
     assert len(results(out)) == 6
     server.refusals.clear()
     assert main(argv) == 0
-    assert len(server.requests) == len(results(out)) == 18
+    assert len(server.requests) == len(results(out)) == 24
 
 
 def test_refused_requests_are_counted_and_asked_again(argv, server, out, capsys):
@@ -200,10 +201,10 @@ def run_until_held(server, argv: list[str], number: int) -> tuple[int, str]:
 def test_an_interrupted_run_says_how_far_it_came_and_resumes(argv, server, out):
     status, said = run_until_held(server, argv, signal.SIGINT)
     assert status == 130
-    assert said == "tessera: interrupted: 4 of 18 answers are there; the same command resumes"
+    assert said == "tessera: interrupted: 4 of 24 answers are there; the same command resumes"
     assert len(results(out)) == 4
     assert main(argv) == 0
-    assert len(results(out)) == 18
+    assert len(results(out)) == 24
 
 
 def test_a_killed_run_resumes_after_its_torn_line(argv, server, out, capsys):
@@ -217,8 +218,8 @@ def test_a_killed_run_resumes_after_its_torn_line(argv, server, out, capsys):
     assert main(argv) == 0
     assert "dropped the last line, which was torn" in capsys.readouterr().err
     assert results(out)[:4] == whole
-    assert len(results(out)) == 18
-    assert len(server.requests) == 14
+    assert len(results(out)) == 24
+    assert len(server.requests) == 20
 
 
 def test_an_interruption_before_the_run(argv, monkeypatch, capsys):
@@ -253,7 +254,7 @@ def own_server(server, monkeypatch):
 
 def test_a_model_is_served_for_the_time_of_the_run(argv, own_server, out):
     assert main(["some/model", *argv[2:], "--", "--dtype", "float32"]) == 0
-    assert own_server == [("some/model", "--dtype", "float32"), "stopped"]
+    assert own_server == [("some/model", "--dtype", "float32", *FORCED), "stopped"]
     run = json.loads((out / "run.json").read_text())
     assert (run["model"], run["server_arguments"]) == ("some/model", ["--dtype", "float32"])
 
@@ -267,7 +268,7 @@ def test_a_folder_that_cannot_be_is_found_before_the_server_is_started(argv, own
 def test_the_log_is_named_when_the_own_server_fails(argv, own_server, server, out, capsys):
     server.refuse(500, "oops")
     assert main(["some/model", *argv[2:]]) == 1
-    assert f"no message (its log is {out}/server.log): 0 of 18 answers are there" in last_line(capsys)
+    assert f"no message (its log is {out}/server.log): 0 of 24 answers are there" in last_line(capsys)
     assert own_server[-1] == "stopped"
 
 
@@ -286,9 +287,9 @@ def test_the_demo_has_its_own_questions_and_model(demo, own_server, out):
     assert main(["--demo", "--output", str(out)]) == 0
     assert main(["--demo", "--output", str(out), "--limit", "7"]) == 0
     assert demo == [250, 7]
-    assert own_server[0] == (str(DEMO_MODEL),)
+    assert own_server[0] == (str(DEMO_MODEL), *FORCED)
 
 
 def test_the_demo_can_ask_a_running_server(demo, server, out):
     assert main(["--demo", "--server", server.url, "--output", str(out)]) == 0
-    assert len(server.requests) == 3
+    assert len(server.requests) == 4

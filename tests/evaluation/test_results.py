@@ -40,6 +40,7 @@ def test_a_result_is_in_the_file_at_once(tmp_path):
         "chunks": 1,
         "answers": ["Riga"],
         "text": "In Riga.",
+        "logprob": None,
         "ttft_s": 0.5,
         "total_s": 1.0,
         "cache": make_report("full"),

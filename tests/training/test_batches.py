@@ -17,7 +17,7 @@ def alone(sample: Sample, strategy: str, branch: int) -> tuple[list[int], list[i
     """Ids, positions and visibility of one branch behind its context, by the oracle."""
     question = [*sample.branches[branch].prompt, *sample.branches[branch].answer[:-1]]
     segments = (sample.system, sample.chunks, question)
-    ids, positions, groups = oracle.lay_out_shared(segments)
+    ids, positions, groups = oracle.lay_out_overlapping("shared", segments)
     if strategy != "shared":
         positions = list(range(len(ids)))
     if strategy == "full":

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The position strategy of requests that name none."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from cache.layout import PositionStrategy
+
+TRAINED_FOR: Final = "chunk_attention"
+"""Where a model's ``config.json`` names the modes that it was trained for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultStrategy:
+    """A strategy, and why it is the default, in a few words for the log."""
+
+    strategy: PositionStrategy
+    why: str
+    is_known: bool = True
+    """Whether training, a measurement or a flag stands behind the strategy."""
+
+    def described(self) -> str:
+        """The strategy and why; if nothing stands behind it, also what to do about that."""
+        unknown = "" if self.is_known else "; what reuse costs it was not measured: see tessera calibrate"
+        return f"{self.strategy} ({self.why}{unknown})"
+
+
+UNKNOWN: Final = DefaultStrategy(PositionStrategy.OFFSET, "the model was not trained for chunk reuse", is_known=False)
+"""For models not trained for chunk reuse: the strategy that loses least with them (docs/quality.md)."""
+
+
+def strategy_for(trained_for: Collection[str]) -> DefaultStrategy:
+    """The default strategy for a model that was trained for the modes ``trained_for``."""
+    trained = (each for each in PositionStrategy if each.value in trained_for)
+    return next((DefaultStrategy(each, "the model was trained for it") for each in trained), UNKNOWN)
