@@ -258,6 +258,7 @@ class CacheStats(_Shape):
     enabled: bool
     reason: str | None
     placement: PlacementName | None = None
+    position_strategy: PositionStrategy | None = None
     occupancy: dict[str, int] | None = None
     tiers: dict[str, dict[str, int]] | None = None
     counters: dict[str, int | dict[str, int] | dict[str, dict[str, int]]] | None = None

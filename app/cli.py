@@ -16,8 +16,9 @@ from engine_ext.orphans import end_with_starter
 _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-â€¦ flag]
        tessera doctor [MODEL] [--json] [any tessera serve flag]
        tessera demo [--port PORT] [--once]
-       tessera eval [MODEL | --server URL] (--questions FILE | --demo) [options]
-       tessera calibrate [MODEL] (--questions FILE | --demo) [options]
+       tessera model smollm2|gemma3-270m
+       tessera eval [MODEL | --server URL] [--questions FILE | --demo] [options]
+       tessera calibrate [MODEL] [--questions FILE | --demo] [options]
        tessera bench [WORKLOAD ...] [options] [any vllm serve flag]
        tessera route [--registry URL] [--host HOST] [--port PORT]
        tessera cluster [MODEL] [--replicas N] [--port PORT] [any tessera serve flag]
@@ -27,9 +28,10 @@ _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-â€
 
 commands:
   serve     serve MODEL (a folder or a name vLLM knows) over HTTP, reusing document chunks' KV cache;
-            without MODEL, the small demo model
+            without MODEL, SmolLM2 with 135 M parameters, downloaded first
   doctor    would serve reuse chunks here, with this model and these flags? If not: why, and what to do
-  demo      serve the demo model and show in the terminal what happens to documents and questions
+  demo      serve a small model and show in the terminal what happens to documents and questions
+  model     download a small model with real weights, to try things with
   eval      measure accuracy and speed on questions, with full attention and with chunks reused
   calibrate find out what reuse costs a model, and write a profile that serve --profile follows
   bench     measure speed beside stock vLLM, both on the same model and requests
@@ -72,12 +74,14 @@ def _serve(arguments: list[str]) -> int:
         return 2
     import uvloop
 
+    from app.default_model import default_model
     from app.server import run
     from app.settings import load_settings
 
     try:
         settings = load_settings(args)
-        args.model = args.model_tag or _demo_model()
+        args.model = args.model_tag or default_model()
+        args.enforce_eager |= args.model_tag is None  # compiling so small a model takes longer than it saves
         return uvloop.run(run(args, settings))
     except KeyboardInterrupt:
         say("interrupted")
@@ -142,13 +146,6 @@ def _first_error(error: ValidationError) -> str:
     return f"--{name.replace('_', '-')}: {first['msg']}{given}"
 
 
-def _demo_model() -> str:
-    from app.demo_model import DEMO_MODEL
-
-    say("no MODEL given: serving the demo model (it answers from short documents, and knows nothing else)")
-    return str(DEMO_MODEL)
-
-
 def _doctor(arguments: list[str]) -> int:
     from app.doctor.command import main
 
@@ -157,6 +154,12 @@ def _doctor(arguments: list[str]) -> int:
 
 def _demo(arguments: list[str]) -> int:
     from app.demo import main
+
+    return main(arguments)
+
+
+def _model(arguments: list[str]) -> int:
+    from app.model_command import main
 
     return main(arguments)
 
@@ -207,6 +210,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "doctor": _doctor,
     "demo": _demo,
+    "model": _model,
     "eval": _eval,
     "calibrate": _calibrate,
     "bench": _bench,

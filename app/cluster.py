@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from app.demo_model import DEMO_MODEL
+from app.default_model import DEFAULT_MODEL_FLAGS, default_model
 from app.folders import tessera_home
 from app.progress import progress, say
 from app.redis_process import NoRedisError, local_redis
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Redis, replicas, a router, and Prometheus if it is installed, on this machine. Flags that are not "
         "listed here go to every replica, as to tessera serve.",
     )
-    parser.add_argument("model", nargs="?", default=str(DEMO_MODEL), help="default: the demo model")
+    parser.add_argument("model", nargs="?", help="default: SmolLM2, downloaded first")
     parser.add_argument("--replicas", type=_positive, default=2, help="how many (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8080, help="of the router (default: %(default)s)")
     parser.add_argument("--registry", help="a Redis that runs already (default: one is started)")
@@ -69,6 +69,8 @@ def _positive(text: str) -> int:
 
 def _start(args: argparse.Namespace, flags: list[str], stack: ExitStack) -> dict[str, ServerProcess]:
     """The processes by name, all of them ready; `stack` ends them."""
+    if args.model is None:
+        args.model, flags = default_model(), [*flags, *DEFAULT_MODEL_FLAGS]
     folder = tessera_home() / "cluster"
     folder.mkdir(parents=True, exist_ok=True)
     registry = ("--registry", args.registry or stack.enter_context(local_redis()))

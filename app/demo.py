@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera demo`: serves the demo model, and shows what happens to a dozen documents and five questions."""
+"""`tessera demo`: serves a small model, and shows what happens to a few documents and questions."""
 
 import argparse
 import asyncio
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,44 +10,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from app.demo_model import DEMO_MODEL
+from app.default_model import DEFAULT_MODEL_FLAGS, default_model
 from app.documents import Document
 from app.folders import tessera_home
 from app.progress import say
 from app.server_process import ServerProcess
-from evaluation.client import Answer, AskOptions, ServerError, TesseraClient
+from evaluation.client import Answer, AskOptions, ServerError, ServerInfo, TesseraClient
 from evaluation.questions import Question
 from evaluation.server import started_server
-from training.language import DEFAULT_SYSTEM
+from web.example import Example, example_file
 
-DOCUMENTS = (
-    Document("The access code of Falcon is 7342. The owner of Falcon is Mira Tolan. The budget of Falcon is 64 euros."),
-    Document("The access code of Condor is 1958. The deadline of Condor is March 14. The status of Condor is paused."),
-    Document("The owner of Tivek is Tobin Vesta. The room number of Tivek is 217. The access code of Tivek is 4406."),
-    Document("The mayor of Lovik is Sena Maro. The population of Lovik is 48210. The river of Lovik is Drena."),
-    Document("We know that the mayor of Gredan is Jolun Bara. The postal code of Gredan is 30518."),
-    Document("The population of Sholvan is 91377. The river of Sholvan is Tesk. The market day of Sholvan is June 3."),
-    Document("Since last year the job of Dana Wirel is pilot. The phone number of Dana Wirel is 583026."),
-    Document("The job of Korin Hadas is baker. The home town of Korin Hadas is Lusten."),
-    Document("The favorite color of Otira is green. On file the employer of Otira is Zunor."),
-    Document("The price of Milux is 349 dollars. The maker of Milux is Pelar. The weight of Milux is 820 grams."),
-    Document("The material of Kortas is bamboo. On file the designer of Kortas is Vera Stolm."),
-    Document("The color of Brenol is orange. The serial number of Brenol is 660142."),
-)
-QUESTIONS = (
-    "What is the access code of Falcon?",
-    "Do you know the mayor of Lovik?",
-    "Tell me the price of Milux.",
-    "What is the job of Korin Hadas?",
-    "Tell me the room number of Falcon.",
-)
-_MODES: dict[str, str] = {"shared": "chunks reused", "full": "full attention"}
+_MAX_TOKENS = 24
 
 _CURL = """\
 curl -s {url}/v1/rag/chat -H 'content-type: application/json' -d '{{
-    "system": "Answer from the documents.", "max_tokens": 32,
-    "chunks": ["The access code of Falcon is 7342.", "The access code of Tivek is 4406."],
-    "question": "What is the access code of Tivek?"}}'"""
+    "system": "Answer from the documents.", "max_tokens": 24,
+    "chunks": ["The Milton Bridge is 320 meters long.", "The Old Mill Museum shows farm tools."],
+    "question": "How long is the Milton Bridge?"}}'"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,8 +35,9 @@ def main(argv: Sequence[str]) -> int:
     log = tessera_home() / "demo.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        with started_server(str(DEMO_MODEL), (), log, args.port) as server:
-            asyncio.run(_tell(server.url, Console(highlight=False)))
+        model = default_model()
+        with started_server(model, DEFAULT_MODEL_FLAGS, log, args.port) as server:
+            asyncio.run(_tell(server.url, Example.read(example_file(model)), Console(highlight=False)))
             return 0 if args.once else _serve_on(server, log)
     except (ServerError, OSError) as error:
         say(str(error))
@@ -69,37 +48,38 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tessera demo", description=__doc__.partition(": ")[2].strip())
+    parser = argparse.ArgumentParser(prog="tessera demo", description=(__doc__ or "").partition(": ")[2].strip())
     parser.add_argument("--port", type=int, default=8000, help="of the server (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="end after the last question instead of serving on")
     return parser
 
 
 def _serve_on(server: ServerProcess, log: Path) -> int:
-    say(f"serving on at {server.url} (interactive API page: {server.url}/docs); Ctrl-C stops. Try:")
+    say(f"serving on at {server.url}, where a page takes your own text and questions; Ctrl-C stops. Or try:")
     print(_CURL.format(url=server.url), flush=True)
     server.process.wait()
     say(f"the server has ended; what it said is in {log}")
     return 2
 
 
-async def _tell(url: str, console: Console) -> None:
+async def _tell(url: str, example: Example, console: Console) -> None:
     async with TesseraClient(url) as client:
         info = await client.describe()
         if info.cache_off:
             console.print(f"The chunk cache is off: {info.cache_off}", style="red", markup=False)
-        await _ingest(client, console)
-        await _ask_all(client, info.model, console)
+        await _ingest(client, example, console)
+        await _ask_all(client, info, example, console)
 
 
-async def _ingest(client: TesseraClient, console: Console) -> None:
-    """Each document's KV is computed ahead of time, behind the system prompt."""
-    console.print("\n[bold]Twelve documents[/], each computed once:")
+async def _ingest(client: TesseraClient, example: Example, console: Console) -> None:
+    """Has each document's KV computed ahead of time, behind the system prompt."""
+    number = len(example.documents)
+    console.print(f"\n[bold]{number} documents[/], each computed once:")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("documents", total=len(DOCUMENTS))
+        task = bar.add_task("documents", total=number)
         tokens = 0
-        async for line in client.ingest(DEFAULT_SYSTEM, DOCUMENTS):
+        async for line in client.ingest(example.system, list(map(Document, example.documents))):
             if "error" in line:
                 raise ServerError(f"a document can't be cached: {line['error']}")
             if "progress" in line:
@@ -108,30 +88,33 @@ async def _ingest(client: TesseraClient, console: Console) -> None:
                 bar.update(task, completed=done, description=f"documents, {tokens} tokens")
 
 
-async def _ask_all(client: TesseraClient, model: str, console: Console) -> None:
-    console.print("\n[bold]Five questions[/], the documents in another order each time:")
-    for mode in _MODES:  # so that no first time is among those shown
-        await client.ask(_question(QUESTIONS[0], DOCUMENTS[:2]), mode, AskOptions(model, max_tokens=2))
-    rng = random.Random(0)
-    for text in QUESTIONS:
-        question = _question(text, rng.sample(DOCUMENTS, len(DOCUMENTS)))
-        console.print(f"\n  [bold]{text}[/]")
-        for mode, label in _MODES.items():
-            answer = await client.ask(question, mode, AskOptions(model, max_tokens=32))
+async def _ask_all(client: TesseraClient, info: ServerInfo, example: Example, console: Console) -> None:
+    modes = {info.strategy: "chunks reused", "full": "full attention"}
+    options = AskOptions(info.model, _MAX_TOKENS)
+    console.print(f"\n[bold]{len(example.questions)} questions[/], the documents in another order each time:")
+    for mode in modes:  # so that no first time is among those shown
+        await client.ask(_question(example, 0, range(2)), mode, options)
+    for number, order in enumerate(example.orders):
+        question = _question(example, number, order)
+        console.print(f"\n  [bold]{question.question}[/]")
+        for mode, label in modes.items():
+            answer = await client.ask(question, mode, options)
             console.print(_line(label, answer), soft_wrap=True)
     console.print("\n  [green]■[/] found in the cache  [yellow]□[/] computed for this request\n")
 
 
-def _question(text: str, documents: Sequence[Document]) -> Question:
-    return Question("demo", DEFAULT_SYSTEM, tuple(documents), text, ())
+def _question(example: Example, number: int, order: Sequence[int]) -> Question:
+    documents = tuple(Document(example.documents[i]) for i in order)
+    return Question("demo", example.system, documents, example.questions[number], ())
 
 
 def _line(label: str, answer: Answer) -> Text:
-    """What one way of answering gave, and what it took."""
+    """How long an answer took, which chunks were found, and the answer."""
     tokens, chunks = answer.cache["tokens"], answer.cache["chunks"]
-    squares = Text(" ")
+    squares = Text()
     for chunk in chunks if answer.cache["mode"] == "chunked" else ():
         squares.append(*("■", "green") if chunk["status"] == "hit" else ("□", "yellow"))
-    first = f"{1000 * answer.ttft_s:5.0f} ms" if answer.ttft_s is not None else "   –"
-    took = f"  first token {first}, {tokens['reused']} of {tokens['prompt']} tokens reused"
-    return Text.assemble(f"    {label:15}", (f"{answer.text:45}", "cyan"), took, squares)
+    squares.pad_right(len(chunks) - len(squares))
+    first = f"{1000 * answer.ttft_s:5.0f} ms" if answer.ttft_s is not None else "    –   "
+    took = f"{first} to the first token, {tokens['reused']:4} of {tokens['prompt']} tokens reused  "
+    return Text.assemble(f"    {label:15}", took, squares, "  ", (" ".join(answer.text.split()), "cyan"))

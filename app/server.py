@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fastapi import FastAPI
@@ -44,6 +45,7 @@ from engine_ext.strategy import DefaultStrategy
 from engine_ext.support import check_flags
 from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from web import page
+from web.example import example_file
 
 # Each goes around those before it. vLLM imports them by name.
 _MIDDLEWARE = (
@@ -81,6 +83,7 @@ async def build_tessera_app(
     correct_openapi(app)
     app.state.tessera_marks = marks
     app.state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
+    app.state.tessera_example = page.read(example_file(args.model))
     app.state.tessera_profile = profile and (profile.in_place() if engine.sharing else profile)
     app.state.tessera_tenants = tenants = _tenants(args, settings)
     if tenants is not None and (manager := engine.manager) is not None:
@@ -146,6 +149,8 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     :class:`ProfileError`.
     """
     configure_logging(settings)
+    if args.served_model_name is None and (folder := Path(args.model)).is_dir():
+        args.served_model_name = [folder.resolve().name]
     args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)
     set_cpu_defaults(args)
     check_flags(args)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -46,7 +46,8 @@ class ServerProcess:
         self._port_is_free = is_free(self.port)  # else somebody else would answer, and this process will not start
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        self.model = arguments[0]
+        self.model = served_name(arguments) if serve == TESSERA_SERVE else arguments[0]
+        """The name that requests call the model by."""
         address = ("--host", "127.0.0.1", "--port", str(self.port))
         command = [sys.executable, "-m", *serve, *arguments, *address]
         with log.open("wb") as output:
@@ -88,6 +89,14 @@ class ServerProcess:
             self.client.close()
             if self._reserved is not None:
                 self._reserved.close()
+
+
+def served_name(arguments: Sequence[str]) -> str:
+    """What `tessera serve` with these arguments calls its model."""
+    if "--served-model-name" in arguments:
+        return arguments[arguments.index("--served-model-name") + 1]
+    model = Path(arguments[0])
+    return model.resolve().name if model.is_dir() else arguments[0]
 
 
 def last_words(log: Path) -> str:

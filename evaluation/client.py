@@ -19,14 +19,17 @@ import httpx
 
 from app.documents import Document
 from app.modes import cache_field, mode_of
+from engine_ext.strategy import UNKNOWN
 from evaluation.arguments import ChunkOrder
-from evaluation.metrics import REFUSAL
 from evaluation.questions import Question
 
 TEMPLATE_ADVICE = "start the server with --chat-template FILE"
 
 FORCED_TOKENS: Final = "tessera_forced_tokens"
 """Key, in a request's ``vllm_xargs``, of the token ids that a server with :mod:`evaluation.forced` generates."""
+
+LEAD: Final = "The answer is"
+"""What a right answer stands behind when its log probability is taken."""
 
 _CHAT = "/v1/rag/chat"
 _CHUNKS = "/v1/rag/chunks"
@@ -48,25 +51,25 @@ class RefusedError(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """``cache_off`` is why the server's chunk cache is off, ``None`` if it is on."""
+    """``cache_off`` is why the server's chunk cache is off, ``None`` if it is on.
+
+    ``strategy`` is the position strategy of requests that name none.
+    """
 
     model: str
     vllm: str
     cache_off: str | None
+    strategy: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """What is the same in all requests of a run.
-
-    ``ahead``: chunks that are to be reused are computed before. ``refusal``: the right answer where no chunk has one.
-    """
+    """What is the same in all requests of a run. ``ahead``: chunks that are to be reused are computed before."""
 
     model: str
     max_tokens: int
     order: ChunkOrder = "given"
     ahead: bool = False
-    refusal: str = REFUSAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,8 @@ class TesseraClient:
             models = await self._get("/v1/models")
             version = await self._get("/version")
             cache_off = None if stats["enabled"] else str(stats["reason"])
-            return ServerInfo(models["data"][0]["id"], version["version"], cache_off)
+            strategy = stats.get("position_strategy") or UNKNOWN.strategy.value
+            return ServerInfo(models["data"][0]["id"], version["version"], cache_off, strategy)
         except httpx.HTTPError as error:
             raise SetupError(f"no server at {self.url}: {_words(error)}") from error
         except (ValueError, LookupError, TypeError) as error:
@@ -125,12 +129,15 @@ class TesseraClient:
             raise ServerError(f"lost the server at {self.url}: {_words(error)}") from error
 
     async def logprob(self, question: Question, mode: str, options: AskOptions, answer: str) -> float | None:
-        """Log probability of ``answer``, in nats, as what the model says first.
+        """Log probability of ``answer``, in nats, behind the words :data:`LEAD`, which are not counted.
+
+        Without them it would tell how a model likes to begin, in sentences or in words.
 
         ``None`` if the server can't be made to say it (:mod:`evaluation.forced`), or answered in another mode.
         Raises :class:`ServerError` or a subclass.
         """
-        if not (token_ids := await self._tokens_to_force(answer)):
+        lead, token_ids = await self._tokens_to_force(LEAD), await self._tokens_to_force(f"{LEAD} {answer}")
+        if lead is None or token_ids is None:
             return None
         forced = {
             "stream": False,
@@ -145,7 +152,9 @@ class TesseraClient:
         self._forces_tokens = choice["token_ids"] == token_ids
         if not self._forces_tokens or mode_of(given["cache"]) != mode:
             return None
-        return sum(float(token["logprob"]) for token in choice["logprobs"]["content"])
+        # The last token of the words may be another where the answer follows.
+        num_lead = next(i for i, token in enumerate(token_ids) if token not in lead[i : i + 1])
+        return sum(float(token["logprob"]) for token in choice["logprobs"]["content"][num_lead:])
 
     async def _tokens_to_force(self, text: str) -> list[int] | None:
         """The text's tokens; ``None`` if the server does not tell them, or does not force them."""

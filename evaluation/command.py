@@ -145,7 +145,7 @@ async def _ask(
         monitor.add(result)
 
     settings = folder.settings
-    options = AskOptions(settings.served_model, settings.max_tokens, settings.order, ahead, monitor.refusal)
+    options = AskOptions(settings.served_model, settings.max_tokens, settings.order, ahead)
     pending = jobs(questions, settings.modes, folder.answered())
     monitor.start()
     async with client, shown(monitor):

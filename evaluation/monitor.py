@@ -18,7 +18,7 @@ class Monitor:
         self.total = total
         self.done = 0
         self.refused = 0
-        self.refusal = refusal
+        self._refusal = refusal
         self._accuracies: dict[str, list[float]] = defaultdict(list)
         self._started, self._done_before = time.monotonic(), 0
 
@@ -31,7 +31,7 @@ class Monitor:
         self.done += 1
         self.refused += result.error is not None
         if result.ran_as == result.mode:
-            self._accuracies[result.mode].append(score(result.text, result.answers, self.refusal).accuracy)
+            self._accuracies[result.mode].append(score(result.text, result.answers, self._refusal).accuracy)
 
     def line(self) -> str:
         """For example ``20/90 answers, 2.5/s, 0:00:28 left; right so far: full 90%, shared 80%``."""

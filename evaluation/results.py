@@ -53,7 +53,7 @@ class Result(BaseModel):
     answers: tuple[str, ...]
     text: str = ""
     logprob: float | None = None
-    """Of the right answer, in nats; ``None`` if the server could not be made to say it."""
+    """Of the first right answer, in nats; ``None`` if there is none, or the server could not be made to say it."""
     ttft_s: float | None = None
     total_s: float | None = None
     cache: dict[str, Any] | None = None

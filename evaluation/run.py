@@ -54,7 +54,7 @@ async def _ask(client: TesseraClient, question: Question, mode: str, options: As
             async for _ in client.ingest(question.system, question.chunks):
                 pass
         answer = await client.ask(question, mode, options)
-        right = question.answers[0] if question.answers else options.refusal
-        return Result.of_answer(question, mode, answer, await client.logprob(question, mode, options, right))
+        logprob = await client.logprob(question, mode, options, question.answers[0]) if question.answers else None
+        return Result.of_answer(question, mode, answer, logprob)
     except RefusedError as error:
         return Result.of_error(question, mode, str(error))

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
-STATIC = Path(__file__).parent / "static"
+from web.example import STATIC
+
+EXAMPLE = "example.json"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -28,19 +30,22 @@ HEADERS = {
 router = APIRouter(include_in_schema=False)
 
 
-class _File(NamedTuple):
+class File(NamedTuple):
+    """A file as it is sent."""
+
     content: bytes
     media_type: str
     etag: str
 
 
-def _read(path: Path) -> _File:
+def read(path: Path) -> File:
+    """The file at ``path``, ready to be sent."""
     content = path.read_bytes()
-    return _File(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return File(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 # Read once: what is not here can't be asked for, whatever its path.
-_FILES = {path.relative_to(STATIC).as_posix(): _read(path) for path in sorted(STATIC.rglob("*")) if path.is_file()}
+_FILES = {path.relative_to(STATIC).as_posix(): read(path) for path in sorted(STATIC.rglob("*")) if path.is_file()}
 
 
 @router.get("/")
@@ -51,12 +56,13 @@ async def index(request: Request) -> Response:
 
 @router.get("/web/{name:path}")
 async def file(request: Request, name: str) -> Response:
-    """A file of the page."""
+    """A file of the page; the example is the one for the server's model, which a router does not know."""
     return _answer(request, name)
 
 
 def _answer(request: Request, name: str) -> Response:
-    found = _FILES.get(name)
+    found: File | None = getattr(request.app.state, "tessera_example", None) if name == EXAMPLE else None
+    found = found or _FILES.get(name)
     if found is None:
         return Response("not found", HTTPStatus.NOT_FOUND, HEADERS, "text/plain")
     headers = {**HEADERS, "etag": found.etag}

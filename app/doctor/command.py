@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from app.cli import parse, refusal
-from app.demo_model import DEMO_MODEL
+from app.default_model import present_model
 from app.doctor import environment
 from app.doctor.finding import Finding
 from app.folders import tessera_home
@@ -19,7 +19,8 @@ _USAGE = """usage: tessera doctor [MODEL] [--json] [any flag of tessera serve]
 
 Would tessera serve MODEL, with these flags, reuse chunks here? Looks at what is installed, at device, memory and
 whatever the flags name, starts the engine and lets it check itself; says what to do where something is wrong. Without
-MODEL the demo model. With --json the findings are one JSON object on standard output.
+MODEL it is the default one if that was downloaded, else the tiny demo model. With --json the findings are one JSON
+object on standard output.
 
 exit code: 0 chunks are reused, 1 they are not, 2 not a command that tessera serve would take, 130 interrupted"""
 
@@ -66,7 +67,7 @@ def _examine_flags(flags: list[str], report: "_Report") -> int:
     try:
         settings = load_settings(args)
         check_flags(args)
-        args.model = args.model_tag or str(DEMO_MODEL)
+        args.model = args.model_tag or present_model()
         report.add_all(flag_checks.findings(args, settings))
         report.add_all(refused_before_start(args, settings))
     except FailedError:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Writes what it finds as JSON to the file that is the first argument; the others are of ``tessera serve``."""
     from app.cli import parse
-    from app.demo_model import DEMO_MODEL
+    from app.default_model import present_model
     from app.server import abandon_start
     from app.settings import load_settings
     from engine_ext.orphans import end_with_starter
@@ -30,7 +30,7 @@ def main() -> None:
         signal.signal(number, abandon_start)
     result, *arguments = sys.argv[1:]
     args = parse(arguments)
-    args.model = args.model_tag or str(DEMO_MODEL)
+    args.model = args.model_tag or present_model()
     # Neither in the registry, where requests would find it, nor at the tiers, whose files are not its business.
     apart = {"registry": None, "chunk_cache_tiers": None}
     found = asyncio.run(_try(args, load_settings(args).model_copy(update=apart)))

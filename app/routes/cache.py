@@ -91,6 +91,7 @@ def cache_stats(engine: ChunkEngine, *, is_checked: bool = True) -> dict[str, An
     state: dict[str, Any] = {"enabled": engine.disabled_reason is None, "reason": engine.disabled_reason}
     if engine.manager is not None and engine.fills is not None:
         state["placement"] = engine.placement
+        state["position_strategy"] = engine.strategy.strategy
         state["occupancy"] = {
             **engine.manager.occupancy(),
             "running_fills": engine.fills.num_running,

@@ -6,6 +6,7 @@ import pytest
 from app.documents import Document
 from evaluation.client import (
     FORCED_TOKENS,
+    LEAD,
     AskOptions,
     RefusedError,
     ServerError,
@@ -76,12 +77,12 @@ def logprob(server):
 
 async def test_the_log_probability_of_an_answer_is_that_of_its_tokens(server, logprob):
     server.forces = True
-    assert await logprob("In Riga.", "In Riga.", "No") == [-8 / 4, -8 / 4, -2 / 4]
-    first, _, last = server.forced
-    assert first["vllm_xargs"] == {FORCED_TOKENS: [ord(letter) for letter in "In Riga."]}
-    assert (first["stream"], first["max_tokens"], first["ignore_eos"]) == (False, 8, True)
-    assert last["max_tokens"] == 2
-    assert server.tokenized == ["In Riga.", "No"]  # each once
+    assert await logprob("Riga", "Riga", "No") == [-5 / 4, -5 / 4, -3 / 4]  # each with a space before it
+    said, (first, _, last) = f"{LEAD} Riga", server.forced
+    assert first["vllm_xargs"] == {FORCED_TOKENS: [ord(letter) for letter in said]}
+    assert (first["stream"], first["max_tokens"], first["ignore_eos"]) == (False, len(said), True)
+    assert last["max_tokens"] == len(f"{LEAD} No")
+    assert server.tokenized == [LEAD, said, f"{LEAD} No"]  # each once
 
 
 async def test_an_answer_in_another_mode_has_no_log_probability(server, logprob):
