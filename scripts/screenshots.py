@@ -19,13 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from app.demo import DOCUMENTS, QUESTIONS
 from app.demo_model import DEMO_MODEL
 from app.redis_process import RedisProcess
 from app.server_process import ServerProcess
 from cache.redis_registry import RedisRegistry
 from cache.registry import Replica
 from training.language import DEFAULT_SYSTEM
+from web.example import Example, example_file
+
+EXAMPLE = Example.read(example_file(str(DEMO_MODEL)))
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 COLOURS = 256
@@ -81,7 +83,7 @@ def _take_all(server: str, router: str) -> None:
 
 def _ask(page: Page) -> None:
     page.get_by_role("button", name="Load example and ask").click()
-    expect(page.locator("#chunks .badge.hit")).to_have_count(len(DOCUMENTS))
+    expect(page.locator("#chunks .badge.hit")).to_have_count(len(EXAMPLE.documents))
     for _ in range(3):  # the first ones of everything are slow
         page.get_by_role("button", name="Shuffle").click()
         page.get_by_role("button", name="Compare with full attention").click()
@@ -93,9 +95,9 @@ def _use_cache(page: Page, server: str) -> None:
     body = {"system": DEFAULT_SYSTEM, "max_tokens": 16, "temperature": 0}
     page.locator("#ingest-system").fill(DEFAULT_SYSTEM)
     for step in range(12):
-        chunks = [{"text": document.text} for document in DOCUMENTS[step % 5 :]]
+        chunks = [{"text": text} for text in EXAMPLE.documents[step % 5 :]]
         new = [{"text": f"The room number of Tivek is {100 + step}."}] if step % 4 == 1 else []
-        fields = {**body, "chunks": [*chunks, *new], "question": QUESTIONS[step % 5]}
+        fields = {**body, "chunks": [*chunks, *new], "question": EXAMPLE.questions[step % 5]}
         page.request.post(f"{server}/v1/rag/chat", data=fields)
         page.wait_for_timeout(1500)
     text = "\n\n".join(f"The phone number of Falcon is {number}." for number in range(300, 306))
@@ -111,10 +113,10 @@ def _use_cache(page: Page, server: str) -> None:
 def _take_cluster(page: Page) -> None:
     page.get_by_text("Connected").wait_for()
     for step in range(6):
-        chunks = [document.text for document in DOCUMENTS[step : step + 6]]
+        chunks = list(EXAMPLE.documents[step : step + 6])
         page.request.post(
             f"{page.url.split('#')[0]}v1/rag/chat",
-            data={"system": DEFAULT_SYSTEM, "chunks": chunks, "question": QUESTIONS[0], "max_tokens": 4},
+            data={"system": DEFAULT_SYSTEM, "chunks": chunks, "question": EXAMPLE.questions[0], "max_tokens": 4},
         )
         time.sleep(0.3)
     page.wait_for_timeout(4000)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.cores import keep_to_own_cores, num_workers
+from tests.real_models import real_model
 from tests.redis_server import RedisServer
 
 # The same examples in every run, and as many as FUZZ_EXAMPLES says (`make fuzz`). Machines are too different, and too
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _rank(item: pytest.Item) -> int:
     folders = item.nodeid.split("/")
     return next((rank for rank, name in enumerate(_LONGEST) if name in folders), len(_LONGEST))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct; skips the test if it can't be had."""
+    return real_model("smollm2")
 
 
 @pytest.fixture

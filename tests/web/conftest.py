@@ -11,7 +11,9 @@ from playwright.sync_api import Browser, Page, Request, sync_playwright
 from app.demo_model import DEMO_MODEL
 from app.redis_process import NoRedisError, RedisProcess
 from tests.engine.server import TesseraServer
+from web.example import Example, example_file
 
+EXAMPLE = Example.read(example_file(str(DEMO_MODEL)))
 FLAGS = ("--served-model-name", "demo", "--chunk-cache-memory", "64MiB", "--kv-cache-memory-bytes", "256M")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -5,7 +5,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from app.demo import DOCUMENTS
+from tests.web.conftest import EXAMPLE
 from training.language import DEFAULT_SYSTEM
 
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
@@ -43,7 +43,7 @@ def in_theme(page: Page, theme: str) -> Page:
 def test_ask(sized):
     check(sized)
     sized.get_by_role("button", name="Load example and ask").click()
-    expect(sized.locator("#chunks .badge.hit")).to_have_count(len(DOCUMENTS))
+    expect(sized.locator("#chunks .badge.hit")).to_have_count(len(EXAMPLE.documents))
     sized.get_by_text("Sampling and cache").click()
     sized.get_by_role("checkbox", name="Use chunk 2 of 12").uncheck()
     sized.get_by_role("button", name="Compare with full attention").click()
@@ -59,7 +59,7 @@ def test_ask(sized):
 
 def test_every_status_can_be_read(themed):
     themed.get_by_role("button", name="Load example and ask").click()
-    expect(themed.locator("#chunks .badge.hit")).to_have_count(len(DOCUMENTS))
+    expect(themed.locator("#chunks .badge.hit")).to_have_count(len(EXAMPLE.documents))
     themed.evaluate("""async () => {
         const { badge } = await import("/web/status.js");
         for (const status of ["filled", "waited", "fetched", "full", "failed"])
@@ -75,9 +75,9 @@ def test_cache(sized, server):
     sized.get_by_role("link", name="Cache").click()
     expect(sized.locator("#list")).to_contain_text("The cache is empty.")
     check(sized)
-    chunks = [{"id": f"d{i}", "text": document.text} for i, document in enumerate(DOCUMENTS)]
+    chunks = [{"id": f"d{i}", "text": text} for i, text in enumerate(EXAMPLE.documents)]
     server.ingest(chunks, system=DEFAULT_SYSTEM, pin=True, ttl_s=9999)
-    expect(sized.locator("#list tbody tr")).to_have_count(len(DOCUMENTS) + 1)
+    expect(sized.locator("#list tbody tr")).to_have_count(len(EXAMPLE.documents) + 1)
     sized.get_by_role("button", name="Compute ahead").click()
     check(sized)
     sized.get_by_role("button", name="Clear cache…").click()
@@ -105,7 +105,7 @@ def test_the_whole_page_goes_by_keyboard(page):
     page.keyboard.press("Enter")
     expect(page.get_by_label("Question")).to_be_focused()
     page.keyboard.press("Control+Enter")
-    expect(page.locator("#chunks .badge")).to_have_count(len(DOCUMENTS))
+    expect(page.locator("#chunks .badge")).to_have_count(len(EXAMPLE.documents))
     page.get_by_role("button", name="Move chunk 1 of 12 down").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Move chunk 2 of 12 down")).to_be_focused()

@@ -6,8 +6,8 @@ import json
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from app.demo import DOCUMENTS, QUESTIONS
 from tests.app.pdfs import make_pdf
+from tests.web.conftest import EXAMPLE
 
 ANSWER = "The access code of Falcon is 7342."
 HOSTILE = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
@@ -32,23 +32,23 @@ def ask(page: Page, button: str = "Ask") -> dict:
 @pytest.fixture
 def example(page: Page) -> Page:
     page.get_by_role("button", name="Load example", exact=True).click()
-    expect(page.locator("#chunks li")).to_have_count(len(DOCUMENTS))
+    expect(page.locator("#chunks li")).to_have_count(len(EXAMPLE.documents))
     return page
 
 
 def test_one_click_from_an_empty_page_to_a_hit(page):
     page.get_by_role("button", name="Load example and ask").click()
-    expect(page.locator("#chunks .badge.hit")).to_have_count(len(DOCUMENTS))
+    expect(page.locator("#chunks .badge.hit")).to_have_count(len(EXAMPLE.documents))
     expect(page.locator(".answer-text")).to_have_text(ANSWER)
-    assert sorted(texts(page)) == sorted(document.text for document in DOCUMENTS)
-    assert texts(page) != [document.text for document in DOCUMENTS]
+    assert sorted(texts(page)) == sorted(EXAMPLE.documents)
+    assert texts(page) != list(EXAMPLE.documents)
     expect(page.locator(".facts")).to_contain_text("ms")
     expect(page.locator(".bar-words")).to_contain_text("reused (9")
 
 
 def test_what_was_computed_is_hit_in_another_order(example):
     ask(example)
-    assert badges(example) == ["filled"] * len(DOCUMENTS)
+    assert badges(example) == ["filled"] * len(EXAMPLE.documents)
     before = texts(example)
     rows = example.locator("#chunks li")
     rows.nth(0).locator("textarea").focus()
@@ -61,13 +61,13 @@ def test_what_was_computed_is_hit_in_another_order(example):
     assert texts(example) == [before[5], before[2], before[1], before[0], before[3], before[4], *before[6:]]
     sent = ask(example)
     assert [chunk["text"] for chunk in sent["chunks"]] == texts(example)
-    assert badges(example) == ["hit"] * len(DOCUMENTS)
+    assert badges(example) == ["hit"] * len(EXAMPLE.documents)
     expect(example.locator(".answer-text")).to_have_text(ANSWER)
 
 
 def test_the_form_is_what_is_sent(example):
     example.get_by_label("System prompt").first.fill("Be brief.")
-    example.get_by_role("button", name=QUESTIONS[2]).click()
+    example.get_by_role("button", name=EXAMPLE.questions[2]).click()
     example.get_by_text("Sampling and cache").click()
     example.get_by_label("Temperature").fill("0.5")
     example.get_by_label("Top p").fill("0.9")
@@ -78,11 +78,11 @@ def test_the_form_is_what_is_sent(example):
     example.get_by_label("Answer, tokens at most").fill("5")
     example.get_by_role("checkbox", name="Use chunk 2 of 12").uncheck()
     sent = ask(example)
-    assert len(sent.pop("chunks")) == len(DOCUMENTS) - 1
+    assert len(sent.pop("chunks")) == len(EXAMPLE.documents) - 1
     assert sent == {
         "model": "demo",
         "system": "Be brief.",
-        "question": QUESTIONS[2],
+        "question": EXAMPLE.questions[2],
         "max_tokens": 5,
         "temperature": 0.5,
         "top_p": 0.9,
@@ -90,7 +90,7 @@ def test_the_form_is_what_is_sent(example):
         "cache": {"mode": "auto", "scope": "isolated", "position_strategy": "offset", "namespace": "tenant"},
         "stream": True,
     }
-    assert len(badges(example)) == len(DOCUMENTS) - 1
+    assert len(badges(example)) == len(EXAMPLE.documents) - 1
     expect(example.locator("#chunk-count")).to_have_text("11 of 12")
 
 
@@ -122,6 +122,21 @@ def test_stopping_ends_the_request_and_keeps_what_has_come(example, server):
     expect(example.locator(".answer-text")).to_contain_text("7342")
     expect(example.get_by_role("button", name="Ask", exact=True)).to_be_enabled()
     server.wait_idle()
+
+
+def test_text_that_is_pasted_becomes_chunks(page):
+    page.get_by_role("button", name="Use this text").click()
+    expect(page.locator("#chunks-problem")).to_have_text("Paste some text first.")
+    expect(page.get_by_label("Text of your own")).to_be_focused()
+    page.get_by_label("Text of your own").fill(f"{ANSWER}\n\nThe mayor of Lovik is Sena Maro.")
+    page.locator("#chunk-tokens").fill("16")
+    page.get_by_role("button", name="Use this text").click()
+    expect(page.locator("#chunks li")).to_have_count(2)
+    expect(page.get_by_label("Text of your own")).to_have_value("")
+    expect(page.locator("#chunks-problem")).to_have_text("")
+    page.get_by_label("Question").fill("What is the access code of Falcon?")
+    assert [chunk["text"] for chunk in ask(page)["chunks"]] == [ANSWER, "The mayor of Lovik is Sena Maro."]
+    expect(page.locator(".answer-text")).to_have_text(ANSWER)
 
 
 def test_files_become_chunks(page):

@@ -4,7 +4,7 @@
 import pytest
 from playwright.sync_api import Page, expect
 
-from app.demo import DOCUMENTS, QUESTIONS
+from tests.web.conftest import EXAMPLE
 from tests.web.test_ask import HOSTILE
 from training.language import DEFAULT_SYSTEM
 
@@ -59,7 +59,7 @@ def test_files_are_computed_ahead_with_progress(cache, server):
     expect(row(cache, "rooms.txt#1-")).to_contain_text("pinned")
     # What was computed here is hit there.
     answer = server.chat(
-        system=DEFAULT_SYSTEM, chunks=[{"text": text.split("\n\n")[3]}], question=QUESTIONS[4], max_tokens=1
+        system=DEFAULT_SYSTEM, chunks=[{"text": text.split("\n\n")[3]}], question=EXAMPLE.questions[4], max_tokens=1
     )
     assert answer["cache"]["chunks"][0]["status"] == "hit"
 
@@ -73,9 +73,9 @@ def test_errors_of_files_are_told(cache):
 
 @pytest.fixture
 def filled(server, cache: Page) -> Page:
-    chunks = [{"id": f"d{i}", "text": document.text} for i, document in enumerate(DOCUMENTS)]
+    chunks = [{"id": f"d{i}", "text": text} for i, text in enumerate(EXAMPLE.documents)]
     server.ingest(chunks, system=DEFAULT_SYSTEM)
-    expect(cache.locator("#list .id")).to_have_count(len(DOCUMENTS) + 1)
+    expect(cache.locator("#list .id")).to_have_count(len(EXAMPLE.documents) + 1)
     return cache
 
 
@@ -111,7 +111,7 @@ def test_pinning_and_deleting(filled, server):
     assert shown("d3") == [False]
     filled.get_by_role("button", name="Delete d3", exact=True).click()
     expect(filled.locator("#list-status")).to_have_text("Deleted: d3.")
-    expect(rows(filled)).to_have_count(len(DOCUMENTS))
+    expect(rows(filled)).to_have_count(len(EXAMPLE.documents))
     assert shown("d3") == []
 
 
@@ -127,7 +127,7 @@ def test_what_was_deleted_meanwhile_is_told(filled, server):
 def test_clearing_asks_first(filled, server):
     filled.get_by_role("button", name="Clear cache…").click()
     filled.get_by_role("dialog").get_by_role("button", name="Keep").click()
-    assert server.stats()["occupancy"]["segments"] == len(DOCUMENTS) + 1
+    assert server.stats()["occupancy"]["segments"] == len(EXAMPLE.documents) + 1
     filled.get_by_role("button", name="Clear cache…").click()
     filled.get_by_label("Only this namespace").fill("another")
     filled.get_by_role("button", name="Clear", exact=True).click()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page's files and how they are served."""
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -10,9 +9,9 @@ import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 
-from app.demo import DOCUMENTS, QUESTIONS
-from training.language import DEFAULT_SYSTEM
-from web.page import STATIC, router
+from app.demo_model import DEMO_MODEL
+from web.example import STATIC, Example, example_file
+from web.page import read, router
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path.name for path in STATIC.iterdir())
@@ -28,9 +27,10 @@ POLICY = {
 }
 
 
-async def get(path, **headers):
+async def get(path, example=None, **headers):
     app = FastAPI()
     app.include_router(router)
+    app.state.tessera_example = example
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return await client.get(path, headers=headers)
 
@@ -56,13 +56,17 @@ async def test_there_is_nothing_else(path):
     assert (await get(path)).status_code == 404
 
 
-def test_the_example_is_that_of_the_demo():
-    example = json.loads((STATIC / "example.json").read_text())
-    assert example == {
-        "system": DEFAULT_SYSTEM,
-        "documents": [document.text for document in DOCUMENTS],
-        "questions": list(QUESTIONS),
-    }
+@pytest.mark.parametrize("model", ["some/model", str(DEMO_MODEL)])
+def test_an_example_has_an_order_of_its_documents_for_each_question(model):
+    example = Example.read(example_file(model))
+    assert len(example.orders) == len(example.questions)
+    assert all(sorted(order) == list(range(len(example.documents))) for order in example.orders)
+
+
+async def test_a_model_that_brings_an_example_is_shown_with_it():
+    own = await get("/web/example.json", read(example_file(str(DEMO_MODEL))))
+    assert own.json()["documents"][0].startswith("The access code of Falcon")
+    assert (await get("/web/example.json")).json()["documents"][0].startswith("The Sparrow")
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.endswith(".json")])

@@ -22,6 +22,7 @@ export function startAsk() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) act(event, () => ask(false));
   });
   byId("chunk-add").addEventListener("click", () => editor.add([{ text: "" }])[0].text.focus());
+  byId("paste-add").addEventListener("click", addPasted);
   byId("chunks-clear").addEventListener("click", () => (editor.clear(), byId("chunk-add").focus()));
   byId("chunks-shuffle").addEventListener("click", () => editor.shuffle());
   byId("chunk-files-button").addEventListener("click", () => byId("chunk-files").click());
@@ -164,8 +165,10 @@ function ratioWords(times) {
   return times > 1 ? `${times.toFixed(1)} × faster` : `${(1 / times).toFixed(1)} × slower`;
 }
 
+/** Adds the files' chunks; resolves to whether all could be split. */
 async function addFiles(files) {
   say(byId("chunks-problem"), "");
+  let isAdded = true;
   for (const file of files) {
     say(byId("ask-status"), `Splitting ${file.name}…`);
     try {
@@ -175,8 +178,20 @@ async function addFiles(files) {
     } catch (error) {
       say(byId("ask-status"), "");
       say(byId("chunks-problem"), error.message);
+      isAdded = false;
     }
   }
+  return isAdded;
+}
+
+/** Splits the text that was pasted as it splits files, and makes room for more. */
+async function addPasted() {
+  const field = byId("paste");
+  if (!field.value.trim()) {
+    field.focus();
+    return say(byId("chunks-problem"), "Paste some text first.");
+  }
+  if (await addFiles([new File([field.value], "pasted.txt")])) field.value = "";
 }
 
 /** The example in every field; resolves to it. */
