@@ -56,10 +56,10 @@ class Answer(NamedTuple):
 
 
 class Context(NamedTuple):
-    """A prompt that has been read: its K and V, the log probabilities that follow it, the next position."""
+    """A prompt that has been read: its K and V, the log probabilities behind its last tokens, the next position."""
 
     cache: DynamicCache
-    next_distribution: torch.Tensor
+    distributions: torch.Tensor  # [tokens, vocabulary]
     next_position: int
 
 
@@ -85,7 +85,7 @@ class Oracle:
         return self._decode(self._read_overlapping("parallel", segments), steps=steps)
 
     def offset(self, segments: Segments, steps: int) -> Answer:
-        return self._decode(self._read_offset(segments), steps=steps)
+        return self._decode(self._read("offset", segments), steps=steps)
 
     def score(
         self,
@@ -101,31 +101,35 @@ class Oracle:
         context = self._compose(strategy, segments, segments[0] if opening is None else opening, links)
         return self._decode(context, forced=tokens)
 
+    def choices(self, strategy: Strategy, segments: Segments, tokens: Sequence[int]) -> list[int]:
+        """What the model would say in the place of each of `tokens`, behind those before it; in one pass."""
+        system, chunks, question = segments
+        answered = (system, chunks, [*question, *tokens[:-1]])
+        return self._read(strategy, answered, last=len(tokens)).distributions.argmax(dim=-1).tolist()
+
     def shared_logits(self, segments: Segments) -> torch.Tensor:
         """Logits at every prompt token, [tokens, vocabulary], of the one masked forward of `shared`."""
         ids, positions, groups = lay_out_overlapping("shared", segments)
-        return self._forward(ids, positions, mask(groups, groups, self.dtype), None, every_logit=True)
+        return self._forward(ids, positions, mask(groups, groups, self.dtype), None, last=0)
 
-    def _read(self, strategy: Strategy, segments: Segments) -> Context:
+    def _read(self, strategy: Strategy, segments: Segments, last: int = 1) -> Context:
         if strategy == "full":
             system, chunks, question = segments
-            return self._read_full([*system, *(token for chunk in chunks for token in chunk), *question])
+            return self._read_full([*system, *(token for chunk in chunks for token in chunk), *question], last=last)
         if strategy in ("shared", "parallel"):
-            return self._read_overlapping(strategy, segments)
+            return self._read_overlapping(strategy, segments, last)
         if strategy == "offset":
-            return self._read_offset(segments)
+            return self._compose("offset", segments, segments[0], last=last)
         raise ValueError(f"strategy must be one of {STRATEGIES}, not {strategy!r}")
 
-    def _read_full(self, token_ids: Sequence[int], moved_by: int = 0) -> Context:
-        return self._prefill(token_ids, range(moved_by, moved_by + len(token_ids)), [TAIL] * len(token_ids))
+    def _read_full(self, token_ids: Sequence[int], moved_by: int = 0, last: int = 1) -> Context:
+        positions = range(moved_by, moved_by + len(token_ids))
+        return self._prefill(token_ids, positions, [TAIL] * len(token_ids), last=last)
 
-    def _read_overlapping(self, strategy: Strategy, segments: Segments) -> Context:
+    def _read_overlapping(self, strategy: Strategy, segments: Segments, last: int = 1) -> Context:
         if self.window is not None:  # one row can't have the windows of all chunks
-            return self._compose(strategy, segments, segments[0])
-        return self._prefill(*lay_out_overlapping(strategy, segments))
-
-    def _read_offset(self, segments: Segments) -> Context:
-        return self._compose("offset", segments, segments[0])
+            return self._compose(strategy, segments, segments[0], last=last)
+        return self._prefill(*lay_out_overlapping(strategy, segments), last=last)
 
     def _compose(
         self,
@@ -133,6 +137,7 @@ class Oracle:
         segments: Segments,
         opening: Sequence[int],
         links: tuple[int, str] | None = None,
+        last: int = 1,
     ) -> Context:
         """A context put together from parts, each chunk computed behind `opening` and moved to its place."""
         system, chunks, question = segments
@@ -150,7 +155,7 @@ class Oracle:
         before = start + sum(map(len, chunks))
         assert composed.get_seq_length() == before
         positions = range(first, first + len(question))
-        return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before)
+        return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before, last)
 
     def _linked(self, parts: list[Part], has_system: bool, chunks, number: int, context: str) -> list[Part]:
         """The parts with the first `number` tokens of each chunk but the first computed anew, where they are."""
@@ -183,19 +188,24 @@ class Oracle:
         groups: Sequence[int],
         cache: DynamicCache | None = None,
         cached_groups: Sequence[int] = (),
+        last: int = 1,
     ) -> Context:
-        """Read tokens, in blocks of query rows: a row's result doesn't depend on which others go along."""
+        """Read tokens, in blocks of query rows: a row's result doesn't depend on which others go along.
+
+        The `last` tokens, whose distributions are kept, are of the last block.
+        """
         cache = DynamicCache() if cache is None else cache
         seen = list(cached_groups)
         for begin in range(0, len(ids), self.query_block):
             block = slice(begin, begin + self.query_block)
             seen += groups[block]
-            logits = self._forward(ids[block], positions[block], self._masks(groups[block], seen), cache)
-        return Context(cache, logits[-1].log_softmax(-1), positions[-1] + 1)
+            logits = self._forward(ids[block], positions[block], self._masks(groups[block], seen), cache, last)
+        assert len(logits) >= last
+        return Context(cache, logits.log_softmax(-1), positions[-1] + 1)
 
     def _decode(self, context: Context, steps: int = 0, forced: Sequence[int] | None = None) -> Answer:
         steps = steps if forced is None else len(forced)
-        cache, distribution, position = context
+        cache, (distribution, *_), position = context
         tokens, distributions = [], []
         for step in range(steps):
             tokens.append(int(distribution.argmax()) if forced is None else forced[step])
@@ -215,15 +225,15 @@ class Oracle:
         return {"full_attention": rows, "sliding_attention": rows + window_mask(rows, self.window)}
 
     @torch.no_grad()
-    def _forward(self, ids, positions, additive_mask, cache, every_logit: bool = False) -> torch.Tensor:
-        """Logits [rows, vocabulary] in float32: of the last row, or of every one."""
+    def _forward(self, ids, positions, additive_mask, cache, last: int = 1) -> torch.Tensor:
+        """Logits [rows, vocabulary] in float32: of the `last` rows, or, if 0, of every one."""
         output = self.model(
             torch.tensor([list(ids)]),
             position_ids=torch.tensor([list(positions)]),
             attention_mask=additive_mask,
             past_key_values=cache,
             use_cache=cache is not None,
-            logits_to_keep=0 if every_logit else 1,
+            logits_to_keep=last,
         )
         return output.logits[0].float()
 
