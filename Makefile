@@ -18,13 +18,13 @@ help: ## print this list
 setup: ## install into .venv (EXTRA=cpu|cuda|ascend, PYTHON=python3.11)
 	@scripts/setup.sh
 
-demo: setup ## serve the demo model and show it at work; flags in ARGS (--port PORT, --once)
+demo: setup ## serve SmolLM2 on a few documents and show it at work; flags in ARGS (--port PORT, --once)
 	$(BIN)/tessera demo $(ARGS)
 
-serve: setup ## serve MODEL (default: the demo model); more flags in ARGS
+serve: setup ## serve MODEL (default: SmolLM2); more flags in ARGS
 	$(BIN)/tessera serve $(MODEL) $(ARGS)
 
-cluster: setup ## serve MODEL (default: the demo model) with two replicas behind a router; more flags in ARGS
+cluster: setup ## serve MODEL (default: SmolLM2) with two replicas behind a router; more flags in ARGS
 	@scripts/test_servers.sh
 	$(BIN)/tessera cluster $(MODEL) $(ARGS)
 
@@ -65,10 +65,10 @@ audit: setup ## list what is installed in build/sbom.json, and look up known vul
 bench: setup ## measure speed beside stock vLLM; workloads and flags in ARGS (--long, --output DIR)
 	$(BIN)/tessera bench $(ARGS)
 
-eval-demo: setup ## measure the demo model's accuracy, with chunks reused and without; flags in ARGS
+eval-demo: setup ## measure the tiny demo model's accuracy, with chunks reused and without; flags in ARGS
 	$(BIN)/tessera eval --demo $(ARGS)
 
-train-demo: setup ## train the demo model anew (hours on two cores); TRAIN_STEPS=20 stops there
+train-demo: setup ## train the tiny demo model anew (hours on two cores); TRAIN_STEPS=20 stops there
 	$(BIN)/python -m training.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
 clean: ## remove environments, builds and caches

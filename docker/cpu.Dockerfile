@@ -16,7 +16,7 @@ WORKDIR /opt/tessera
 COPY . .
 # As scripts/setup.sh does it, which says why; torch's CPU build comes from the index that is named there.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --extra-index-url "$(sed -n 's/^CPU_WHEELS=//p' scripts/setup.sh)" ".[cpu]" \
+    pip install --extra-index-url "$(sed -n 's/^CPU_WHEELS=//p' scripts/setup.sh)" ".[cpu,models]" \
     && pip uninstall --yes torchvision torchaudio torchcodec
 
 RUN useradd --uid 10001 --create-home tessera && install -d -o tessera -g tessera /models

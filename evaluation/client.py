@@ -19,7 +19,6 @@ import httpx
 
 from app.documents import Document
 from app.modes import cache_field, mode_of
-from engine_ext.strategy import UNKNOWN
 from evaluation.arguments import ChunkOrder
 from evaluation.questions import Question
 
@@ -106,7 +105,7 @@ class TesseraClient:
             models = await self._get("/v1/models")
             version = await self._get("/version")
             cache_off = None if stats["enabled"] else str(stats["reason"])
-            strategy = stats.get("position_strategy") or UNKNOWN.strategy.value
+            strategy = stats.get("position_strategy") or "full"
             return ServerInfo(models["data"][0]["id"], version["version"], cache_off, strategy)
         except httpx.HTTPError as error:
             raise SetupError(f"no server at {self.url}: {_words(error)}") from error

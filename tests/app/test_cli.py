@@ -44,7 +44,7 @@ def serve(monkeypatch):
             return code
 
         monkeypatch.setattr(server, "run", run)
-        args = argparse.Namespace(model_tag="some/model", port=8000, **settings)
+        args = argparse.Namespace(model_tag="some/model", port=8000, enforce_eager=False, **settings)
         monkeypatch.setattr(cli, "parse", lambda _: args)
         return cli.main(["serve"])
 

@@ -23,6 +23,7 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app import cli
+from app.default_model import present_model
 from app.demo_model import DEMO_MODEL
 from app.doctor import command, environment, flags, trial
 from app.doctor.advice import ADVICE, advice_for
@@ -56,7 +57,7 @@ def test_a_good_model(doctor: Callable[..., tuple[int, str]]) -> None:
     code, said = doctor()
     assert code == 0
     assert "ok   vLLM " in said
-    assert "models/demo: LlamaForCausalLM, " in said
+    assert f"{present_model()}: LlamaForCausalLM, " in said
     assert "ok   the engine starts, and its self-check passes" in said
     assert said.endswith("\nChunks are reused: tessera serve\n")
     assert "FAIL" not in said

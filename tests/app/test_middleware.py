@@ -109,7 +109,7 @@ async def test_documents_reach_the_endpoint_as_marked_text():
     (prompt,) = server.prompts
     assert (prompt.system, prompt.chunks, prompt.question) == ("", ("one\n\n", "two\n\n"), "why?")
     assert prompt.ticket.chunk_ids == ("d1", None)
-    assert prompt.ticket.options == CacheOptions("auto", PositionStrategy.SHARED, namespace="n", explain=True)
+    assert prompt.ticket.options == CacheOptions("auto", PositionStrategy.OFFSET, namespace="n", explain=True)
     body = json.loads(server.bodies[0])
     assert body.keys() == {"model", "messages", "temperature"}
     assert server.headers[0]["content-length"] == str(len(server.bodies[0]))

@@ -31,7 +31,7 @@ def test_defaults():
     assert settings.chunk_cache_memory == 1 << 30
     assert settings.chunk_cache_page_tokens == 32
     assert settings.chunk_cache_hash == "xxh3_128"
-    assert settings.chunk_position_strategy is PositionStrategy.SHARED
+    assert settings.chunk_position_strategy is None
     assert settings.chunk_separator is None
 
 

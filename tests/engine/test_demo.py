@@ -86,19 +86,31 @@ def test_the_model_answers_and_admits_not_to_know(results: Any) -> None:
     assert sum(right) / len(right) >= 0.95
 
 
-def run(*arguments: str) -> "subprocess.Popen[str]":
+def run(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "app.cli", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "140"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "140", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def test_the_demo_tells_its_story_and_serves_on() -> None:
+def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
+    """With SmolLM2, of which the session's copy is the one that the demo finds."""
+    process = run("demo", "--once", "--port", str(free_port()), TESSERA_HOME=str(smollm2.parent.parent))
+    told, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert "SmolLM2-135M-Instruct has 135 M parameters and is often wrong" in errors
+    assert "6/6" in told
+    assert told.count("■■■■■■ ") == told.count("full attention") == 5
+    for value in ("320 meters", "1987", "veterinarian", "11 kilograms", "6 euros"):
+        assert told.count(value) == 2, told  # with chunks reused, and in full attention
+
+
+def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp_path: Path) -> None:
     port = free_port()
-    process = run("demo", "--port", str(port))
+    process = run("demo", "--port", str(port), TESSERA_HOME=str(tmp_path), PIP_NO_INDEX="1")
     told = ""
     assert process.stdout
     for line in process.stdout:
@@ -108,6 +120,7 @@ def test_the_demo_tells_its_story_and_serves_on() -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 130, errors
+    assert "serving the tiny demo model instead" in errors
     assert "12/12" in told
     for answer in ("The access code of Falcon is 7342.", "The mayor of Lovik is Sena Maro.", "I don't know."):
         assert told.count(answer) == 2  # with chunks reused, and in full attention

@@ -67,7 +67,8 @@ def test_a_good_model(start: Run, model_path: Callable[[str], Path]) -> None:
     assert "ok   keys and values are moved by Numba" in said
     assert "128 tokens per block" in said
     assert "tokens in 256.0MiB per worker" in said
-    assert "position strategies: shared (default), offset" in said
+    assert "info positions of requests that name no strategy: offset (the model was not trained" in said
+    assert "measure it: tessera calibrate MODEL" in said
     assert "\nChunks are reused: tessera serve " in said
     assert "FAIL" not in said
 

@@ -10,7 +10,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.random_model import build_preset
 from engine_ext.layers import UnsupportedModelError, attention_layers
-from engine_ext.support import in_place_reason, unsupported_reason
+from engine_ext.support import in_place_reason, shift_reason, unsupported_reason
 from tests.engine_ext.test_ascend import Layer, Model, Rope
 
 
@@ -93,16 +93,14 @@ def config(model: ModelConfig) -> VllmConfig:
 
 def test_blocks_can_be_shared_in_place(config: VllmConfig) -> None:
     assert in_place_reason(config) is None
+    assert shift_reason(config) is None
 
 
 @pytest.mark.parametrize(
     ("part", "field", "value", "words"),
     [
         ("cache_config", "enable_prefix_caching", False, "prefix cache"),
-        ("model_config", "enable_sleep_mode", True, "sleep mode"),
-        ("parallel_config", "enable_dbo", True, "--enable-dbo"),
         ("model_config", "disable_cascade_attn", False, "cascade attention"),
-        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "full CUDA graphs"),
     ],
 )
 def test_why_blocks_are_not_shared_in_place(
@@ -112,7 +110,24 @@ def test_why_blocks_are_not_shared_in_place(
     assert words in str(in_place_reason(config))
 
 
+@pytest.mark.parametrize(
+    ("part", "field", "value", "words"),
+    [
+        ("model_config", "enable_sleep_mode", True, "sleep mode"),
+        ("parallel_config", "enable_dbo", True, "--enable-dbo"),
+        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "full CUDA graphs"),
+    ],
+)
+def test_why_positions_are_not_shifted(
+    part: str, field: str, value: Any, words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them hinders blocks shared in place by a server whose questions stand where they are."""
+    monkeypatch.setattr(getattr(config, part), field, value)
+    assert words in str(shift_reason(config))
+    assert in_place_reason(config) is None
+
+
 def test_drafted_tokens_would_see_other_positions(model: ModelConfig) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 2}
     arguments = AsyncEngineArgs(model=model.model, dtype="float32", speculative_config=drafts)
-    assert "drafts" in str(in_place_reason(arguments.create_engine_config()))
+    assert "drafts" in str(shift_reason(arguments.create_engine_config()))

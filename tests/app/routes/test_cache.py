@@ -9,13 +9,14 @@ from httpx import ASGITransport, AsyncClient
 from app.routes.cache import router
 from cache.config import ChunkCacheConfig
 from cache.manager import ChunkCacheManager
+from engine_ext.strategy import UNKNOWN
 from tests.cache.helpers import acquire
 
 
 async def stats(query="", **engine):
     app = FastAPI()
     app.include_router(router)
-    app.state.engine_client = SimpleNamespace(**{"placement": "copy", **engine})
+    app.state.engine_client = SimpleNamespace(**{"placement": "copy", "strategy": UNKNOWN, **engine})
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return (await client.get(f"/v1/cache/stats{query}")).json()
 
@@ -50,7 +51,8 @@ async def test_a_running_cache_shows_its_state_and_checks_its_books():
         check_integrity=lambda: checks.append(1),
         placement="in-place",
     )
-    assert (shown["enabled"], shown["reason"], shown["placement"]) == (True, None, "in-place")
+    assert (shown["enabled"], shown["reason"]) == (True, None)
+    assert (shown["placement"], shown["position_strategy"]) == ("in-place", "offset")
     assert shown["occupancy"] == manager.occupancy() | {
         "running_fills": 2,
         "queued_fills": 1,
