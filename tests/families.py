@@ -178,6 +178,7 @@ FAMILIES: dict[str, Family] = {
             "intermediate_size": 256,
             **_rope("yarn", factor=4.0, original_max_position_embeddings=256, beta_fast=32.0, beta_slow=1.0),
         },
+        refused="vLLM's CPU attention is wrong for windows with attention sinks",
     ),
     "Mixtral": Family("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "Qwen2-MoE": Family(

@@ -222,9 +222,9 @@ async def test_the_api_key_is_sent(server, ask, describe):
 
 
 async def test_a_server_is_described(server, describe):
-    assert await describe(f"{server.url}/") == ServerInfo("m", "0.32.0", None)
+    assert await describe(f"{server.url}/") == ServerInfo("m", "0.32.0", None, "full")
     server.stats = {"enabled": False, "reason": "ALiBi"}
-    assert await describe() == ServerInfo("m", "0.32.0", "ALiBi")
+    assert await describe() == ServerInfo("m", "0.32.0", "ALiBi", "full")
 
 
 async def test_no_server(describe, unused_tcp_port):
