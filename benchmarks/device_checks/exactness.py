@@ -7,10 +7,10 @@ answers of the engine are compared with answers of the same engine that had to c
 *Reuse.* A request over cached chunks, in another order than they were computed in, and the same request in a namespace
 of its own, where all chunks are missing. What was kept and moved must give what was just computed.
 
-*Order.* With `shared` positions every chunk begins at the same position, so the order of the chunks matters to memory,
-but not to the answer.
+*Order.* With `shared` and `parallel` positions every chunk begins at the same position, so the order of the chunks
+matters to memory, but not to the answer.
 
-*One chunk.* A chunk that is alone sees the system segment and itself, and stays where it was computed, with either
+*One chunk.* A chunk that is alone sees the system segment and itself, and stays where it was computed, with any
 strategy: that is ordinary attention. So a request with one chunk, missing and then cached, must give what the engine
 gives in mode `full`, where nothing of ours is involved: this ties the other comparisons to stock vLLM.
 
@@ -32,7 +32,7 @@ from benchmarks.rag import Mode, Query
 from benchmarks.systems import Server
 from benchmarks.texts import Texts
 
-STRATEGIES = ("shared", "offset")
+STRATEGIES = ("shared", "parallel", "offset")
 TOLERANCES = {"bfloat16": 5e-2, "float16": 1e-2, "float32": 1e-4}
 _CHUNK_TOKENS = (100, 37, 260, 64, 17)
 _LONGEST = _CHUNK_TOKENS.index(max(_CHUNK_TOKENS))
@@ -112,7 +112,7 @@ class _Asker:
         some = self._query([*self._chunks[1:], self._texts.chunk(_CHUNK_TOKENS[0])])
         partly = await self._ask(some, self._kept, "hit", "hit", "hit", "hit", "filled")
         yield "partly cached, and missing", partly, await self._ask(some, f"{self._strategy} partly", "filled")
-        if self._strategy == "shared":
+        if self._strategy != "offset":
             query = self._query(self._chunks)
             other = replace(query, chunks=tuple(self._texts.shuffled(self._chunks)))
             one = await self._ask(query, self._kept, "hit")

@@ -20,7 +20,7 @@ _NAMESPACE: Final = "placement"
 _FLAGS: Final[dict[System, tuple[str, tuple[str, ...]]]] = {
     "stock": (STOCK, ()),
     "warm": (TESSERA, ("--chunk-cache-placement", "copy")),
-    "in place": ("in-place", ("--chunk-cache-placement", "in-place")),
+    "in place": ("in-place", ("--chunk-position-strategy", "parallel", "--chunk-cache-placement", "in-place")),
 }
 """The name of each system's server, and its own flags."""
 
@@ -57,7 +57,7 @@ class Placement:
         return [
             Ratio(self.name, _ALONE, "ttft_s", "in place", "warm", at_most=1),
             Ratio(self.name, self._crowd, "requests_per_s", "in place", "warm", at_least=2),
-            Ratio(self.name, self._crowd, "requests_per_s", "in place", "stock", at_least=8),
+            Ratio(self.name, self._crowd, "requests_per_s", "in place", "stock", at_least=15),
         ]
 
     def sizes(self) -> dict[str, Any]:
