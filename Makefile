@@ -8,9 +8,9 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 IN_PLACE := $(addprefix tests/engine/test_,in_place.py exactness.py faults.py isolation.py concurrency.py churn.py)
 
-FUZZERS := tests/app/test_sse.py tests/app/test_middleware.py tests/app/test_request_documents.py \
-	tests/app/test_strange_peers.py tests/cache/test_directory.py tests/cache/test_redis_registry.py \
-	tests/engine_ext/test_chunk_file.py tests/engine/test_schema.py
+FUZZERS := tests/app/http/test_sse.py tests/app/prompt/test_documents_middleware.py tests/app/documents/test_request_documents.py \
+	tests/app/test_strange_peers.py tests/cache/test_directory.py tests/replicas/test_redis_registry.py \
+	tests/engine_ext/wire/test_chunk_file.py tests/engine/test_schema.py
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

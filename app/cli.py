@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
-from app.progress import first_line, say
-from engine_ext.orphans import end_with_starter
+from tools.process_watch import end_with_starter
+from tools.progress import first_line, say
 
 _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-… flag]
        tessera doctor [MODEL] [--json] [any tessera serve flag]
@@ -74,7 +74,7 @@ def _serve(arguments: list[str]) -> int:
         return 2
     import uvloop
 
-    from app.default_model import default_model
+    from app.models.default_model import default_model
     from app.server import run
     from app.settings import load_settings
 
@@ -96,7 +96,7 @@ def _serve(arguments: list[str]) -> int:
 def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespace:
     """The flags of ``tessera serve``, vLLM's among them. Exits with 2 for one that there is not."""
     from app.settings import add_flags, add_missing_flags
-    from engine_ext.vllm_compat import (
+    from engine_ext.wire.vllm_compat import (
         FlexibleArgumentParser,
         cli_env_setup,
         make_arg_parser,
@@ -117,12 +117,12 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
     """What is wrong with the command that ``error`` came of, in one line; ``None`` if something else is wrong."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    from app.access.door import ExposedError
+    from app.access.exposure import ExposedError
     from app.access.tenants import TenantsFileError
     from app.profile import ProfileError
     from app.settings import UnknownSettingError
     from cache.tiers.tier import TierConfigError
-    from engine_ext.support import UnsupportedFlagError
+    from engine_ext.start.support import UnsupportedFlagError
 
     if isinstance(error, ValidationError):
         return _first_error(error)
@@ -147,19 +147,19 @@ def _first_error(error: ValidationError) -> str:
 
 
 def _doctor(arguments: list[str]) -> int:
-    from app.doctor.command import main
+    from app.commands.doctor.command import main
 
     return main(arguments)
 
 
 def _demo(arguments: list[str]) -> int:
-    from app.demo import main
+    from app.commands.demo import main
 
     return main(arguments)
 
 
 def _model(arguments: list[str]) -> int:
-    from app.model_command import main
+    from app.commands.model import main
 
     return main(arguments)
 
@@ -183,25 +183,25 @@ def _bench(arguments: list[str]) -> int:
 
 
 def _route(arguments: list[str]) -> int:
-    from app.router.command import main
+    from app.cluster.router.command import main
 
     return main(arguments)
 
 
 def _cluster(arguments: list[str]) -> int:
-    from app.cluster import main
+    from app.commands.cluster import main
 
     return main(arguments)
 
 
 def _cache(arguments: list[str]) -> int:
-    from app.cache_command import main
+    from app.commands.cache import main
 
     return main(arguments)
 
 
 def _key(arguments: list[str]) -> int:
-    from app.access.command import main
+    from app.commands.key import main
 
     return main(arguments)
 

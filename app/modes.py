@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from cache.layout import PositionStrategy
-from engine_ext.request import MAX_LINK_TOKENS
+from engine_ext.wire.request import MAX_LINK_TOKENS
 
 MODES: Final = ("full", *(strategy.value for strategy in PositionStrategy))
 CALIBRATED: Final = (*MODES, "link-8", "link-16", "link-32")

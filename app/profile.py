@@ -9,8 +9,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from app.modes import is_mode, link_tokens, strategy_of
-from engine_ext.request import CacheOptions, Decision
-from engine_ext.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
+from engine_ext.start.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
+from engine_ext.wire.request import CacheOptions, Decision
 
 PROFILE_NAME: Final = "profile.json"
 """A profile in its model's own folder has a name that ends so: the model's digest leaves it out."""
@@ -93,7 +93,7 @@ def described(model: str, revision: str | None = None, download_dir: str | None 
 
     ``revision`` and ``download_dir`` are vLLM's flags.
     """
-    from engine_ext.fingerprint import UnknownWeightsError, files_digest, model_folder  # takes seconds to import
+    from engine_ext.start.fingerprint import UnknownWeightsError, files_digest, model_folder  # takes seconds to import
 
     try:
         folder = model_folder(model, revision, download_dir)

@@ -17,8 +17,8 @@ from cache.manager import ChunkCacheManager, Removal
 from cache.metrics import TIER_EVENTS
 
 if TYPE_CHECKING:
-    from engine_ext.engine import ChunkEngine
-    from engine_ext.fills import FillRunner
+    from engine_ext.chunks.fills import FillRunner
+    from engine_ext.client.engine import ChunkEngine
 
 _TIMEOUT_S = 10.0
 

@@ -19,31 +19,31 @@ from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
-from app.access.door import checked_host, known_tenants
+from app.access.client_limits import ClientLimitsMiddleware
+from app.access.exposure import checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
-from app.answers import correct_openapi
-from app.client_limits import ClientLimitsMiddleware
-from app.cut_off import CutOffMiddleware
+from app.cluster.registration import registered
+from app.http.answers import correct_openapi
+from app.http.cut_off import CutOffMiddleware
+from app.http.refusals import ReasonMiddleware
+from app.http.retry_after import RetryAfterMiddleware
 from app.logs import configure_logging
-from app.marks import Marks
-from app.middleware import DocumentsMiddleware
 from app.profile import Profile, ProfileError
-from app.progress import progress, say
 from app.prometheus import exported
-from app.refusals import ReasonMiddleware
-from app.registration import registered
-from app.retry_after import RetryAfterMiddleware
+from app.prompt.documents_middleware import DocumentsMiddleware
+from app.prompt.marks import Marks
+from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, peer, rag, split
-from app.segments import SegmentRenderer
 from app.settings import Settings
 from cache.tiers.config import make_tier, parse_tiers
-from engine_ext.engine import ChunkEngine, FillLimits
-from engine_ext.fingerprint import UnknownWeightsError, weights_digest
-from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
-from engine_ext.strategy import DefaultStrategy
-from engine_ext.support import check_flags
-from engine_ext.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
+from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
+from engine_ext.start.startup import ChunkCacheOptions, start_chunk_engine
+from engine_ext.start.strategy import DefaultStrategy
+from engine_ext.start.support import check_flags
+from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
+from tools.progress import progress, say
 from web import page
 from web.example import example_file
 

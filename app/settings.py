@@ -17,8 +17,8 @@ from cache.config import HashAlgorithm
 from cache.eviction import EvictionPolicyName
 from cache.layout import PositionStrategy
 from cache.tiers.config import parse_tiers
-from engine_ext.request import MAX_LINK_TOKENS, CacheOptions, PlacementName
-from engine_ext.strategy import UNKNOWN
+from engine_ext.start.strategy import UNKNOWN
+from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions, PlacementName
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]

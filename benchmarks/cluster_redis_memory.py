@@ -3,7 +3,7 @@
 
     python -m benchmarks.cluster_redis_memory
 
-Claims are published by :class:`cache.redis_registry.RedisRegistry` to a ``redis-server`` started for it on the loopback
+Claims are published by :class:`replicas.redis_registry.RedisRegistry` to a ``redis-server`` started for it on the loopback
 interface; bytes are the growth of ``used_memory``. ``--url`` measures a server that is there already: it must be empty.
 """
 
@@ -26,10 +26,10 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
-from app.progress import say
-from app.redis_process import NoRedisError, local_redis
-from cache.redis_registry import RedisRegistry
-from cache.registry import DocumentKey, Holding, Replica, Tier
+from replicas.redis_registry import RedisRegistry
+from replicas.registry import DocumentKey, Holding, Replica, Tier
+from tools.progress import say
+from tools.redis_process import NoRedisError, local_redis
 
 HOLDERS = (1, 2, 8)
 """Replicas that hold each document."""

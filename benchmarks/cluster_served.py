@@ -25,11 +25,11 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
-from app.progress import say
-from app.random_model import build_preset
-from app.redis_process import NoRedisError, local_redis
-from app.server_process import ServerProcess
 from benchmarks.texts import Texts
+from tools.progress import say
+from tools.random_model import build_preset
+from tools.redis_process import NoRedisError, local_redis
+from tools.server_process import ServerProcess
 
 AGAINST_ROUND_ROBIN_AT_LEAST: Final = 1.5
 OF_ONE_REPLICA_AT_LEAST: Final = 0.95

@@ -3,10 +3,10 @@
 
     python -m benchmarks.cluster_simulation [scaling] [corpus] [hot] [failures] [routers] [prices] [speed]
 
-Routers call :func:`cache.routing.rank`; pools evict by :mod:`cache.eviction`; engines, network and time are models
+Routers call :func:`replicas.routing.rank`; pools evict by :mod:`cache.eviction`; engines, network and time are models
 (docs/scaling.md). *scaling*: every policy with 2 to 256 replicas. *corpus*: up to ten million documents. *hot*: one
 topic gets 30 % of the requests. *failures*: a quarter of the replicas end, and come back. *routers*: one or many of
-them. *prices*: other values of the constants of cache/routing.py. *speed*: how long a choice takes, measured.
+them. *prices*: other values of the constants of replicas/routing.py. *speed*: how long a choice takes, measured.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from unittest import mock
 
 from rich.console import Console
 
-import cache.routing
-from app.progress import say
+import replicas.routing
 from benchmarks.cluster import plot
 from benchmarks.cluster.parts import PARTS, Row, Scale
 from benchmarks.cluster.replica import EngineModel
 from benchmarks.cluster.speed import speeds
 from benchmarks.cluster.tables import failure_table, speed_table, table_of
 from benchmarks.machine import cpu_model
+from tools.progress import say
 
 SPEED = "speed"
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = 140
     prices = {"LOAD_TOKENS": args.load_tokens, "HOME_DISCOUNT": args.home_discount}
-    with mock.patch.multiple(cache.routing, **prices):
+    with mock.patch.multiple(replicas.routing, **prices):
         for name in args.parts or (*PARTS, SPEED):
             began = time.process_time()
             rows = run_part(name, scale, console)
@@ -92,9 +92,11 @@ def _parser() -> argparse.ArgumentParser:
         help="requests measured for each replica (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0)
-    constants = (("load-tokens", cache.routing.LOAD_TOKENS), ("home-discount", cache.routing.HOME_DISCOUNT))
+    constants = (("load-tokens", replicas.routing.LOAD_TOKENS), ("home-discount", replicas.routing.HOME_DISCOUNT))
     for flag, value in constants:
-        parser.add_argument(f"--{flag}", type=float, default=value, help="in place of cache/routing.py's %(default)s")
+        parser.add_argument(
+            f"--{flag}", type=float, default=value, help="in place of replicas/routing.py's %(default)s"
+        )
     parser.add_argument("--output", type=Path, default=Path("build/cluster"), help="folder (default: %(default)s)")
     return parser
 

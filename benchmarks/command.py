@@ -9,10 +9,6 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from app.live_progress import shown
-from app.progress import say
-from app.random_model import build_preset
-from app.version import tessera_version
 from benchmarks import profiling, report
 from benchmarks.answers import DifferentAnswerError
 from benchmarks.arguments import UsageError, parse
@@ -26,6 +22,10 @@ from benchmarks.texts import characters_per_token
 from benchmarks.traces import TraceFileError, read_trace
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.base import Options, Workload
+from tools.live_progress import shown
+from tools.progress import say
+from tools.random_model import build_preset
+from tools.version import tessera_version
 
 _MODEL = "bench-100m"
 

@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from app.random_model import build_preset
-from app.server_process import ServerProcess
 from benchmarks.traces import TRACE_NAMES, Trace, TraceName, make_trace
 from cache.eviction import EvictionPolicyName
+from tools.random_model import build_preset
+from tools.server_process import ServerProcess
 
 SHORTER = 4
 POOL_SHARE = 0.25

@@ -23,11 +23,11 @@ import psutil
 from rich.console import Console
 from rich.progress import track
 
-from app.demo_model import DEMO_MODEL
-from app.progress import say
-from app.server_process import ServerProcess
+from app.models.demo_model import DEMO_MODEL
 from benchmarks.statistics import median
 from benchmarks.texts import Texts
+from tools.progress import say
+from tools.server_process import ServerProcess
 
 SLOWER_AT_MOST = 1.1
 _ANSWER = {"max_tokens": 400, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}

@@ -24,8 +24,8 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
-from app.random_model import build_preset
-from app.server_process import ServerProcess
+from tools.random_model import build_preset
+from tools.server_process import ServerProcess
 
 AT_MOST = 1.5
 """Time per output token beside an ingest, over that without."""

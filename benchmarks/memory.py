@@ -21,14 +21,14 @@ from pydantic import ByteSize, TypeAdapter
 from rich.console import Console
 from rich.progress import track
 
-from app.progress import say
-from app.random_model import build_preset
-from app.server_process import group_members
 from benchmarks.loops import closed_loop
 from benchmarks.pool import pool_of
 from benchmarks.rag import BenchmarkError, Query
 from benchmarks.systems import Server, running
 from benchmarks.texts import Texts
+from tools.progress import say
+from tools.random_model import build_preset
+from tools.server_process import group_members
 
 POOL_AT_MOST, GROWTH_AT_MOST = 0.02, 0.03
 """How far the pool may be from what was configured, and how much the processes may grow, as shares."""

@@ -46,11 +46,13 @@ class Stage:
 STAGES = (
     Stage("waiting for another process, spinning", ("sched_yield (vllm/", "shm_broadcast.py")),
     Stage("load: gather, rotate, scatter", ("(kernels/",)),
-    Stage("load: which rows and slots", ("(engine_ext/worker.py",), is_ours=True),
-    Stage("tokenizing", ("(app/tokenization.py",), is_ours=True),
-    Stage("marks and segments", ("(app/segments.py", "(app/marks.py"), is_ours=True),
-    Stage("planning", ("(cache/", "(engine_ext/plan.py"), is_ours=True),
-    Stage("connector, scheduler side", ("(engine_ext/scheduler.py", "(engine_ext/connector.py"), is_ours=True),
+    Stage("load: which rows and slots", ("(engine_ext/core/worker.py",), is_ours=True),
+    Stage("tokenizing", ("(app/prompt/tokenization.py",), is_ours=True),
+    Stage("marks and segments", ("(app/prompt/segments.py", "(app/prompt/marks.py"), is_ours=True),
+    Stage("planning", ("(cache/", "(engine_ext/wire/plan.py"), is_ours=True),
+    Stage(
+        "connector, scheduler side", ("(engine_ext/core/scheduler.py", "(engine_ext/core/connector.py"), is_ours=True
+    ),
     Stage("event loop", ("(asyncio/", "(uvloop/")),
     Stage("request and report", ("(engine_ext/", "(app/"), is_ours=True),
     Stage("sampling", ("(vllm/v1/sample/", "sample_tokens (vllm/")),

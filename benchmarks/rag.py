@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import httpx
 
-from app.documents import Document
+from app.documents.document import Document
 from evaluation.client import json_events
 
 Mode = Literal["chunked", "full"]

@@ -28,14 +28,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app.progress import say
-from app.redis_process import NoRedisError, local_redis
-from app.request_documents import wanted_documents
-from app.server_process import ServerProcess, free_port
+from app.documents.request_documents import wanted_documents
 from benchmarks.statistics import median, p95
 from benchmarks.texts import Texts
-from cache.redis_registry import RedisRegistry
-from cache.registry import Holding, Replica, Tier
+from replicas.redis_registry import RedisRegistry
+from replicas.registry import Holding, Replica, Tier
+from tools.progress import say
+from tools.redis_process import NoRedisError, local_redis
+from tools.server_process import ServerProcess, free_port
 
 ADDED_AT_MOST_S = 0.005
 _PATH = "/v1/rag/chat"

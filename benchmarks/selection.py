@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from app.progress import say
 from evaluation.cut import cut_questions
 from evaluation.demo import demo_questions
 from evaluation.questions import Question
+from tools.progress import say
 from training.batches import Branch, Encoder
 from training.episodes import Episode
 from training.episodes import Question as Asked

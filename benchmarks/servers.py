@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
-from app.progress import say
 from benchmarks.systems import Server, running
+from tools.progress import say
 
 STOCK, TESSERA = "stock", "tessera"
 """Stock vLLM has the first name. Servers of all others are Tessera's."""

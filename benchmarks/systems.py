@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from app.server_process import TESSERA_SERVE, ServerProcess, last_words
 from benchmarks.rag import Answer, BenchmarkError, Query, ask
+from tools.server_process import TESSERA_SERVE, ServerProcess, last_words
 
-VLLM_SERVE = ("engine_ext.vllm_command", "serve")
+VLLM_SERVE = ("engine_ext.start.vllm_command", "serve")
 SETTLE_S = 1.2
 """An engine's processes spin for a second after their last step (vLLM's ``SpinCondition``), and would take a core from
 the server that is measured next."""

@@ -20,11 +20,11 @@ from pathlib import Path
 from rich.progress import track
 
 from app.access.tenants import hash_of, new_key
-from app.demo_model import DEMO_MODEL
-from app.progress import say
-from app.server_process import ServerProcess
+from app.models.demo_model import DEMO_MODEL
 from benchmarks.statistics import median, rank_sum_p
 from benchmarks.texts import Texts
+from tools.progress import say
+from tools.server_process import ServerProcess
 
 TELLS_BELOW = 0.01
 _TOKENS, _WARM_UP = 400, 20

@@ -25,11 +25,11 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import track
 
-from app.progress import say
-from app.random_model import build_preset
-from app.server_process import ServerProcess
 from benchmarks.statistics import median
 from benchmarks.texts import Texts
+from tools.progress import say
+from tools.random_model import build_preset
+from tools.server_process import ServerProcess
 
 HOST_AT_MOST: Final = 1.5
 DIRECTORY_AT_MOST: Final = 0.5

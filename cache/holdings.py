@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from cache.hashing import ChunkHash
 from cache.index import ChunkKVCache
-from cache.registry import DocumentKey, Holding, Tier
+from replicas.registry import DocumentKey, Holding, Tier
 
 
 class Holdings:

@@ -29,7 +29,7 @@ from cache.lease import ChunkStatus, FillJob, Lease, LeasedSegment, fill_jobs, s
 from cache.metrics import ChunkCacheMetrics
 from cache.pool import ChunkBlockPool
 from cache.quotas import Usage
-from cache.registry import DocumentKey
+from replicas.registry import DocumentKey
 
 
 class Removal(StrEnum):

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.profile import PROFILE_NAME, DescribedModel, Estimate, Kind, Measured, Profile, ProfileError, described
-from app.progress import progress, say
 from evaluation.arguments import UsageError
 from evaluation.client import ServerInfo, SetupError
 from evaluation.command import Report, evaluate, model_of, report
 from evaluation.results import Result, ResultsFolder
 from evaluation.summary import Bin, Row, rows_by_chunks
+from tools.progress import progress, say
 
 LEAST_ANSWERS: Final = 30
 """With fewer answers of a kind nothing is reused for it."""

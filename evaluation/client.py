@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from app.documents import Document
+from app.documents.document import Document
 from app.modes import cache_field, mode_of
 from evaluation.arguments import ChunkOrder
 from evaluation.questions import Question

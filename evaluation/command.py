@@ -6,9 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from app.live_progress import shown
-from app.progress import say
-from app.version import tessera_version
 from evaluation.arguments import DEMO_QUESTIONS, PLAIN_QUESTIONS, Command, UsageError, name_of, parse
 from evaluation.client import AskOptions, ServerError, ServerInfo, SetupError, TesseraClient
 from evaluation.datasets import load_questions
@@ -20,6 +17,9 @@ from evaluation.report import plot, table, to_json
 from evaluation.results import LOG, PLOT, SUMMARY, Result, ResultsError, ResultsFolder, RunSettings, make_folder
 from evaluation.run import ask_all, jobs
 from evaluation.summary import summarize
+from tools.live_progress import shown
+from tools.progress import say
+from tools.version import tessera_version
 
 Report = Callable[[argparse.Namespace, ResultsFolder], int]
 """Says what came of the questions; returns the exit code."""
@@ -76,7 +76,7 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
 
 def model_of(args: argparse.Namespace) -> str:
     """The model that is served for the questions."""
-    from app.demo_model import DEMO_MODEL
+    from app.models.demo_model import DEMO_MODEL
 
     return args.model or str(DEMO_MODEL)
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.documents import Document
-from app.progress import say
+from app.documents.document import Document
 from evaluation.demo import demo_questions
 from evaluation.questions import Question
+from tools.progress import say
 
 COUNT = 250
 """Questions for each number of chunks."""

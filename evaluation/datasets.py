@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, StrictBool
 
-from app.documents import Document
+from app.documents.document import Document
 from evaluation.metrics import REFUSAL
 from evaluation.questions import JsonlRecord, Question, QuestionRecord, to_questions
 from evaluation.records import QuestionFileError, Record, Text, read_records

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
-from app.documents import Document
+from app.documents.document import Document
 from evaluation.metrics import REFUSAL
 from evaluation.questions import Question
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.documents import Document
+from app.documents.document import Document
 from evaluation.records import QuestionFileError, Record, Text, checked, read_records
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app.modes import mode_of
-from app.progress import say
 from evaluation.arguments import ChunkOrder
 from evaluation.client import Answer
 from evaluation.questions import Question
+from tools.progress import say
 
 RUN, RESULTS, SUMMARY, PLOT, LOG = "run.json", "results.jsonl", "summary.json", "accuracy.png", "server.log"
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from app.progress import progress
-from app.server_process import ServerProcess, ended_by_signals, last_words
 from evaluation.client import TEMPLATE_ADVICE, SetupError
+from tools.progress import progress
+from tools.server_process import ServerProcess, ended_by_signals, last_words
 
 
 @contextmanager

@@ -18,7 +18,7 @@ DEFAULTS = Defaults("npu", dtypes=("float16", "bfloat16"), model="bench-100m", d
 
 def load_writer() -> ReshapeAndCache:
     """vLLM-Ascend's. Imported when a check asks for it: the import takes a while, and may fail."""
-    from engine_ext.ascend import reshape_and_cache
+    from engine_ext.core.ascend import reshape_and_cache
 
     return reshape_and_cache()
 

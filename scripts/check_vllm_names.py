@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COMPAT = "engine_ext.vllm_compat"
+COMPAT = "engine_ext.wire.vllm_compat"
 LLM = ("vllm.v1.engine.async_llm", "AsyncLLM")
 # Only versions that have them ask for them; ours then pass the call on.
 OPTIONAL_HOOKS = {"requires_kv_delivery"}

@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from app.demo_model import DEMO_MODEL
-from app.redis_process import RedisProcess
-from app.server_process import ServerProcess
-from cache.redis_registry import RedisRegistry
-from cache.registry import Replica
+from app.models.demo_model import DEMO_MODEL
+from replicas.redis_registry import RedisRegistry
+from replicas.registry import Replica
+from tools.redis_process import RedisProcess
+from tools.server_process import ServerProcess
 from training.language import DEFAULT_SYSTEM
 from web.example import Example, example_file
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from app.cluster import shares
+from app.commands.cluster import shares
 
 _ALL = os.sched_getaffinity(0)
 _MOST_WORKERS = 4

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from app.random_model import fill_weights, save_tokenizer, vocabulary_size
+from tools.random_model import fill_weights, save_tokenizer, vocabulary_size
 
 MAX_POSITIONS = 1024
 _COMMON = {

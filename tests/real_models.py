@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.packaged_models import PackagedModelError, packaged_model
+from app.models.packaged_models import PackagedModelError, packaged_model
 
 
 def real_model(name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.redis_process import NoRedisError, RedisProcess
+from tools.redis_process import NoRedisError, RedisProcess
 
 
 class RedisServer(RedisProcess):

@@ -20,13 +20,13 @@ FORBIDDEN = {
     "web": {"vllm", "torch", "app", "cache", "engine_ext", "kernels", "evaluation", "training"},
     "app": set(),
 }
-COMPAT = "engine_ext/vllm_compat.py"
-NAMES_FOR_ALL = "engine_ext.strategy"  # names and values, without the engine
+COMPAT = "engine_ext/wire/vllm_compat.py"
+NAMES_FOR_ALL = "engine_ext.start.strategy"  # names and values, without the engine
 RUNS_IN_ENGINE = {"evaluation/forced.py"}  # loaded by its server, not by the evaluation
 # Modules whose names are vLLM's: its own, and the one that imports them for everybody.
-VLLM_ORIGINS = {"vllm", "vllm_ascend", "engine_ext.vllm_compat"}
+VLLM_ORIGINS = {"vllm", "vllm_ascend", "engine_ext.wire.vllm_compat"}
 # Not checks: KV that another version computed is another engine's; the doctor prints it.
-VERSION_READERS = {COMPAT, "engine_ext/fingerprint.py", "app/doctor/environment.py"}
+VERSION_READERS = {COMPAT, "engine_ext/start/fingerprint.py", "app/commands/doctor/environment.py"}
 
 
 def parse(name: str) -> ast.Module:
@@ -189,7 +189,7 @@ def test_the_kernels_package_itself_is_empty():
         "def f():\n    from vllm.config import X\n    X.y = 1",
         "from vllm.config import X\nsetattr(X, 'y', 1)",
         "from vllm.config import X\ndel X.y",
-        "from engine_ext.vllm_compat import build_app\nbuild_app.x = 1",
+        "from engine_ext.wire.vllm_compat import build_app\nbuild_app.x = 1",
     ],
 )
 def test_a_patch_would_be_noticed(code):
@@ -218,7 +218,7 @@ def test_changing_ones_own_things_is_no_patch(code):
         "from importlib.metadata import version\nversion(name)",
         "from packaging.version import Version",
         "import packaging.version as v",
-        "from engine_ext.vllm_compat import VERSION",
+        "from engine_ext.wire.vllm_compat import VERSION",
         "from engine_ext import vllm_compat\nif vllm_compat.VERSION > (0, 30): pass",
         "try:\n    from vllm.config import X\nexcept ImportError:\n    X = None",
         "try:\n    from vllm.config import X\nexcept (ImportError, OSError):\n    X = None",

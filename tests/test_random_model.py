@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.random_model import (
+from tools.random_model import (
     PRESETS,
     SPECIAL_TOKENS,
     build_preset,
@@ -88,7 +88,7 @@ def test_an_interrupted_build_leaves_nothing_behind(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("app.random_model._save_model", interrupted)
+    monkeypatch.setattr("tools.random_model._save_model", interrupted)
     with pytest.raises(KeyboardInterrupt):
         build_random_model(tmp_path / "model", **SHAPE)
     assert list(tmp_path.iterdir()) == []
@@ -197,6 +197,6 @@ def test_command_line(tmp_path, capsys):
 
 
 def test_the_module_itself_imports_nothing_heavy():
-    code = "import sys, app.random_model; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = "import sys, tools.random_model; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

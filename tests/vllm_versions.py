@@ -3,7 +3,7 @@
 
 import pytest
 
-from engine_ext.vllm_compat import VERSION, vllm_version
+from engine_ext.wire.vllm_compat import VERSION, vllm_version
 
 HAS_QUEUE_LIMIT = VERSION >= (0, 29)
 CHECKS_BODY_TYPE = VERSION >= (0, 28)

@@ -4,7 +4,7 @@
 import random
 from dataclasses import dataclass
 
-from app.documents import Document
+from app.documents.document import Document
 from training.language import (
     ANSWER,
     ATTRIBUTES,

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from app.folders import replaced_folder
-from engine_ext.strategy import TRAINED_FOR
+from engine_ext.start.strategy import TRAINED_FOR
+from tools.folders import replaced_folder
 
 FACTS_FILE = "training.json"
 """How the model was made; only a folder that has it is replaced."""

@@ -23,8 +23,8 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.overrides import TorchFunctionMode
 
-from app.folders import check_replaceable
-from app.progress import say
+from tools.folders import check_replaceable
+from tools.progress import say
 from training.batches import STRATEGIES, Batch, Encoder, to_device
 from training.curriculum import CURRICULUM, Stage, make_stage_batch
 from training.export import FACTS_FILE, export

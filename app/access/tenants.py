@@ -21,8 +21,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, StringConstraints, ValidationError
 
-from app.progress import first_line
 from cache.quotas import Quota
+from tools.progress import first_line
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.cluster.router.proxy import REPLICA_HEADER, unavailable
 from app.ray_serve.exchange import RequestHead, answered, wished_replica
 from app.ray_serve.request_router import Hint
-from app.router.proxy import REPLICA_HEADER, unavailable
 
 if TYPE_CHECKING:
     import argparse
@@ -27,7 +27,7 @@ class EngineReplica:
     async def __init__(self, arguments: list[str]) -> None:  # type: ignore[misc]  # Serve awaits it
         """Starts the engine. ``arguments`` are those of ``tessera serve``."""
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        from app.registration import registered
+        from app.cluster.registration import registered
         from app.server import prepare, started_app
 
         self._running = AsyncExitStack()
@@ -38,7 +38,7 @@ class EngineReplica:
         app.state.server = _Actor()
         self._engine = app.state.engine_client
         self._app = named(app, self.name)
-        await self._running.enter_async_context(app.router.lifespan_context(app))
+        await self._running.enter_async_context(app.cluster.router.lifespan_context(app))
         await self._running.enter_async_context(registered(app, args, settings))
 
     async def handle(

@@ -15,15 +15,15 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from app.bodies import read_body
+from app.cluster.router.broadcast import concerns_all, merged
+from app.cluster.router.proxy import MOST_ATTEMPTS, unavailable
+from app.http.bodies import read_body
 from app.ray_serve.answer import Answer
 from app.ray_serve.exchange import RequestHead, head_of, wished_replica
 from app.ray_serve.lookup import Lookup
 from app.ray_serve.options import Options
 from app.ray_serve.request_router import Hint
-from app.router.everywhere import concerns_all, merged
-from app.router.proxy import MOST_ATTEMPTS, unavailable
-from cache.redis_registry import RedisRegistry
+from replicas.redis_registry import RedisRegistry
 
 logger = logging.getLogger(__name__)
 

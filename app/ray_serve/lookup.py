@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from app.request_documents import parse_body, wanted_documents
-from app.router.chooser import MOST_ASKED
-from app.router.directory import REFRESH_S
-from cache.registry import Claim, Registry, RegistryError
-from cache.routing import Wanted
+from app.cluster.router.chooser import MOST_ASKED
+from app.cluster.router.directory import REFRESH_S
+from app.documents.request_documents import parse_body, wanted_documents
+from replicas.registry import Claim, Registry, RegistryError
+from replicas.routing import Wanted
 
 logger = logging.getLogger(__name__)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of Ray's replicas a request goes to: :func:`cache.routing.rank`, asked by Ray."""
+"""Which of Ray's replicas a request goes to: :func:`replicas.routing.rank`, asked by Ray."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from cache.routing import Candidate, Wanted, rank
+from replicas.routing import Candidate, Wanted, rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.answers import CacheStats, Cleared, Slept, answers
+from app.http.answers import CacheStats, Cleared, Slept, answers
 from cache.manager import ChunkCacheManager
-from engine_ext.engine import ChunkEngine
-from engine_ext.vllm_compat import GracefulHTTPError
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(prefix="/v1/cache", tags=["Chunk cache"])
 

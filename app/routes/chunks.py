@@ -14,24 +14,24 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from vllm.exceptions import VLLMValidationError
 
-from app.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, JsonLines, SegmentList, answers
-from app.documents import Document
-from app.rag_request import RagRequest, chat_completion, system_and_user
-from app.rendering import Rendered, open_ticket, render
-from app.segments import SegmentRenderer
+from app.documents.document import Document
+from app.documents.rag_request import RagRequest, chat_completion, system_and_user
+from app.http.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, JsonLines, SegmentList, answers
+from app.prompt.rendering import Rendered, open_ticket, render
+from app.prompt.segments import SegmentRenderer
 from cache.chunk_ids import IdConflictError, RegisteredText
-from cache.document_keys import id_key
 from cache.errors import CapacityError
 from cache.hashing import ChunkHash
 from cache.index import ChunkKVCache, EntryState
 from cache.layout import Chunk
 from cache.manager import ChunkCacheManager, Removal
-from cache.registry import DocumentKey
-from engine_ext.background import Ingested, Ingestion
-from engine_ext.caller import CALLER
-from engine_ext.engine import ChunkEngine
-from engine_ext.request import Ticket
-from engine_ext.vllm_compat import ErrorResponse, GracefulHTTPError
+from engine_ext.client.background import Ingested, Ingestion
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.caller import CALLER
+from engine_ext.wire.request import Ticket
+from engine_ext.wire.vllm_compat import ErrorResponse, GracefulHTTPError
+from replicas.document_keys import id_key
+from replicas.registry import DocumentKey
 
 router = APIRouter(prefix="/v1/rag/chunks", tags=["Chunks"])
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from app.answers import Cluster, answers
-from cache.redis_registry import RedisRegistry
-from cache.registry import RegistryError
-from engine_ext.vllm_compat import GracefulHTTPError
+from app.http.answers import Cluster, answers
+from engine_ext.wire.vllm_compat import GracefulHTTPError
+from replicas.redis_registry import RedisRegistry
+from replicas.registry import RegistryError
 
 router = APIRouter(prefix="/v1", tags=["Cluster"])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cached chunks for other replicas of the same model (:mod:`app.peers`)."""
+"""Cached chunks for other replicas of the same model (:mod:`app.cluster.peers`)."""
 
 import hmac
 from http import HTTPStatus
@@ -7,12 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.peers import FINGERPRINT_HEADER, PATH
+from app.cluster.peers import FINGERPRINT_HEADER, PATH
 from app.settings import Settings
 from cache.hashing import ChunkHash
-from engine_ext.engine import ChunkEngine
-from engine_ext.transfers import TransferError
-from engine_ext.vllm_compat import GracefulHTTPError
+from engine_ext.chunks.transfers import TransferError
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(include_in_schema=False)
 

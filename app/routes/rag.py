@@ -8,13 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from app.answers import EVENT_STREAM, Plan, RagChatAnswer, answers
-from app.rag_request import RagChatRequest, chat_completion, chat_messages
-from app.rendering import open_ticket, render
-from app.sse import ReportInserter
-from engine_ext.plan_preview import preview
-from engine_ext.request import Ticket
-from engine_ext.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
+from app.documents.rag_request import RagChatRequest, chat_completion, chat_messages
+from app.http.answers import EVENT_STREAM, Plan, RagChatAnswer, answers
+from app.http.sse import ReportInserter
+from app.prompt.rendering import open_ticket, render
+from engine_ext.client.plan_preview import preview
+from engine_ext.wire.request import Ticket
+from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
 
 router = APIRouter(prefix="/v1/rag", tags=["RAG"])
 

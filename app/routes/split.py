@@ -11,11 +11,11 @@ from fastapi import APIRouter, Query, Request
 from vllm.exceptions import VLLMValidationError
 from xxhash import xxh3_64_hexdigest
 
-from app.answers import Split, answers
-from app.pdf_text import PdfError, pdf_text
+from app.documents.pdf_text import PdfError, pdf_text
+from app.documents.splitting import CountTokens, Piece, split_markdown, split_text
+from app.http.answers import Split, answers
 from app.settings import Settings
-from app.splitting import CountTokens, Piece, split_markdown, split_text
-from engine_ext.vllm_compat import GracefulHTTPError
+from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(prefix="/v1/rag", tags=["Chunks"])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from unittest import mock
 
-import cache.routing
+import replicas.routing
 from benchmarks.cluster.outcome import Outcome
 from benchmarks.cluster.router import POLICIES, PolicyName
 from benchmarks.cluster.simulation import Setup, Simulation, one_replica
@@ -87,12 +87,12 @@ def routers(scale: Scale) -> Iterator[Row]:
 
 
 def prices(scale: Scale) -> Iterator[Row]:
-    """Other values of the constants of :mod:`cache.routing`."""
+    """Other values of the constants of :mod:`replicas.routing`."""
     setup = scale.setup(min(_SMALL, scale.replicas))
-    home, load = cache.routing.HOME_DISCOUNT, cache.routing.LOAD_TOKENS
+    home, load = replicas.routing.HOME_DISCOUNT, replicas.routing.LOAD_TOKENS
     pairs = [*((tokens, home) for tokens in LOAD_TOKENS), *((load, discount) for discount in HOME_DISCOUNTS)]
     for (tokens, discount), share in itertools.product(pairs, (0.0, HOT_SHARE)):
-        with mock.patch.multiple(cache.routing, LOAD_TOKENS=tokens, HOME_DISCOUNT=discount):
+        with mock.patch.multiple(replicas.routing, LOAD_TOKENS=tokens, HOME_DISCOUNT=discount):
             yield from compared(replace(setup, workload=replace(setup.workload, hot_share=share)), ("rank",))
 
 
@@ -101,7 +101,7 @@ def compared(setup: Setup, policies: Sequence[PolicyName] = POLICIES) -> Iterato
     one = one_replica(setup)
     for policy in policies:
         outcome = Simulation(setup, policy, one).run()
-        yield Row(outcome, setup.routers, cache.routing.LOAD_TOKENS, cache.routing.HOME_DISCOUNT)
+        yield Row(outcome, setup.routers, replicas.routing.LOAD_TOKENS, replicas.routing.HOME_DISCOUNT)
 
 
 PARTS: dict[str, Callable[[Scale], Iterator[Row]]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry as :class:`cache.redis_registry.RedisRegistry` is seen from outside, in memory and synthetic time.
+"""The registry as :class:`replicas.redis_registry.RedisRegistry` is seen from outside, in memory and synthetic time.
 
 It counts what Redis would be asked: commands, and round trips, since commands of one pipeline travel together.
 """
@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.cluster.clock import Clock
-from cache.registry import Claim, DocumentKey, Holding, Replica
+from replicas.registry import Claim, DocumentKey, Holding, Replica
 
 FLUSH_S, BEAT_S, LEASE_S = 0.1, 1.0, 5.0
-"""As cache/publisher.py and cache/redis_registry.py have them."""
+"""As replicas/publisher.py and replicas/redis_registry.py have them."""
 BATCH = 500
 TRANSACTION = 2
 """Commands around a transaction: MULTI and EXEC."""

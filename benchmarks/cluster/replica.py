@@ -16,7 +16,7 @@ from benchmarks.cluster.registry import BEAT_S, FLUSH_S, SimulatedRegistry
 from benchmarks.cluster.workload import QUESTION_TOKENS, key_of
 from benchmarks.eviction import PAGE_TOKENS, Chunk, Pool
 from cache.eviction import EvictionPolicy, make_policy
-from cache.registry import DocumentKey, Holding, Replica, Tier
+from replicas.registry import DocumentKey, Holding, Replica, Tier
 
 TOKEN_BYTES = 131_072
 """KV of one token of a model with 32 layers and 8 KV heads of 128, 16 bits a number."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routers, which know of replicas only what the registry says, and of loads what heartbeats say and what they sent.
 
-Policies compared: ``rank`` is :func:`cache.routing.rank` itself, and ``rank alone`` the same without any claims, as
+Policies compared: ``rank`` is :func:`replicas.routing.rank` itself, and ``rank alone`` the same without any claims, as
 while the registry is lost; ``hashing`` sends each set of documents to one replica by rendezvous; ``least load`` and
 ``round robin`` know nothing of documents.
 """
@@ -10,20 +10,20 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, get_args
 
-from app.router.in_flight import InFlight
+from app.cluster.router.in_flight import InFlight
 from benchmarks.cluster.clock import Clock
 from benchmarks.cluster.registry import SimulatedRegistry
 from benchmarks.cluster.replica import Request
 from benchmarks.cluster.workload import key_of
 from benchmarks.eviction import Chunk
-from cache.registry import Replica
-from cache.routing import Candidate, Wanted, home_of, rank
+from replicas.registry import Replica
+from replicas.routing import Candidate, Wanted, home_of, rank
 
 PolicyName = Literal["rank", "rank alone", "hashing", "least load", "round robin"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 REFRESH_S = 1.0
-"""How often a router asks who is there; as app/router/directory.py has it."""
+"""How often a router asks who is there; as app/cluster/router/directory.py has it."""
 
 
 class Policy(Protocol):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long :func:`cache.routing.rank` itself takes."""
+"""How long :func:`replicas.routing.rank` itself takes."""
 
 import itertools
 import random
@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cache.registry import Claim, DocumentKey, Holding, Tier
-from cache.routing import Candidate, Wanted, rank
+from replicas.registry import Claim, DocumentKey, Holding, Tier
+from replicas.routing import Candidate, Wanted, rank
 
 DOCUMENTS = 10
 CANDIDATES = (8, 64, 256)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.eviction import Chunk
-from cache.registry import DocumentKey
+from replicas.registry import DocumentKey
 
 TOPIC_DOCUMENTS = 20
 OF_ONE_TOPIC = 4

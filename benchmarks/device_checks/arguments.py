@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.random_model import PRESETS
 from benchmarks.device_checks.checklist import checks_for
 from benchmarks.device_checks.devices import Kind
 from benchmarks.device_checks.exactness import TOLERANCES
+from tools.random_model import PRESETS
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -99,7 +99,7 @@ def _add_bandwidth(parser: argparse.ArgumentParser) -> None:
 
 def _add_engine(parser: argparse.ArgumentParser, defaults: Defaults) -> None:
     group = parser.add_argument_group("engine")
-    model = f"folder of a model, or a random one of app.random_model (default: {defaults.model})"
+    model = f"folder of a model, or a random one of tools.random_model (default: {defaults.model})"
     group.add_argument("--model", default=defaults.model, metavar="MODEL", help=model)
     group.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the model (default: bfloat16)")
     tolerances = ", ".join(f"{value:g} in {name}" for name, value in TOLERANCES.items())

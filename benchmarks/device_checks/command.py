@@ -18,8 +18,6 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from app.progress import progress, say
-from app.version import tessera_version
 from benchmarks.device_checks.arguments import Defaults, parse
 from benchmarks.device_checks.checklist import FIRST_TOKEN, Check, checks_for
 from benchmarks.device_checks.context import Context, LoadWriter, Options, SpeedSizes
@@ -27,6 +25,8 @@ from benchmarks.device_checks.devices import Device, MissingDeviceError, find_de
 from benchmarks.device_checks.engine import Engine, EngineOptions
 from benchmarks.device_checks.findings import CheckError, SkippedError, one_line
 from benchmarks.signals import end_by_signals
+from tools.progress import progress, say
+from tools.version import tessera_version
 
 Status = Literal["PASS", "FAIL", "SKIPPED"]
 

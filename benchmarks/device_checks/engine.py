@@ -12,12 +12,12 @@ from typing import Any, Self
 
 import httpx
 
-from app.random_model import PRESETS, build_preset
 from benchmarks.device_checks.findings import CheckError, Finding
 from benchmarks.rag import BenchmarkError
 from benchmarks.servers import TESSERA, Servers
 from benchmarks.systems import Server
 from benchmarks.texts import Texts, characters_per_token
+from tools.random_model import PRESETS, build_preset
 
 _SELF_CHECK = "self-check failed"
 _SHORTEST_LENGTH, _SLACK = 2048, 512
@@ -25,7 +25,7 @@ _SHORTEST_LENGTH, _SLACK = 2048, 512
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Of the checks that ask an engine. ``model`` is a folder, or one of ``app.random_model``'s presets."""
+    """Of the checks that ask an engine. ``model`` is a folder, or one of ``tools.random_model``'s presets."""
 
     model: str
     dtype: str

@@ -18,7 +18,7 @@ from benchmarks.systems import Server
 from benchmarks.traces import CHUNKS_PER_REQUEST, zipf_trace
 from benchmarks.workloads.base import Options, Record, Step
 
-CLIENT = (sys.executable, "-m", "engine_ext.vllm_command", "bench", "serve")
+CLIENT = (sys.executable, "-m", "engine_ext.start.vllm_command", "bench", "serve")
 LOG = "vllm-client.log"
 _CHUNKS, _CHUNK_TOKENS, _QUESTION_TOKENS, _OUTPUT_TOKENS = 200, 256, 32, 16
 _POINT = "concurrency 1"

@@ -8,10 +8,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from app.documents import BadRequestError
-from app.random_model import SPECIAL_TOKENS
+from app.documents.document import BadRequestError
 from cache.layout import PositionStrategy
 from cache.report import CacheReport, TokenCounts
+from tools.random_model import SPECIAL_TOKENS
 
 WHITESPACE = "        "
 ADDED = (*SPECIAL_TOKENS, "<think>", "[INST]", WHITESPACE)

@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("vllm")
 import yaml
 
+from app.cluster.router.metrics import RouterMetrics
 from app.prometheus import ChunkCacheCollector
-from app.router.metrics import RouterMetrics
-from app.server_process import ROOT
-from engine_ext.stats import COUNTERS, HISTOGRAMS
+from engine_ext.core.stats import COUNTERS, HISTOGRAMS
 from tests.cache.helpers import make_manager
 from tests.serving import in_a_loop
+from tools.server_process import ROOT
 
 PATH = ROOT / "docs" / "alerts.yml"
 RULES = [rule for group in yaml.safe_load(PATH.read_text())["groups"] for rule in group["rules"]]

@@ -73,7 +73,7 @@ def test_an_unknown_variable_is_named(serve, capsys, monkeypatch):
 
 
 def test_an_unsupported_flag_is_a_usage_error(serve, capsys):
-    from engine_ext.support import UnsupportedFlagError
+    from engine_ext.start.support import UnsupportedFlagError
 
     assert serve(UnsupportedFlagError("--x can't be used")) == 2
     assert capsys.readouterr().err == "tessera: --x can't be used\n"

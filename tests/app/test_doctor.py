@@ -23,16 +23,16 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app import cli
-from app.default_model import present_model
-from app.demo_model import DEMO_MODEL
-from app.doctor import command, environment, flags, trial
-from app.doctor.advice import ADVICE, advice_for
-from app.doctor.finding import Finding
-from app.server_process import ROOT, group_members
+from app.commands.doctor import command, environment, flags, trial
+from app.commands.doctor.advice import ADVICE, advice_for
+from app.commands.doctor.finding import Finding
+from app.models.default_model import present_model
+from app.models.demo_model import DEMO_MODEL
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
 from engine_ext import support, vllm_compat
 from tests.redis_server import RedisServer
+from tools.server_process import ROOT, group_members
 
 PASSED = Finding("ok", "the engine starts, and its self-check passes")
 

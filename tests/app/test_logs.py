@@ -11,7 +11,7 @@ from app.settings import Settings
 from cache.layout import Chunk, PositionStrategy, pack
 from cache.lease import ChunkStatus
 from cache.report import CacheReport, ChunkReport, TokenCounts
-from engine_ext.request_log import log_finished
+from engine_ext.client.request_log import log_finished
 
 PACKAGES = ("app", "cache", "engine_ext", "kernels")
 
@@ -64,7 +64,7 @@ def test_a_request_is_one_json_object(capsys):
     log_finished("r-1", make_report())
     (line,) = capsys.readouterr().err.splitlines()
     record = json.loads(line)
-    assert (record["levelname"], record["name"]) == ("INFO", "engine_ext.request_log")
+    assert (record["levelname"], record["name"]) == ("INFO", "engine_ext.client.request_log")
     assert {name: record[name] for name in ("request_id", "mode", "reason", "chunks", "tokens", "timings_ms")} == {
         "request_id": "r-1",
         "mode": "chunked",
@@ -81,7 +81,7 @@ def test_a_traceback_is_kept(log_format, capsys):
     try:
         raise ValueError("broken")
     except ValueError:
-        logging.getLogger("engine_ext.engine").exception("it failed")
+        logging.getLogger("engine_ext.client.engine").exception("it failed")
     err = capsys.readouterr().err
     assert "it failed" in err
     assert "ValueError: broken" in err

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from app.cache_options import CacheField
+from app.documents.cache_options import CacheField
 from app.modes import CALIBRATED, cache_field, in_order, is_mode, mode_of
-from engine_ext.request import CacheOptions
+from engine_ext.wire.request import CacheOptions
 
 
 @pytest.mark.parametrize("mode", CALIBRATED)

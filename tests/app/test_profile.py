@@ -4,11 +4,11 @@
 import pytest
 from starlette.datastructures import State
 
-from app.cache_options import CacheField, decide_of, options_of
+from app.documents.cache_options import CacheField, decide_of, options_of
 from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
 from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
-from engine_ext.request import CacheOptions, ChunkedRequest, Ticket
+from engine_ext.wire.request import CacheOptions, ChunkedRequest, Ticket
 
 
 def make_profile(**modes: str) -> Profile:

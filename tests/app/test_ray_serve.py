@@ -19,6 +19,8 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest
 from ray.serve.schema import ServeDeploySchema
 
+from app.cluster.router.proxy import REPLICA_HEADER
+from app.documents.request_documents import wanted_documents
 from app.ray_serve import build
 from app.ray_serve.answer import Answer
 from app.ray_serve.engine import named
@@ -27,10 +29,8 @@ from app.ray_serve.ingress import Ingress
 from app.ray_serve.lookup import Lookup
 from app.ray_serve.options import Options
 from app.ray_serve.request_router import DocumentRouter, Hint
-from app.request_documents import wanted_documents
-from app.router.proxy import REPLICA_HEADER
-from cache.registry import Claim, DocumentKey, Holding, InProcessRegistry, RegistryError, Replica, Tier
-from cache.routing import Wanted, home_of
+from replicas.registry import Claim, DocumentKey, Holding, InProcessRegistry, RegistryError, Replica, Tier
+from replicas.routing import Wanted, home_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

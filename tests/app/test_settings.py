@@ -7,9 +7,9 @@ import os
 import pytest
 from pydantic import ValidationError
 
-from app.server_process import ROOT
 from app.settings import VLLM_FLAGS, Settings, UnknownSettingError, add_flags, add_missing_flags, load_settings
 from cache.layout import PositionStrategy
+from tools.server_process import ROOT
 
 
 @pytest.fixture(autouse=True)

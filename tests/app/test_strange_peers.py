@@ -7,7 +7,7 @@ import httpx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cache.registry import InProcessRegistry
+from replicas.registry import InProcessRegistry
 from tests.app.test_peers import A, Node
 from tests.fuzzing import ends
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from app.server_process import ROOT
-from engine_ext.fills import FillError
-from engine_ext.tracing import start_request
+from engine_ext.chunks.fills import FillError
+from engine_ext.client.tracing import start_request
+from tools.server_process import ROOT
 
 pytest.importorskip("opentelemetry.sdk")
 from opentelemetry import trace
@@ -95,7 +95,7 @@ def test_without_tracing_the_clients_headers_are_handed_on(exported):
 
 def test_without_tracing_opentelemetry_is_not_imported():
     code = (
-        "import sys; from engine_ext.tracing import start_request\n"
+        "import sys; from engine_ext.client.tracing import start_request\n"
         "with start_request(None, enabled=False) as span, span.child('x'): pass\n"
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
     )

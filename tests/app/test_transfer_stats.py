@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 pytest.importorskip("vllm")
-from engine_ext.stats import COUNTERS, HISTOGRAMS, TransferMetrics, TransferStats
+from engine_ext.core.stats import COUNTERS, HISTOGRAMS, TransferMetrics, TransferStats
 
 
 def make_stats(tokens: int = 10) -> TransferStats:

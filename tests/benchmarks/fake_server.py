@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app.documents import Document
+from app.documents.document import Document
 from tests.serving import served
 
 Body = dict[str, Any]

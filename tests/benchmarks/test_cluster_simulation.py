@@ -18,8 +18,8 @@ from benchmarks.cluster.router import POLICIES, by_hash
 from benchmarks.cluster.simulation import Setup, Simulation, one_replica
 from benchmarks.cluster.workload import OF_ONE_TOPIC, TOPIC_DOCUMENTS, Corpus, Workload, key_of, make_arrivals
 from benchmarks.eviction import Chunk
-from cache.registry import Holding, Replica, Tier
-from cache.routing import Candidate
+from replicas.registry import Holding, Replica, Tier
+from replicas.routing import Candidate
 
 MODEL = EngineModel(pool_tokens=65_536)
 
@@ -212,7 +212,9 @@ def test_the_registry_counts_what_the_real_one_asks_of_redis():
 
 
 def test_constants_are_those_of_the_real_thing():
-    publisher, directory = (pytest.importorskip(name) for name in ("cache.publisher", "app.router.directory"))
+    publisher, directory = (
+        pytest.importorskip(name) for name in ("replicas.publisher", "app.cluster.router.directory")
+    )
     assert (FLUSH_S, BEAT_S) == (publisher.FLUSH_S, publisher.BEAT_S)
     assert router.REFRESH_S == directory.REFRESH_S
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.documents import Document
+from app.documents.document import Document
 from benchmarks import servers, systems
 from benchmarks.answers import DifferentAnswerError
 from benchmarks.loops import closed_loop

@@ -22,9 +22,13 @@ ROUTE = "chat (app/routes/rag.py:40)"
         ((VLLM, ROUTE, "loads (json/__init__.py:1)"), "request and report"),
         ((VLLM, ROUTE, "generate (vllm/v1/engine/async_llm.py:2)"), "engine core"),
         (("main (app/cli.py:45)", "run (uvloop/__init__.py:92)"), "event loop"),
-        (("worker (vllm/v1/worker/w.py:1)", "load (engine_ext/worker.py:120)"), "load: which rows and slots"),
+        (("worker (vllm/v1/worker/w.py:1)", "load (engine_ext/core/worker.py:120)"), "load: which rows and slots"),
         (
-            ("load (engine_ext/worker.py:120)", "load (kernels/paged.py:90)", "AngleTables.of (kernels/rope.py:130)"),
+            (
+                "load (engine_ext/core/worker.py:120)",
+                "load (kernels/paged.py:90)",
+                "AngleTables.of (kernels/rope.py:130)",
+            ),
             "load: gather, rotate, scatter",
         ),
         (("forward (vllm/model_executor/models/llama.py:3)", "_call_impl (torch/nn/modules/module.py:7)"), "forward"),

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.random_model import build_preset
 from benchmarks.selection import Context, any_rows, favourites, first_of_each
 from tests.oracle import Oracle
+from tools.random_model import build_preset
 
 SYSTEM, QUESTION = 9, 7
 

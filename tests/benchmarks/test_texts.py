@@ -3,7 +3,7 @@
 
 import pytest
 
-from app.documents import Document
+from app.documents.document import Document
 from benchmarks.texts import Texts, characters_per_token
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.documents import Document
+from app.documents.document import Document
 from benchmarks.answers import DifferentAnswerError
 from benchmarks.rag import BenchmarkError, Query
 from benchmarks.servers import Servers

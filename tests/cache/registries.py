@@ -4,7 +4,7 @@
 from cache.hashing import CacheScope, ChunkHash
 from cache.index import ChunkKVCache, SegmentIdentity
 from cache.layout import pack
-from cache.registry import DocumentKey, Holding, Replica, Tier
+from replicas.registry import DocumentKey, Holding, Replica, Tier
 
 
 def key(number):

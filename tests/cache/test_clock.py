@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 HOUR = 3600.0
 # Who looks at the system's clock, and why it is the right one there.
 WALL_CLOCK = {
-    "app/cache_command.py": "files' times, written by other processes",
-    "app/folders.py": "files' times, written by other processes",
-    "app/router/chooser.py": "a date to be read by people",
-    "app/segments.py": "vLLM's own field, the start of its spans",
+    "app/commands/cache.py": "files' times, written by other processes",
+    "tools/folders.py": "files' times, written by other processes",
+    "app/cluster/router/chooser.py": "a date to be read by people",
+    "app/prompt/segments.py": "vLLM's own field, the start of its spans",
     "benchmarks/command.py": "a date to be read by people",
     "benchmarks/device_checks/command.py": "a date to be read by people",
     "cache/clock.py": "once, at the start",

@@ -2,7 +2,7 @@
 """Documents, and the chunks that they are made of."""
 
 from cache.holdings import Holdings
-from cache.registry import Holding, Tier
+from replicas.registry import Holding, Tier
 from tests.cache.registries import entry_of, key
 
 PAGE_BYTES = 100

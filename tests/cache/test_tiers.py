@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.server_process import ROOT
 from cache.tiers import chain as chain_module
 from cache.tiers.chain import Events, TierChain
 from cache.tiers.config import make_tier, parse_tiers
@@ -20,6 +19,7 @@ from cache.tiers.directory import DirectoryTier
 from cache.tiers.memory import MemoryTier
 from cache.tiers.mooncake import MooncakeTier
 from cache.tiers.tier import Address, TierConfigError, TierError
+from tools.server_process import ROOT
 
 MOST = 10_000
 

@@ -14,7 +14,7 @@ from typing import Any
 import dockerfile
 import yaml
 
-from app.server_process import ROOT
+from tools.server_process import ROOT
 
 DOCKER = ROOT / "docker"
 COMPOSE = DOCKER / "compose.yaml"

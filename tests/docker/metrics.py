@@ -10,10 +10,10 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from vllm.v1.metrics import loggers
 
+from app.cluster.registration import _PublisherCollector
+from app.cluster.router.metrics import RouterMetrics
 from app.prometheus import ChunkCacheCollector
-from app.registration import _PublisherCollector
-from app.router.metrics import RouterMetrics
-from engine_ext.stats import COUNTERS, HISTOGRAMS
+from engine_ext.core.stats import COUNTERS, HISTOGRAMS
 from tests.cache.helpers import make_manager
 from tests.serving import in_a_loop
 

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from app.cli import _COMMANDS, parse
-from app.router.command import GRACE_S, parser
-from app.router.settings import RouterSettings
+from app.cluster.router.command import GRACE_S, parser
+from app.cluster.router.settings import RouterSettings
 from app.settings import load_settings
 from tests.docker.deployment import (
     COMPOSE,

@@ -7,9 +7,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from cache.layout import ChunkedPrompt, PositionStrategy
 from cache.report import CacheReport
-from engine_ext.engine import ChunkEngine
-from engine_ext.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
-from engine_ext.vllm_compat import tokens_input
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
+from engine_ext.wire.vllm_compat import tokens_input
 
 STEPS = 8
 

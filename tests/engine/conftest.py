@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.random_model import build_preset
 from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import Oracle
+from tools.random_model import build_preset
 
 COMMON = (
     "--enforce-eager",

@@ -8,12 +8,12 @@ from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from engine_ext.connector import ChunkCacheConnector
-from engine_ext.layers import AttentionLayer
-from engine_ext.plan import BlockTransfer
-from engine_ext.scheduler import SchedulerHalf
-from engine_ext.worker import PoolDescription, WorkerHalf
-from engine_ext.worker_extension import ChunkCacheWorkerExtension
+from engine_ext.core.connector import ChunkCacheConnector
+from engine_ext.core.layers import AttentionLayer
+from engine_ext.core.scheduler import SchedulerHalf
+from engine_ext.core.worker import PoolDescription, WorkerHalf
+from engine_ext.core.worker_extension import ChunkCacheWorkerExtension
+from engine_ext.wire.plan import BlockTransfer
 from kernels.dispatch import copier_for
 from kernels.layout import BlockLayout
 from kernels.rope import RotaryFrequencies

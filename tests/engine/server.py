@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.server_process import ServerProcess, group_members
+from tools.server_process import ServerProcess, group_members
 
 _UNDER_WAY = ("leases", "running_fills", "segments_filling", "segments_detached")
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from app.openai_documents import from_anthropic
+from app.documents.openai_documents import from_anthropic
 from tests.engine.server import TesseraServer, stream_events, token_logprobs
 from tests.engine.test_exactness import BLOCK, ask, segments
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.demo_model import DEMO_MODEL
+from app.models.demo_model import DEMO_MODEL
 from app.modes import mode_of
 from app.profile import Profile
 from evaluation.calibration import LEAST_ANSWERS

@@ -22,13 +22,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.request_documents import wanted_documents
-from app.server_process import ServerProcess
-from cache.registry import Replica
+from app.documents.request_documents import wanted_documents
+from replicas.registry import Replica
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 from tests.redis_server import RedisServer
 from tests.serving import served
+from tools.server_process import ServerProcess
 
 ROUTE = ("app.cli", "route")
 SERVE = ("tests.engine.always_fetching", "serve")

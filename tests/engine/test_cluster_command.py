@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.server_process import ROOT, free_port, group_members
 from tests.engine.conftest import COMMON
 from tests.redis_server import RedisServer
+from tools.server_process import ROOT, free_port, group_members
 
 pytestmark = pytest.mark.matrix
 

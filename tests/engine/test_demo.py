@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from app.demo_model import DEMO_MODEL
-from app.server_process import ROOT, free_port
+from app.models.demo_model import DEMO_MODEL
 from evaluation.command import main as evaluate
 from evaluation.demo import demo_questions
 from evaluation.questions import Question
 from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import STRATEGIES, Oracle
+from tools.server_process import ROOT, free_port
 
 QUESTIONS_EACH = 25
 MAX_TOKENS = 26

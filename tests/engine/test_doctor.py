@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.server_process import ROOT, python_path
 from tests.engine.conftest import COMMON
 from tests.engine.test_refused_models import alibi, saved
+from tools.server_process import ROOT, python_path
 
 _END_S = 600
 Run = Callable[..., "subprocess.Popen[str]"]

@@ -17,15 +17,15 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from app.server_process import python_path
 from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.manager import ChunkCacheManager
 from cache.report import CacheReport
-from engine_ext.engine import ChunkEngine
-from engine_ext.startup import ChunkCacheOptions, prepare_cache, start_chunk_engine
-from engine_ext.vllm_compat import tokens_input
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.start.startup import ChunkCacheOptions, prepare_cache, start_chunk_engine
+from engine_ext.wire.vllm_compat import tokens_input
 from tests.engine.asking import ask_engine
 from tests.engine.faults import LOST
+from tools.server_process import python_path
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

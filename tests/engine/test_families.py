@@ -12,14 +12,14 @@ import pytest
 import pytest_asyncio
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from app.server_process import python_path
 from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
-from engine_ext.engine import ChunkEngine
-from engine_ext.startup import ChunkCacheOptions, start_chunk_engine
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.start.startup import ChunkCacheOptions, start_chunk_engine
 from tests.engine.asking import ask_engine
 from tests.families import FAMILIES, MAX_POSITIONS
 from tests.oracle import Oracle
 from tests.vllm_versions import HAS_FLOAT32_SINKS, HAS_MLA_ON_CPUS, REFUSED_FAMILIES, needs
+from tools.server_process import python_path
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -96,7 +96,11 @@ async def test_exact_or_refused(started: tuple[str, ChunkEngine, Path]) -> None:
             assert logprobs == pytest.approx(expected.logprobs, abs=1e-4)
             full = oracle.score("full", (SYSTEM, chunks, question), answer)
             assert full.logprobs != pytest.approx(expected.logprobs, abs=1e-2), "the oracle tells nothing apart"
-    assert statuses == [["filled"] * 2, ["hit", "hit", "filled"], *[["hit"] * 2, ["hit"] * 3] * (len(PositionStrategy) - 1)]
+    assert statuses == [
+        ["filled"] * 2,
+        ["hit", "hit", "filled"],
+        *[["hit"] * 2, ["hit"] * 3] * (len(PositionStrategy) - 1),
+    ]
 
 
 def prompt(chunks: list[list[int]], question: list[int]) -> ChunkedPrompt:

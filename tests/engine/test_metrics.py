@@ -10,10 +10,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.retry_after import SECONDS
-from app.server_process import ROOT
+from app.http.retry_after import SECONDS
 from tests.engine.server import TesseraServer
 from tests.vllm_versions import HAS_QUEUE_LIMIT, needs
+from tools.server_process import ROOT
 
 Text = Callable[[int], str]
 REFUSING = ("--no-chunk-cache", *(("--max-num-queued-reqs", "0") if HAS_QUEUE_LIMIT else ()))

@@ -22,9 +22,9 @@ import ray
 from ray import serve
 
 from app.ray_serve import build
-from app.server_process import ROOT, free_port
 from tests.engine.test_cluster import statuses, until, words
 from tests.redis_server import RedisServer
+from tools.server_process import ROOT, free_port
 
 pytestmark = pytest.mark.matrix
 START_TIMEOUT_S = 240

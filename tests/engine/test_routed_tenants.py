@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.access.tenants import hash_of
-from cache.redis_registry import RedisRegistry
-from cache.registry import Replica
+from replicas.redis_registry import RedisRegistry
+from replicas.registry import Replica
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 from tests.engine.test_cluster import ASKED, ROUTE, Router, statuses

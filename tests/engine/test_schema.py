@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from app.server_process import ROOT
 from tests.engine.server import TesseraServer
 from tests.vllm_versions import ANSWERS_EMPTY_MESSAGES, needs
+from tools.server_process import ROOT
 
 pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 

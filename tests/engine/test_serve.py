@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from app.server import claim_address
-from app.server_process import ROOT, group_members, reserved_port
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
+from tools.server_process import ROOT, group_members, reserved_port
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:

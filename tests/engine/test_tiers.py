@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from app.server_process import ROOT
 from tests.cores import all_cores
 from tests.engine import hanging_tier
 from tests.engine.conftest import COMMON
@@ -19,6 +18,7 @@ from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
 from tests.engine.test_parallel import WORKERS
 from tests.oracle import Oracle
+from tools.server_process import ROOT
 
 Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]

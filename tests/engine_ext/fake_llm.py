@@ -13,9 +13,9 @@ from cache.config import ChunkCacheConfig
 from cache.layout import Chunk, ChunkedPrompt, pack
 from cache.manager import ChunkCacheManager
 from cache.report import CacheReport
-from engine_ext.engine import ChunkEngine, FillLimits
-from engine_ext.plan import Span, TransferPlan
-from engine_ext.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
+from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.wire.plan import Span, TransferPlan
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from tests.cache.helpers import PAGE_TOKENS, Clock
 
 

@@ -10,8 +10,8 @@ from unittest.mock import AsyncMock, Mock, call
 import pytest
 
 from cache.layout import ChunkedPrompt
-from engine_ext.engine import ChunkEngine
-from engine_ext.request import CacheOptions
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.request import CacheOptions
 from tests.engine_ext.fake_llm import ask, chunk, make_engine, turns
 
 PROMPT = ChunkedPrompt((1, 2, 3), (chunk(100, 9),), (9, 9))

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from cache.layout import Chunk, pack
-from engine_ext.archive import Archive
-from engine_ext.background import Ingestion
-from engine_ext.engine import ChunkEngine, FillLimits
+from engine_ext.chunks.tier_writer import Archive
+from engine_ext.client.background import Ingestion
+from engine_ext.client.engine import ChunkEngine, FillLimits
 from tests.cache.helpers import SCOPE, make_manager, make_prompt
 from tests.engine_ext.fake_llm import FakeLLM
 

@@ -16,9 +16,9 @@ from cache.index import EntryState
 from cache.layout import ChunkedPrompt
 from cache.manager import Removal
 from cache.report import CacheReport
-from engine_ext.engine import ChunkEngine, FillLimits
-from engine_ext.request import CacheOptions
-from engine_ext.vllm_compat import GracefulHTTPError
+from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.wire.request import CacheOptions
+from engine_ext.wire.vllm_compat import GracefulHTTPError
 from tests.engine_ext.fake_llm import FakeLLM, ask, chunk, make_engine, turns
 
 SYSTEM = (1, 2, 3, 4, 5)

@@ -13,13 +13,13 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
-from app.documents import Document
+from app.documents.document import Document
+from app.http.sse import ReportInserter
 from app.modes import link_tokens, strategy_of
-from app.sse import ReportInserter
 from cache.layout import Chunk, PositionStrategy, pack
 from cache.lease import ChunkStatus
 from cache.report import CacheReport, ChunkReport, TokenCounts
-from engine_ext.request import CacheOptions, Ticket
+from engine_ext.wire.request import CacheOptions, Ticket
 from evaluation.client import FORCED_TOKENS
 from evaluation.questions import Question
 from evaluation.results import Result, RunSettings

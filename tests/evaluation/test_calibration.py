@@ -6,11 +6,11 @@ from contextlib import nullcontext
 import pytest
 
 from app.profile import Profile, ProfileError
-from app.random_model import build_preset
 from evaluation import calibration
 from evaluation.calibration import LEAST_ANSWERS, kinds, main
 from evaluation.summary import rows_by_chunks
 from tests.evaluation.helpers import Reply, asked_mode, make_report, make_result, write_questions
+from tools.random_model import build_preset
 
 MODES = {"full": 1.0, "shared": 0.1, "offset": 0.105, "link-8": 0.2, "link-16": 0.3}
 """With times to first token."""

@@ -3,7 +3,7 @@
 
 import pytest
 
-from app.documents import Document
+from app.documents.document import Document
 from evaluation.client import (
     FORCED_TOKENS,
     LEAD,
@@ -103,7 +103,7 @@ async def test_a_server_that_tells_no_tokens_is_not_asked(server, logprob):
 
 
 async def test_what_is_sent_is_a_valid_request(server, ask):
-    rag = pytest.importorskip("app.rag_request")
+    rag = pytest.importorskip("app.documents.rag_request")
     await ask("offset", make_question(system="Answer."))
     request = rag.RagChatRequest(**server.requests[0])
     assert request.cache.position_strategy == "offset"

@@ -282,7 +282,7 @@ def demo(monkeypatch):
 
 
 def test_the_demo_has_its_own_questions_and_model(demo, own_server, out):
-    from app.demo_model import DEMO_MODEL
+    from app.models.demo_model import DEMO_MODEL
 
     assert main(["--demo", "--output", str(out)]) == 0
     assert main(["--demo", "--output", str(out), "--limit", "7"]) == 0

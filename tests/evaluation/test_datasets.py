@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.documents import Document
+from app.documents.document import Document
 from evaluation.datasets import CHUNK_CHARACTERS, load_questions
 from evaluation.questions import Question
 from evaluation.records import QuestionFileError

@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from app import live_progress
-from app.live_progress import shown
 from evaluation import monitor as module
 from evaluation.monitor import Monitor
 from tests.evaluation.helpers import make_report, make_result
+from tools import live_progress
+from tools.live_progress import shown
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from app.documents import Document
+from app.documents.document import Document
 from evaluation.questions import Question, digest, load_jsonl
 from evaluation.records import QuestionFileError
 from tests.evaluation.helpers import make_question

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
-from app.demo_model import DEMO_MODEL
-from app.redis_process import NoRedisError, RedisProcess
+from app.models.demo_model import DEMO_MODEL
 from tests.engine.server import TesseraServer
+from tools.redis_process import NoRedisError, RedisProcess
 from web.example import Example, example_file
 
 EXAMPLE = Example.read(example_file(str(DEMO_MODEL)))

@@ -7,10 +7,10 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from app.server_process import ServerProcess
-from cache.redis_registry import RedisRegistry
-from cache.registry import Replica
+from replicas.redis_registry import RedisRegistry
+from replicas.registry import Replica
 from tests.web.test_accessibility import check
+from tools.server_process import ServerProcess
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from app.default_model import DEFAULT_MODEL_FLAGS
+from app.models.default_model import DEFAULT_MODEL_FLAGS
 from tests.engine.server import TesseraServer
 from tests.web.conftest import CHROMIUM
 

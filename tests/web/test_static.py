@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 
-from app.demo_model import DEMO_MODEL
+from app.models.demo_model import DEMO_MODEL
 from web.example import STATIC, Example, example_file
 from web.page import read, router
 

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 from app.access.middleware import AccessMiddleware
 from app.access.policy import required_role
 from app.access.tenants import Tenant, Tenants, hash_of
-from engine_ext.caller import CALLER
+from engine_ext.wire.caller import CALLER
 
 
 def tenant(name, *roles, **rest):

@@ -10,11 +10,11 @@ import httpx
 import uvicorn
 from starlette.responses import JSONResponse
 
-from app.router.app import build_app
-from app.router.settings import RouterSettings
-from app.server_process import free_port
-from cache.redis_registry import RedisRegistry
-from cache.registry import RegistryError, Replica
+from app.cluster.router.app import build_app
+from app.cluster.router.settings import RouterSettings
+from replicas.redis_registry import RedisRegistry
+from replicas.registry import RegistryError, Replica
+from tools.server_process import free_port
 
 PREFIX, LEASE_S = "tessera:", 2.0
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from app.request_documents import wanted_documents
-from cache.registry import Holding, Replica, Tier
+from app.documents.request_documents import wanted_documents
+from replicas.registry import Holding, Replica, Tier
 from tests.app.router.stand_in import (
     Cluster,
     StandIn,
@@ -300,5 +300,5 @@ async def test_a_body_that_is_nonsense_is_the_replicas_to_refuse(cluster, body):
 
 
 def test_the_router_needs_no_engine():
-    code = "import sys, app.router.command; print({'vllm', 'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, app.cluster.router.command; print({'vllm', 'torch', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

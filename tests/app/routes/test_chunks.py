@@ -9,7 +9,7 @@ from httpx import ASGITransport, AsyncClient
 from vllm.exceptions import VLLMValidationError
 
 from app.routes.chunks import router
-from engine_ext.vllm_compat import GracefulHTTPError
+from engine_ext.wire.vllm_compat import GracefulHTTPError
 from tests.cache.helpers import fill, make_manager
 
 

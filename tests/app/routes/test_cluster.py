@@ -6,8 +6,8 @@ from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 
 from app.routes.cluster import router
-from cache.registry import InProcessRegistry, RegistryError, Replica
-from engine_ext.vllm_compat import GracefulHTTPError
+from engine_ext.wire.vllm_compat import GracefulHTTPError
+from replicas.registry import InProcessRegistry, RegistryError, Replica
 
 REPLICA = Replica("a" * 12, "a", "http://a:8000", ("demo",), "", load=2, held_tokens=64, capacity_tokens=1024)
 

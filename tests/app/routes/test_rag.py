@@ -11,15 +11,15 @@ from httpx import ASGITransport, AsyncClient
 from pydantic import ValidationError
 from vllm.exceptions import VLLMValidationError
 
-from app.documents import Document
-from app.marks import Marks
-from app.rag_request import RagChatRequest, RagChunk, chat_completion, chat_messages, documents_of
+from app.documents.document import Document
+from app.documents.rag_request import RagChatRequest, RagChunk, chat_completion, chat_messages, documents_of
+from app.prompt.marks import Marks
 from app.routes.rag import _with_report, router
 from app.settings import Settings
 from cache.chunk_ids import ChunkIds, RegisteredText
 from cache.hashing import ChunkHash
-from engine_ext.request import CacheOptions, Ticket
-from engine_ext.vllm_compat import ChatCompletionRequest, ErrorResponse, GracefulHTTPError
+from engine_ext.wire.request import CacheOptions, Ticket
+from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, GracefulHTTPError
 from tests.app.helpers import make_report
 
 USER = {"role": "user", "content": "why?"}

@@ -9,11 +9,11 @@ from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 from vllm.exceptions import VLLMValidationError
 
-from app import pdf_text
-from app.rag_request import RagChunk
+from app.documents import pdf_text
+from app.documents.rag_request import RagChunk
 from app.routes.split import router
 from app.settings import Settings
-from engine_ext.vllm_compat import GracefulHTTPError
+from engine_ext.wire.vllm_compat import GracefulHTTPError
 from tests.app.pdfs import make_pdf
 from tests.app.test_splitting import words
 

@@ -4,8 +4,8 @@
 import pytest
 from pydantic import ValidationError
 
-from app.cache_options import CacheField
-from app.rag_request import RagChatRequest
+from app.documents.cache_options import CacheField
+from app.documents.rag_request import RagChatRequest
 from app.routes.cache import SleepRequest
 from app.routes.chunks import IngestRequest
 

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a connection may take of the server: bytes of a body, and time to send or read what is due."""
+
+import asyncio
+import logging
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.access.settings import AccessSettings
+from app.http.bodies import read_body, replay
+from app.http.refusals import refusal
+
+logger = logging.getLogger(__name__)
+
+
+class _TooLargeError(Exception):
+    pass
+
+
+class ClientLimitsMiddleware:
+    """Refuses bodies that are too large (413) or come too slowly (408), and ends answers that nobody reads.
+
+    Limits are those of the application's state (``tessera_settings``).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        settings: AccessSettings = scope["app"].state.tessera_settings
+        try:
+            declared = Headers(scope=scope).get("content-length", "")
+            if declared.isdigit() and int(declared) > settings.max_body_size:
+                raise _TooLargeError
+            body = await read_body(_limited(receive, settings))
+        except _TooLargeError:
+            words = f"the body is larger than {settings.max_body_size.human_readable()} (--max-body-size)"
+            answer = refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", words, headers=_CLOSE)
+            return await answer(scope, receive, send)
+        except TimeoutError:
+            words = f"nothing of the body came for {settings.client_timeout:g} s (--client-timeout)"
+            answer = refusal(HTTPStatus.REQUEST_TIMEOUT, "client_too_slow", words, headers=_CLOSE)
+            return await answer(scope, receive, send)
+        if body is not None:
+            connection = _Connection(replay(body, receive), send, settings.client_timeout)
+            await self._app(scope, connection.receive, connection.send)
+        return None
+
+
+class _Connection:
+    """A client that reads nothing for ``patience_s`` seconds looks to the application as if it had left.
+
+    Cancelled instead, a generator of the answer would end some time later, when it is collected as garbage.
+    """
+
+    def __init__(self, receive: Receive, send: Send, patience_s: float) -> None:
+        self._receive = receive
+        self._send = send
+        self._patience_s = patience_s
+        self._is_cut_off = asyncio.Event()
+
+    async def receive(self) -> Message:
+        received = asyncio.ensure_future(self._receive())
+        cut_off = asyncio.ensure_future(self._is_cut_off.wait())
+        try:
+            await asyncio.wait({received, cut_off}, return_when=asyncio.FIRST_COMPLETED)
+            return received.result() if received.done() else {"type": "http.disconnect"}
+        finally:
+            received.cancel()
+            cut_off.cancel()
+
+    async def send(self, message: Message) -> None:
+        if self._is_cut_off.is_set():
+            return  # at once, as for one that has left: the application is to be ended where it waits for more
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._send(message)
+        except TimeoutError:
+            logger.warning("a client that read nothing for %g s was cut off", self._patience_s)
+            self._is_cut_off.set()
+
+
+_CLOSE = {"connection": "close"}
+
+
+def _limited(receive: Receive, settings: AccessSettings) -> Receive:
+    num_bytes = 0
+
+    async def limited() -> Message:
+        nonlocal num_bytes
+        async with asyncio.timeout(settings.client_timeout):
+            message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > settings.max_body_size:
+            raise _TooLargeError
+        return message
+
+    return limited

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks of other replicas, fetched where that is quicker than to compute them once more."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+
+import httpx
+
+from cache.costs import Costs
+from cache.index import ChunkKVCache
+from cache.lease import ChunkStatus, FillJob
+from cache.manager import ChunkCacheManager
+from engine_ext.chunks.fills import Sourced
+from engine_ext.chunks.transfers import PoolTransfers, TransferError
+from replicas.registry import Claim, DocumentKey, Found, Registry, RegistryError, Replica
+
+logger = logging.getLogger(__name__)
+
+PATH: Final = "/peer/chunks/{key}"
+FINGERPRINT_HEADER: Final = "x-tessera-fingerprint"
+MOST_AT_ONCE: Final = 4
+"""Files that are on their way to this replica, each of them whole in memory."""
+_POLL_S, _KNOWN_S = 0.05, 1.0
+_PUBLISHED_S = 0.25
+"""How long it may take until others know of a chunk that has been computed."""
+_LARGEST_HEADER = 1 << 20
+
+
+class Peers:
+    """A :class:`engine_ext.chunks.fills.ChunkSource`: whoever has a chunk that is missing here, or is about to have it.
+
+    A chunk that another replica computes just now is waited for, at most for ``wait_s`` and for about twice as long as
+    it would take to compute it here. Whatever goes wrong, it is computed.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        own_id: Callable[[], str | None],
+        manager: ChunkCacheManager,
+        transfers: Callable[[], PoolTransfers | None],
+        costs: Costs,
+        client: httpx.AsyncClient,
+        *,
+        secret: str,
+        wait_s: float,
+    ) -> None:
+        """``own_id`` gives ``None`` while the registry is lost, ``transfers`` when nothing is shared any more."""
+        self._registry = registry
+        self._own_id = own_id
+        self._manager = manager
+        self._transfers = transfers
+        self._costs = costs
+        self._wait_s = wait_s
+        self._client = client
+        self._headers = {"authorization": f"Bearer {secret}", FINGERPRINT_HEADER: manager.config.fingerprint}
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self._lookups = _Together(self._begin_fills)
+        self._known: dict[str, Replica] = {}
+        self._known_until = 0.0
+        self._refreshing = asyncio.Lock()
+
+    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> Sourced | None:
+        """Fills the job's entries from another replica, all or none."""
+        keys = [documents[entry] for entry in job.entries if entry in documents]
+        if len(keys) < len(job.entries) or (transfers := self._transfers()) is None:
+            return None
+        deadline = time.monotonic() + self._longest_wait(job)
+        in_vain: set[str] = set()
+        try:
+            while True:
+                found = await self._lookups.ask(keys)
+                peers = await self._peers()
+                others = peers.keys() - in_vain
+                holders = _holders_of_all(found, others)
+                if holders and self._is_worth_it(job):
+                    if await self._fetched(job, peers[holders[0]], transfers, deadline):
+                        return Sourced(ChunkStatus.FETCHED, origin=peers[holders[0]].name)
+                    in_vain.add(holders[0])
+                elif holders or not any(each.filler in others for each in found):
+                    return None
+                if time.monotonic() + _POLL_S > deadline:
+                    self._count("late")
+                    return None
+                await asyncio.sleep(0 if holders else _POLL_S)
+        except RegistryError:
+            return None
+
+    def _longest_wait(self, job: FillJob) -> float:
+        computing = self._costs.computing.seconds(_tokens(job))
+        return self._wait_s if computing is None else min(self._wait_s, 2 * computing + _PUBLISHED_S)
+
+    def _is_worth_it(self, job: FillJob) -> bool:
+        return self._costs.is_worth_fetching(_tokens(job), self._bytes(job.entries))
+
+    def _bytes(self, entries: Sequence[ChunkKVCache]) -> int:
+        return self._manager.config.page_bytes * sum(entry.num_pages for entry in entries)
+
+    async def _fetched(self, job: FillJob, peer: Replica, transfers: PoolTransfers, deadline: float) -> bool:
+        started = time.perf_counter()
+        try:
+            for entry in job.entries:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+                    ranks = range(transfers.num_workers)
+                    files = await asyncio.gather(*(self._get(peer, entry, rank) for rank in ranks))
+                await transfers.write(entry, files)
+        except _AbsentError:
+            self._count("absent")
+        except (TimeoutError, httpx.HTTPError) as error:
+            self._count("failed")
+            logger.warning("chunks of replica %s: %s: %s", peer.name, type(error).__name__, error)
+        except TransferError as error:
+            self._count("refused")
+            logger.warning("chunks of replica %s are of no use: %s", peer.name, error)
+        else:
+            self._count("fetched")
+            num_bytes = self._bytes(job.entries)
+            self._manager.metrics.fetched_bytes += num_bytes
+            self._costs.fetching.saw(num_bytes, time.perf_counter() - started)
+            return True
+        return False
+
+    async def _get(self, peer: Replica, entry: ChunkKVCache, rank: int) -> bytes:
+        largest = self._bytes([entry]) + 2 * len(entry.identity.tokens) + 2 * len(entry.identity.prefix)
+        url = peer.url + PATH.format(key=entry.key)
+        data = bytearray()
+        request = self._client.stream("GET", url, params={"rank": rank}, headers=self._headers)
+        async with self._turns, request as response:
+            if response.status_code == HTTPStatus.NOT_FOUND:
+                raise _AbsentError
+            response.raise_for_status()
+            async for part in response.aiter_raw():
+                data += part
+                if len(data) > largest + _LARGEST_HEADER:
+                    raise TransferError("more bytes than the chunk can have")
+        return bytes(data)
+
+    async def _peers(self) -> dict[str, Replica]:
+        """Other replicas with the same KV, by id, as of a moment ago."""
+        async with self._refreshing:
+            if time.monotonic() >= self._known_until:
+                mine, own_id = self._manager.config.fingerprint, self._own_id()
+                replicas = await self._registry.replicas()
+                self._known = {each.id: each for each in replicas if each.fingerprint == mine and each.id != own_id}
+                self._known_until = time.monotonic() + _KNOWN_S
+        return self._known
+
+    async def _begin_fills(self, keys: Sequence[DocumentKey]) -> list[Found]:
+        if (own_id := self._own_id()) is None:
+            raise RegistryError("the registry is lost")
+        return await self._registry.begin_fills(own_id, keys)
+
+    def _count(self, outcome: str) -> None:
+        self._manager.metrics.fetches[outcome] += 1
+
+
+class _AbsentError(Exception):
+    """A peer no longer has what it claimed."""
+
+
+class _Together:
+    """Look-ups that are asked for at the same time, in one round trip."""
+
+    def __init__(self, look_up: Callable[[Sequence[DocumentKey]], Awaitable[list[Found]]]) -> None:
+        self._look_up = look_up
+        self._keys: dict[DocumentKey, None] = {}
+        self._next: asyncio.Task[dict[DocumentKey, Found]] | None = None
+
+    async def ask(self, keys: Sequence[DocumentKey]) -> list[Found]:
+        self._keys.update(dict.fromkeys(keys))
+        if self._next is None:
+            self._next = asyncio.create_task(self._run())
+        found = await asyncio.shield(self._next)
+        return [found[key] for key in keys]
+
+    async def _run(self) -> dict[DocumentKey, Found]:
+        await asyncio.sleep(0)  # whoever else asks now
+        keys, self._keys, self._next = list(self._keys), {}, None
+        return dict(zip(keys, await self._look_up(keys), strict=True))
+
+
+def _holders_of_all(found: Sequence[Found], among: "set[str]") -> list[str]:
+    """Replicas that hold every one of the documents, the fastest tier first."""
+    by_document: list[dict[str, Claim]] = [{claim.replica: claim for claim in each.claims} for each in found]
+    holders = among.intersection(*by_document)
+    return sorted(holders, key=lambda id: (max(claims[id].holding.tier for claims in by_document), id))
+
+
+def _tokens(job: FillJob) -> int:
+    return sum(entry.identity.num_tokens for entry in job.entries)

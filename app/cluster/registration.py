@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This replica in the registry: present while it takes requests."""
+
+import argparse
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+
+import httpx
+from fastapi import FastAPI
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.cluster.peers import Peers
+from app.settings import Settings
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.vllm_compat import num_unfinished_requests
+from replicas.publisher import Publisher
+from replicas.redis_registry import RedisRegistry
+from replicas.registry import Registry, Replica
+from tools.progress import say
+
+
+@asynccontextmanager
+async def registered(app: FastAPI, args: argparse.Namespace, settings: Settings) -> AsyncIterator[None]:
+    """Publishes meanwhile, if there is a registry. A replica without chunk cache takes part, too."""
+    if settings.registry is None:
+        yield
+        return
+    registry = RedisRegistry(
+        settings.registry,
+        prefix=settings.registry_prefix,
+        timeout_s=settings.registry_timeout,
+        lease_s=settings.registry_lease,
+    )
+    app.state.tessera_registry = registry
+    engine: ChunkEngine = app.state.engine_client
+    publisher = Publisher(registry, description(app, args, settings), engine.holdings)
+    collector = _PublisherCollector(publisher)
+    task = asyncio.create_task(publisher.run(), name="publisher")
+    REGISTRY.register(collector)
+    try:
+        async with _fetching(engine, registry, publisher, settings):
+            yield
+    finally:
+        REGISTRY.unregister(collector)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        app.state.tessera_registry = None
+        await registry.close()
+
+
+@asynccontextmanager
+async def _fetching(
+    engine: ChunkEngine, registry: Registry, publisher: Publisher, settings: Settings
+) -> AsyncIterator[None]:
+    """Missing chunks come from other replicas meanwhile, if they may."""
+    if engine.manager is None or engine.fills is None or engine.transfers is None or settings.peer_secret is None:
+        yield
+        return
+    async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+        peers = Peers(
+            registry,
+            lambda: publisher.replica_id,
+            engine.manager,
+            lambda: engine.transfers,
+            engine.fills.costs,
+            client,
+            secret=settings.peer_secret.get_secret_value(),
+            wait_s=settings.peer_wait,
+        )
+        engine.fills.sources.append(peers)
+        try:
+            yield
+        finally:
+            engine.fills.sources.remove(peers)
+
+
+def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> Callable[[str], Replica | None]:
+    """The replica as it is at each heartbeat, under the id given; ``None`` when it stops."""
+    engine: ChunkEngine = app.state.engine_client
+    url = settings.advertise_url or _own_url(args)
+    name = settings.replica_name or f"{socket.gethostname()}:{args.port}"
+
+    def describe(id: str) -> Replica | None:
+        if engine.is_stopping:
+            return None
+        held = capacity = 0
+        fingerprint = ""
+        if (manager := engine.manager) is not None:
+            config = manager.config
+            fingerprint = config.fingerprint if engine.transfers is not None else ""
+            capacity = config.num_pages * config.page_tokens
+            held = capacity - manager.pool.num_free * config.page_tokens
+        load = num_unfinished_requests(engine.llm)
+        return Replica(id, name, url, _models(app), fingerprint, load, held, capacity)
+
+    return describe
+
+
+class _PublisherCollector(Collector):
+    """The publisher's counters on ``GET /metrics``."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: without it, registering would collect."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Whether the registry is reached, and what it was told."""
+        publisher = self._publisher
+        yield GaugeMetricFamily(
+            "tessera_registry_up", "Whether the registry took what it was told last", publisher.is_up
+        )
+        published, errors = publisher.num_published, publisher.num_errors
+        yield CounterMetricFamily("tessera_registry_published", "Changes told to the registry", published)
+        yield CounterMetricFamily("tessera_registry_errors", "Times that the registry was lost", errors)
+
+
+def _models(app: FastAPI) -> tuple[str, ...]:
+    """What clients may give as ``model``: base model and LoRA adapters."""
+    served = app.state.openai_serving_models
+    return (*(path.name for path in served.base_model_paths), *served.lora_requests)
+
+
+def _own_url(args: argparse.Namespace) -> str:
+    scheme, host = "https" if args.ssl_certfile else "http", args.host
+    if host in (None, "", "0.0.0.0", "::"):
+        host = socket.getfqdn()
+        say(f"routers are told {scheme}://{host}:{args.port}; set --advertise-url if they can't reach that")
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{args.port}"

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that concern the chunk caches of all replicas: clear, pin, and delete."""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from app.cluster.router.directory import Directory
+from app.cluster.router.proxy import REPLICA_HEADER, Proxy, passed_on, raw_path, unavailable
+from app.http.bodies import read_body
+from replicas.registry import Replica
+
+_TIMEOUT_S = 30.0
+
+
+class Everywhere:
+    """Sends ``POST /v1/cache/clear``, and what drops or pins a chunk, to every replica; the rest to ``proxy``."""
+
+    def __init__(self, directory: Directory, client: httpx.AsyncClient, proxy: Proxy) -> None:
+        self._directory = directory
+        self._client = client
+        self._proxy = proxy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not concerns_all(scope):
+            return await self._proxy(scope, receive, send)
+        body = await read_body(receive)
+        if body is None:
+            return None
+        replicas = self._directory.replicas
+        if not replicas:
+            return await unavailable("no replica can be reached")(scope, receive, send)
+        answers = await asyncio.gather(*(self._ask(replica, scope, body) for replica in replicas))
+        by_name = {replica.name: answer for replica, answer in zip(replicas, answers, strict=True)}
+        return await merged(by_name)(scope, receive, send)
+
+    async def _ask(self, replica: Replica, scope: Scope, body: bytes) -> tuple[int, Any]:
+        url = httpx.URL(replica.url).copy_with(raw_path=raw_path(scope))
+        headers = [pair for pair in passed_on(scope["headers"]) if pair[0] != b"host"]
+        try:
+            response = await self._client.request(
+                scope["method"], url, headers=headers, content=body, timeout=_TIMEOUT_S
+            )
+            return response.status_code, response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            self._directory.suspect(replica)
+            return HTTPStatus.BAD_GATEWAY, {"error": {"message": f"{type(error).__name__}: {error}"}}
+
+
+def concerns_all(scope: Scope) -> bool:
+    """Whether a request is for every replica: it clears, deletes or pins, and names none."""
+    if any(name == REPLICA_HEADER for name, _ in scope["headers"]):
+        return False
+    method, path = scope["method"], scope["path"]
+    return (method, path) == ("POST", "/v1/cache/clear") or (
+        method in ("DELETE", "PATCH") and path.startswith("/v1/rag/chunks/")
+    )
+
+
+def merged(answers: dict[str, tuple[int, Any]]) -> JSONResponse:
+    """Success if it was one anywhere and an error nowhere else than for want of the chunk; then what each one said."""
+    statuses = {status for status, _ in answers.values()}
+    relevant = (statuses - {HTTPStatus.NOT_FOUND}) or statuses
+    first = next(answer for status, answer in answers.values() if status == max(relevant))
+    summary = first if isinstance(first, dict) else {}
+    if "cleared" in summary:
+        summary = {"cleared": sum(answer.get("cleared", 0) for _, answer in answers.values())}
+    said = {name: {"status": int(status), "answer": answer} for name, (status, answer) in answers.items()}
+    return JSONResponse({**summary, "replicas": said}, max(relevant))

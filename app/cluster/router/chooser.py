@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses replicas for one request after the other, the best first."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from app.cluster.router.directory import Directory
+from app.cluster.router.in_flight import InFlight
+from app.cluster.router.metrics import RouterMetrics
+from app.documents.request_documents import parse_body, wanted_documents
+from replicas.registry import Replica
+from replicas.routing import Candidate, Wanted, rank
+
+MOST_ASKED = 64
+"""Documents of one request whose holders are looked up; those of a large ingestion are alike enough."""
+MOST_DECISIONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request went, and what of its documents was said to be there, in tokens."""
+
+    at: float
+    path: str
+    replica: str
+    documents: int
+    wanted_tokens: int
+    held_tokens: int
+    milliseconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+class Chooser:
+    """Ranks the replicas by :func:`replicas.routing.rank`, knowing which requests of this router are under way."""
+
+    def __init__(self, directory: Directory, metrics: RouterMetrics, separator: str | None) -> None:
+        self.in_flight = InFlight()
+        self.decisions: deque[Decision] = deque(maxlen=MOST_DECISIONS)
+        self.directory = directory
+        self._metrics = metrics
+        self._separator = separator
+
+    async def choose(self, path: str, body: bytes, name: str | None) -> list[Replica]:
+        """The replicas to try, the best first; only the one of ``name``, if the client asks for it."""
+        started = time.perf_counter()
+        parsed = parse_body(path, body)
+        replicas = _serving(parsed.get("model") if parsed else None, self.directory.replicas)
+        if name is not None:
+            return [replica for replica in replicas if replica.name == name]
+        wanted = wanted_documents(path, parsed, self._separator)[:MOST_ASKED] if parsed else []
+        claims = await self.directory.claims([document.key for document in wanted]) if len(replicas) > 1 else []
+        documents = [replace(each, claims=found) for each, found in zip(wanted, claims, strict=False)]
+        candidates = [Candidate(each.id, each.name, self.in_flight.load(each.url, each.load)) for each in replicas]
+        ranked = rank(documents, candidates)
+        seconds = time.perf_counter() - started
+        self._metrics.decision_seconds.observe(seconds)
+        if ranked and documents:
+            self._note(path, documents, ranked[0].candidate.name, ranked[0].held_tokens, seconds)
+        by_id = {replica.id: replica for replica in replicas}
+        return [by_id[each.candidate.id] for each in ranked]
+
+    def _note(self, path: str, documents: Sequence[Wanted], name: str, held: int, seconds: float) -> None:
+        tokens = sum(
+            max((claim.holding.tokens for claim in document.claims), default=document.tokens) for document in documents
+        )
+        self._metrics.wanted.inc(tokens)
+        self._metrics.held.inc(held)
+        self.decisions.append(Decision(time.time(), path, name, len(documents), tokens, held, round(seconds * 1e3, 3)))
+
+
+def _serving(model: Any, replicas: list[Replica]) -> list[Replica]:
+    """Those that serve ``model``. All of them, if none does: one of them will say so."""
+    return [replica for replica in replicas if model in replica.models] or replicas

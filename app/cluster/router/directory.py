@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a router knows of the replicas: from the registry, as long as it answers, and from what it sees itself."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+
+import httpx
+
+from app.cluster.router.metrics import RouterMetrics
+from replicas.registry import Claim, DocumentKey, Registry, RegistryError, Replica
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 1.0
+_PROBE_S = 2.0
+
+
+class Directory:
+    """The replicas there are, kept up to date by :meth:`run`.
+
+    A replica that the registry no longer names, or that a request could not reach, is asked itself: it may be the
+    registry that has lost something. One that does not answer gets no requests, and is forgotten when the registry
+    answers and does not name it either.
+    """
+
+    def __init__(self, registry: Registry, client: httpx.AsyncClient, metrics: RouterMetrics) -> None:
+        self.is_up = False
+        self._registry = registry
+        self._client = client
+        self._metrics = metrics
+        self._known: dict[str, Replica] = {}
+        self._suspects: set[str] = set()
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Those that get requests, by name."""
+        return [replica for url, replica in self._known.items() if url not in self._suspects]
+
+    def suspect(self, replica: Replica) -> None:
+        """Says that ``replica`` could not be reached."""
+        self._suspects.add(replica.url)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(REFRESH_S)
+
+    async def refresh(self) -> None:
+        """Asks the registry who is there, and those who are in doubt whether they are."""
+        listed = await self._listed()
+        doubtful = {**{url: self._known[url] for url in self._suspects if url in self._known}}
+        if listed is not None:
+            doubtful |= {url: replica for url, replica in self._known.items() if url not in listed}
+        answers = await asyncio.gather(*map(self._answers, doubtful.values()))
+        alive = {url for url, answered in zip(doubtful, answers, strict=True) if answered}
+        if listed is not None:
+            kept = {url: replica for url, replica in self._known.items() if url in alive}
+            self._known = dict(sorted({**kept, **listed}.items(), key=lambda item: item[1].name))
+        self._suspects = {url for url in self._known if url in doubtful and url not in alive}
+        self._metrics.replicas.set(len(self.replicas))
+
+    async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
+        """Who holds what; nobody anything while the registry is lost, so that only one request waits for it in vain."""
+        if self.is_up:
+            try:
+                return await self._registry.claims(keys)
+            except RegistryError as error:
+                self._note_lost(error)
+        return [[] for _ in keys]
+
+    async def _listed(self) -> dict[str, Replica] | None:
+        try:
+            listed = await self._registry.replicas()
+        except RegistryError as error:
+            self._note_lost(error)
+            return None
+        if not self.is_up:
+            logger.info("registry reached: %d replicas", len(listed))
+        self.is_up = True
+        self._metrics.registry_up.set(1)
+        return {replica.url: replica for replica in listed}
+
+    def _note_lost(self, error: RegistryError) -> None:
+        if self.is_up:
+            logger.warning("registry lost: %s; routing by hash and load", error)
+        self.is_up = False
+        self._metrics.registry_up.set(0)
+        self._metrics.registry_errors.inc()
+
+    async def _answers(self, replica: Replica) -> bool:
+        try:
+            response = await self._client.get(f"{replica.url}/health", timeout=_PROBE_S)
+        except httpx.HTTPError:
+            return False
+        return response.status_code == HTTPStatus.OK

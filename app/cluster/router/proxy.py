@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes requests on to replicas, and their answers back as they come."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import httpx
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from app.cluster.router.chooser import Chooser
+from app.cluster.router.metrics import RouterMetrics
+from app.http.bodies import read_body
+from app.http.refusals import refusal
+from replicas.registry import Replica
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+logger = logging.getLogger(__name__)
+
+REPLICA_HEADER = b"x-tessera-replica"
+"""In a request: the name of the replica that shall answer. In an answer: of the one that did."""
+MOST_ATTEMPTS = 3
+_CONNECT_S = 2.0
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# A host that has vanished sends nothing, not even an end: let the kernel notice after some ten seconds.
+_KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+]
+
+
+class _UnreachableError(Exception):
+    """No answer came from the replica; it may be asked of another."""
+
+
+def http_client() -> httpx.AsyncClient:
+    """A client without limits of its own: those of the replicas count."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30)
+    transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE)
+    return httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None, connect=_CONNECT_S), trust_env=False)
+
+
+class Proxy:
+    """The ASGI application behind all paths that are not the router's own."""
+
+    def __init__(self, chooser: Chooser, client: httpx.AsyncClient, metrics: RouterMetrics) -> None:
+        self._chooser = chooser
+        self._client = client
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        if body is None:
+            return
+        answering = asyncio.create_task(self._answer(scope, body, send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # A client that has left ends its request at the replica, too: the connection there is closed.
+            for task in (leaving, answering):
+                if not task.done():
+                    task.cancel()
+            await asyncio.wait({answering, leaving})
+        if not answering.cancelled():
+            answering.result()
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        name = next((value.decode("latin-1") for key, value in scope["headers"] if key == REPLICA_HEADER), None)
+        replicas = (await self._chooser.choose(scope["path"], body, name))[:MOST_ATTEMPTS]
+        refused: httpx.Response | None = None
+        for attempt, replica in enumerate(replicas, 1):
+            async with self._counted(replica):
+                try:
+                    refused = await self._attempt(replica, scope, body, send, is_last=attempt == len(replicas))
+                except _UnreachableError as error:
+                    logger.warning("replica %s: %s", replica.name, error)
+                    self._chooser.directory.suspect(replica)
+                    self._metrics.retries.labels("unreachable").inc()
+                    continue
+                if refused is None:
+                    return
+                self._metrics.retries.labels("busy").inc()
+        message = f"no replica named {name!r}" if name is not None else "no replica can be reached"
+        await unavailable(message)(scope, _nothing, send)
+
+    async def _attempt(
+        self, replica: Replica, scope: Scope, body: bytes, send: Send, *, is_last: bool
+    ) -> httpx.Response | None:
+        """Answers from ``replica``; returns its answer instead if it is "not now" and another may be asked."""
+        response = await self._send(replica, scope, body)
+        try:
+            if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and not is_last:
+                return response
+            headers = [*passed_on(response.headers.raw), (REPLICA_HEADER, replica.name.encode())]
+            await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+            status = str(response.status_code)
+            try:
+                async for data in response.aiter_raw():
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            except httpx.HTTPError as error:
+                status = "broken"
+                self._chooser.directory.suspect(replica)
+                # Not an end: the client must see that something is missing.
+                raise ConnectionResetError(f"replica {replica.name} broke off: {error!r}") from error
+            finally:
+                self._metrics.requests.labels(replica.name, status).inc()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return None
+        finally:
+            await response.aclose()
+
+    async def _send(self, replica: Replica, scope: Scope, body: bytes) -> httpx.Response:
+        url = httpx.URL(replica.url).copy_with(raw_path=raw_path(scope))
+        headers = [pair for pair in passed_on(scope["headers"]) if pair[0] not in (b"host", REPLICA_HEADER)]
+        try:
+            return await self._client.send(
+                httpx.Request(scope["method"], url, headers=headers, content=body), stream=True
+            )
+        except httpx.HTTPError as error:
+            raise _UnreachableError(f"{type(error).__name__}: {error}") from error
+
+    @asynccontextmanager
+    async def _counted(self, replica: Replica) -> "AsyncIterator[None]":
+        in_flight = self._chooser.in_flight
+        load = self._metrics.load.labels(replica.name)
+        in_flight.add(replica.url, 1)
+        load.inc()
+        try:
+            yield
+        finally:
+            in_flight.add(replica.url, -1)
+            load.dec()
+
+
+def raw_path(scope: Scope) -> bytes:
+    """The path as the client wrote it, with its query."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return path + b"?" + query if query else path
+
+
+def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Headers that concern more than one connection."""
+    listed = [(name.lower(), value) for name, value in headers]
+    of_connection = {
+        token.strip().lower() for name, value in listed if name == b"connection" for token in value.split(b",")
+    }
+    return [(name, value) for name, value in listed if name not in _HOP_BY_HOP | of_connection]
+
+
+def unavailable(message: str) -> JSONResponse:
+    """For want of a replica."""
+    return refusal(HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", message, headers={"retry-after": "1"})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}

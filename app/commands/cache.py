@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tessera cache`: look at, check, tidy up and move the chunks of a directory tier. Servers may run meanwhile."""
+
+import argparse
+import io
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from cache.layout import packed_length
+from cache.tiers.directory import DirectoryTier, address_of
+from cache.tiers.tier import Address, Stored, TierConfigError, TierError
+from engine_ext.wire.chunk_file import ChunkFileError, ChunkFileLabel, label_of, unpack_file
+from tools.progress import say
+
+Run = Callable[[DirectoryTier, argparse.Namespace], int]
+
+_UNLIMITED = 1 << 62
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns the exit code: 1 if a file is damaged, 2 if it can't be done."""
+    args = _parser().parse_args(argv)
+    if not args.directory.is_dir():
+        say(f"{args.directory}: no such directory")
+        return 2
+    try:
+        run: Run = args.run
+        return run(DirectoryTier(args.directory, _UNLIMITED), args)
+    except (TierConfigError, TierError, OSError, tarfile.TarError) as error:
+        say(str(error))
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tessera cache", description=__doc__.partition(": ")[2])
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Run, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.add_argument("directory", type=Path, help="of the tier: that of file:///… in --chunk-cache-tiers")
+        added.set_defaults(run=run)
+        return added
+
+    command("ls", _list, "list what is stored, the latest used first")
+    command("verify", _verify, "read every file, and put those that are damaged into quarantine")
+    gc = command("gc", _collect, "drop what is in quarantine, what killed servers left, and the oldest files")
+    gc.add_argument("--size", type=_size, default=_UNLIMITED, help="how much may stay, as in 100GiB; default: all")
+    gc.add_argument("--idle-days", type=float, help="drop what was not used for so long")
+    command("export", _export, "write all files into an archive").add_argument("archive", type=Path, help="a .tar file")
+    command("import", _import, "take files from an archive, checking each").add_argument("archive", type=Path)
+    return parser
+
+
+def _size(text: str) -> int:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, as in 100GiB") from error
+
+
+def _list(tier: DirectoryTier, _: argparse.Namespace) -> int:
+    table = Table("key", "worker", "tokens", "MiB", "unused for", "engine")
+    stored = sorted(tier.list(), key=lambda each: -each.used_at)
+    for each in stored:
+        label = _label(tier, each.address)
+        about = (str(_num_tokens(label)), label.fingerprint[:12]) if label is not None else ("?", "damaged")
+        worker, idle = f"{each.address.rank} of {each.address.ranks}", _duration(time.time() - each.used_at)
+        table.add_row(each.address.key, worker, about[0], f"{each.num_bytes / 2**20:.1f}", idle, about[1])
+    Console(soft_wrap=True).print(table)
+    say(f"{len(stored)} files, {sum(each.num_bytes for each in stored) / 2**20:.1f} MiB")
+    return 0
+
+
+def _verify(tier: DirectoryTier, _: argparse.Namespace) -> int:
+    damaged = 0
+    for each in _tracked(list(tier.list()), "files"):
+        if (reason := _fault(tier.get(each.address, each.num_bytes), each.address)) is not None:
+            say(f"{tier.path(each.address)}: {reason}; it is in quarantine now")
+            tier.quarantine(each.address)
+            damaged += 1
+    say(f"{damaged} damaged files" if damaged else "every file is whole")
+    return int(damaged > 0)
+
+
+def _collect(tier: DirectoryTier, args: argparse.Namespace) -> int:
+    before = tier.num_bytes
+    tier.empty_quarantine()
+    if args.idle_days is not None:
+        oldest = time.time() - 86_400 * args.idle_days
+        for each in [each for each in tier.list() if each.used_at < oldest]:
+            tier.delete(each.address)
+    left = tier.shrink(args.size)
+    say(f"{(before - left) / 2**20:.1f} MiB dropped, {left / 2**20:.1f} MiB left")
+    return 0
+
+
+def _export(tier: DirectoryTier, args: argparse.Namespace) -> int:
+    count = 0
+    with tarfile.open(args.archive, "w") as archive:
+        for each in _tracked(list(tier.list()), "files"):
+            if (file := tier.get(each.address, each.num_bytes)) is None:
+                continue  # it has made room for another
+            info = tarfile.TarInfo(tier.path(each.address).name)
+            info.size, info.mtime = len(file), int(each.used_at)
+            archive.addfile(info, io.BytesIO(file))
+            count += 1
+    say(f"{count} files in {args.archive}")
+    return 0
+
+
+def _import(tier: DirectoryTier, args: argparse.Namespace) -> int:
+    count = refused = 0
+    with tarfile.open(args.archive) as archive:
+        for info in archive:
+            address, content = address_of(info.name), archive.extractfile(info) if info.isfile() else None
+            file = content.read() if content is not None else None
+            reason = "not a file of a tier" if address is None else _fault(file, address)
+            if reason is not None or address is None or file is None:
+                say(f"{info.name}: {reason}; left out")
+                refused += 1
+                continue
+            tier.put(address, file)
+            count += 1
+    say(f"{count} files taken, {refused} left out")
+    return int(refused > 0)
+
+
+def _fault(file: Any, address: Address) -> str | None:
+    """Why a file can't be used by anybody; ``None`` if it can."""
+    if file is None:
+        return "it is gone"
+    try:
+        label = label_of(file)
+        unpack_file(file, label)
+    except ChunkFileError as error:
+        return str(error)
+    found = Address(label.key, label.rank, label.ranks)
+    return None if found == address else f"it has the KV of {found.key}, worker {found.rank} of {found.ranks}"
+
+
+def _label(tier: DirectoryTier, address: Address) -> ChunkFileLabel | None:
+    try:
+        with tier.path(address).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            file.seek(0)
+            return label_of(file.read(8 + min(length, 1 << 24)))
+    except (OSError, ChunkFileError):
+        return None
+
+
+def _num_tokens(label: ChunkFileLabel) -> int:
+    return packed_length(bytes.fromhex(label.tokens))
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _tracked(stored: list[Stored], what: str) -> Iterator[Stored]:
+    yield from track(stored, what, console=Console(stderr=True), disable=not sys.stderr.isatty())

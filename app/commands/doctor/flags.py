@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the flags ask for, and whether this machine has it."""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import psutil
+from pydantic import ByteSize
+from redis import Redis
+from redis.exceptions import RedisError
+from vllm.platforms import current_platform
+
+from app.commands.doctor.finding import Finding
+from app.server import set_cpu_defaults
+from app.settings import Settings
+from benchmarks.machine import cpu_model
+from cache.tiers.config import make_tier, parse_tiers, size_of
+from cache.tiers.directory import DirectoryTier
+from cache.tiers.tier import TierConfigError
+from tools.progress import first_line
+from tools.server_process import is_free
+
+_TIER_FIXES: Final = {
+    "file": "make it a directory that this user may write to",
+    "mooncake": "start Mooncake's master there, and pip install mooncake-transfer-engine",
+}
+_OBJECT_STORE_FIX: Final = "check bucket, endpoint and credentials (AWS_ACCESS_KEY_ID …)"
+
+
+def findings(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
+    """Findings in the order in which they are made. Nothing that exists is changed."""
+    checks: tuple[Callable[[argparse.Namespace, Settings], Iterator[Finding]], ...] = (
+        _device,
+        _memory,
+        _port,
+        _registry,
+        _tiers,
+    )
+    for check in checks:
+        try:
+            yield from check(args, settings)
+        except Exception as error:  # a platform that lacks what is asked of it; the engine is what counts
+            yield Finding("warn", f"could not look at the {check.__name__.strip('_')}: {first_line(error)}")
+
+
+def _device(_: argparse.Namespace, __: Settings) -> Iterator[Finding]:
+    kind = str(current_platform.device_type)
+    if not kind:
+        yield Finding("FAIL", "vLLM finds no device that it is built for", "check the driver, or install another build")
+    elif kind == "cpu":
+        yield Finding("ok", f"CPU: {cpu_model()}, cores: {len(os.sched_getaffinity(0))}")
+    elif kind == "cuda" and find_spec("triton") is None:
+        yield Finding("FAIL", "Triton is not installed, which moves keys and values on GPUs", "pip install triton")
+    else:
+        yield Finding("ok", f"{kind}: {current_platform.get_device_name()}")
+
+
+def _memory(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
+    """The pool is not part of what vLLM takes: on a GPU it must fit beside that."""
+    set_cpu_defaults(args)
+    pool = int(settings.chunk_cache_memory)
+    in_host = sum(size for name, size in map(size_of, parse_tiers(settings.chunk_cache_tiers or "")) if name == "host")
+    if current_platform.is_cpu():
+        in_host += pool + (args.kv_cache_memory_bytes or 0)
+    elif args.kv_cache_memory_bytes is None:
+        left = int(current_platform.get_device_total_memory() * (1 - args.gpu_memory_utilization))
+        yield _room(pool, left, f"on the device, beside the {args.gpu_memory_utilization:.0%} that vLLM takes")
+    yield _room(in_host * args.tensor_parallel_size, psutil.virtual_memory().available, "free")
+
+
+def _room(wanted: int, there: int, where: str) -> Finding:
+    text = f"memory: chunks and KV cache want {_size(wanted)} of {_size(there)} {where}"
+    if wanted <= there:
+        return Finding("ok", text)
+    fix = "--chunk-cache-memory, --kv-cache-memory-bytes or --gpu-memory-utilization lower, or a smaller host:// tier"
+    return Finding("warn", text, fix)
+
+
+def _size(num_bytes: int) -> str:
+    return ByteSize(num_bytes).human_readable()
+
+
+def _port(args: argparse.Namespace, _: Settings) -> Iterator[Finding]:
+    if not is_free(args.port):
+        yield Finding("warn", f"port {args.port} is in use, perhaps by a server of yours", "choose another with --port")
+
+
+def _registry(_: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
+    if settings.registry is None:
+        return
+    url = urlsplit(settings.registry)
+    where = f"registry {url.scheme}://{url.hostname}:{url.port or 6379}"  # without the password
+    try:
+        with Redis.from_url(settings.registry, socket_timeout=2, socket_connect_timeout=2) as redis:
+            redis.ping()
+    except ValueError as error:
+        yield Finding("FAIL", f"--registry: {first_line(error)}", "as in redis://host:6379/0")
+    except (RedisError, OSError) as error:
+        fix = "start Redis or Valkey there, or mend the URL; until then the server works, alone"
+        yield Finding("warn", f"{where}: {first_line(error)}", fix)
+    else:
+        yield Finding("ok", f"{where} answers")
+
+
+def _tiers(_: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
+    for url in parse_tiers(settings.chunk_cache_tiers or ""):
+        name, max_bytes = size_of(url)
+        try:
+            yield _directory(url, max_bytes) if name == "file" else _other_tier(url, name)
+        except (TierConfigError, ImportError) as error:
+            yield Finding("FAIL", first_line(error), _TIER_FIXES.get(name, _OBJECT_STORE_FIX))
+
+
+def _directory(url: str, max_bytes: int) -> Finding:
+    root = Path(unquote(urlsplit(url).path))
+    held = DirectoryTier(root, sys.maxsize).num_bytes  # with its own size it would drop what is too much
+    there = held + shutil.disk_usage(root).free
+    if max_bytes > there:
+        fix = f"size={there >> 20}MiB at most"
+        return Finding("warn", f"tier {url}: the disk has room for {_size(there)} only", fix)
+    return Finding("ok", f"tier {url}: writable, holds {_size(held)}")
+
+
+def _other_tier(url: str, name: str) -> Finding:
+    if name != "host":
+        make_tier(url).close()
+    return Finding("ok", f"tier {url}")

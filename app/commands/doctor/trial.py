@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the engine as ``tessera serve`` would, in a process of its own, to see whether reuse is exact there."""
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from app.commands.doctor.advice import OTHERWISE, advice_for
+from app.commands.doctor.finding import Finding
+from app.settings import Settings
+from engine_ext.start.support import unsupported_reason
+from tools.process_watch import starter_environment
+from tools.progress import progress
+from tools.server_process import group_members, last_words, python_path
+
+_TERM_S: Final = 20
+_KILL_S: Final = 20
+_POLL_S: Final = 0.01
+_COPIERS: Final = {
+    "numba": "Numba, compiled for this CPU",
+    "torch": "torch's indexing; faster ones are for float32 on CPUs with up to 4 threads",
+    "Triton": "Triton's kernels",
+    "torch_npu": "torch_npu's operators, layer by layer; Triton-Ascend would be faster",
+}
+_ERROR: Final = re.compile(
+    r"^(?:\([^)]*\) )?(?:ERROR \S+ \S+ \[[^]]*\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.M
+)
+_CONSEQUENCE: Final = re.compile("(?:Engine core|WorkerProc) initialization failed")
+
+
+def refused_before_start(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
+    """What is known of flags and model without an engine. Raises what vLLM does for a model that it can't have."""
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    model = engine_args.create_model_config()
+    if not settings.chunk_cache:
+        yield Finding("FAIL", "the chunk cache is switched off", "leave out --no-chunk-cache (TESSERA_CHUNK_CACHE=0)")
+    elif reason := unsupported_reason(engine_args, model):
+        yield Finding("FAIL", f"{args.model}: {reason}", advice_for(reason) or OTHERWISE)
+    else:
+        yield Finding(
+            "ok", f"model {args.model}: {', '.join(model.architectures)}, {model.dtype}".replace("torch.", "")
+        )
+
+
+def tried(arguments: Sequence[str], settings: Settings, log: Path) -> Iterator[Finding]:
+    """What came of an engine with the ``arguments`` of ``tessera serve``. What it prints goes to ``log``."""
+    started = time.monotonic()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="tessera-doctor-") as folder, progress(f"starting the engine; log: {log}"):
+        result = Path(folder) / "result.json"
+        with _running(
+            [sys.executable, "-m", "app.commands.doctor.trial_process", str(result), *arguments], log
+        ) as process:
+            process.wait()
+        found = json.loads(result.read_text()) if result.exists() else None
+    if found is None:
+        lines = telling_lines(log.read_text(encoding="utf-8", errors="replace")) or [last_words(log)]
+        fix = advice_for(" ".join(lines)) or "read the log"
+        yield Finding("FAIL", f"the engine did not start: {'; '.join(lines)} (log: {log})", fix)
+    elif found["reason"] is not None:
+        yield Finding("FAIL", found["reason"], advice_for(found["reason"]) or OTHERWISE)
+    else:
+        took = time.monotonic() - started
+        yield Finding("ok", f"the engine starts, and its self-check passes: reuse is exact ({took:.0f} s)")
+        yield from _described(found, settings)
+
+
+def _described(found: dict[str, Any], settings: Settings) -> Iterator[Finding]:
+    yield Finding("ok", f"keys and values are moved by {_COPIERS.get(found['copier'], found['copier'])}")
+    yield Finding("ok", f"layout: {found['layout']}")
+    pool = settings.chunk_cache_memory.human_readable()
+    yield Finding("ok", f"pool: {found['tokens']} tokens in {pool} per worker")
+    fix = None if found["is_known"] else "measure it: tessera calibrate MODEL"
+    yield Finding("info" if fix else "ok", f"positions of requests that name no strategy: {found['strategy']}", fix)
+
+
+def telling_lines(log: str) -> list[str]:
+    """The last errors in a log, each once, but for those that only say that there was one."""
+    errors = [error for error in dict.fromkeys(_ERROR.findall(log)) if not _CONSEQUENCE.search(error)]
+    return errors[-2:]
+
+
+@contextmanager
+def _running(command: Sequence[str], log: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process in a session of its own, all of which has ended when the block has."""
+    environment = {**os.environ, **starter_environment(), "PYTHONPATH": python_path(), "VLLM_LOGGING_LEVEL": "INFO"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield process
+    finally:
+        try:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_TERM_S)
+        finally:
+            _kill_group(process)
+
+
+def _kill_group(leader: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
+    deadline = time.monotonic() + _KILL_S  # what the leader left behind is nobody's to wait for, and dies when it may
+    while group_members(leader.pid) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of a trial: starts everything that ``tessera serve`` starts but the HTTP server, and describes it.
+
+Imports are within functions: the engine's processes import this module again, before vLLM sets itself up in them.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from app.settings import Settings
+
+
+def main() -> None:
+    """Writes what it finds as JSON to the file that is the first argument; the others are of ``tessera serve``."""
+    from app.cli import parse
+    from app.models.default_model import present_model
+    from app.server import abandon_start
+    from app.settings import load_settings
+    from tools.process_watch import end_with_starter
+
+    end_with_starter()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, abandon_start)
+    result, *arguments = sys.argv[1:]
+    args = parse(arguments)
+    args.model = args.model_tag or present_model()
+    # Neither in the registry, where requests would find it, nor at the tiers, whose files are not its business.
+    apart = {"registry": None, "chunk_cache_tiers": None}
+    found = asyncio.run(_try(args, load_settings(args).model_copy(update=apart)))
+    Path(result).write_text(json.dumps(found))
+
+
+async def _try(args: "Namespace", settings: "Settings") -> dict[str, Any]:
+    from app.server import prepare, started_app
+
+    prepare(args, settings)
+    async with started_app(args, settings) as app:
+        engine = app.state.engine_client
+        if engine.manager is None:
+            return {"reason": engine.disabled_reason}
+        (description, *_) = await engine.llm.collective_rpc("chunk_cache_describe")
+        config = engine.manager.config
+        return {
+            "reason": None,
+            "tokens": config.num_pages * config.page_tokens,
+            "strategy": engine.strategy.described(),
+            "is_known": engine.strategy.is_known,
+            **description,
+        }
+
+
+if __name__ == "__main__":
+    main()

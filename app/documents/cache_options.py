@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The request field ``cache``."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import State
+
+from app.documents.document import BadRequestError
+from app.profile import Profile
+from app.settings import Settings
+from cache.layout import PositionStrategy
+from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
+from engine_ext.wire.request import MAX_LINK_TOKENS, CacheMode, CacheOptions, ChunkOrder, Decide, LinkContext, ScopeName
+
+
+class CacheField(BaseModel):
+    """How a request uses the chunk cache."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: CacheMode = Field(
+        "auto",
+        description="auto: reuse chunks, fall back to full attention and say why; chunked: fail instead of falling "
+        "back; full: full attention over the same tokens; compare: as auto, and full attention beside it in the report",
+    )
+    position_strategy: PositionStrategy | None = Field(
+        None,
+        description="offset: chunks one after another; shared: chunks overlap in position, the question follows them; "
+        "parallel: chunks overlap, the question stays at its index; default: the server's",
+    )
+    scope: ScopeName = Field(
+        "system",
+        description="system: a chunk is computed and reused behind the same system segment only; isolated: computed "
+        "behind the chat template's constant opening, and reused behind any system segment",
+    )
+    namespace: str | None = Field(
+        None,
+        min_length=1,
+        max_length=128,
+        pattern=r"^[^\x00-\x1f]+$",
+        description="chunks never match across namespaces; default: that of the API key's tenant, else 'default'",
+    )
+    explain: bool = Field(False, strict=True, description="report each segment's token ids and first position")
+    link_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LINK_TOKENS,
+        description="so many first tokens of each chunk but the first are computed anew behind all that comes before "
+        "them, with chunks one after another (offset); 0: none; default: the server's",
+    )
+    link_context: LinkContext = Field(
+        "chained",
+        description="what link tokens see of earlier chunks. chained: with their link tokens; cached: as they are "
+        "cached, so that all can be computed at once",
+    )
+    order: ChunkOrder = Field(
+        "given",
+        description="of chunks in the prompt; canonical: by their text, so that the same chunks in another order are "
+        "the same prompt, which vLLM's own prefix cache knows (docs/quality.md)",
+    )
+
+    @property
+    def leaves_the_choice(self) -> bool:
+        """Whether a profile may decide what is computed: nothing was asked for that goes beyond it."""
+        is_open = self.position_strategy is None and self.link_tokens is None
+        return is_open and (self.mode, self.scope, self.link_context) == ("auto", "system", "chained")
+
+    def options(self, defaults: CacheOptions | None = None) -> CacheOptions:
+        """The options as the engine takes them, from the server's where the request says nothing.
+
+        Raises :class:`BadRequestError` for another's namespace, and for link tokens of chunks that overlap.
+        """
+        defaults = defaults or CacheOptions()
+        link_tokens, overlap = self.link_tokens, self.position_strategy not in (None, PositionStrategy.OFFSET)
+        if link_tokens is None:
+            link_tokens = 0 if overlap else defaults.link_tokens
+        if link_tokens and overlap:
+            raise BadRequestError("link tokens need the position strategy offset", "cache.link_tokens")
+        try:
+            namespace = own_namespace(self.namespace)
+        except NamespaceRefusedError as error:
+            raise BadRequestError(str(error), "cache.namespace") from error
+        strategy = PositionStrategy.OFFSET if link_tokens else self.position_strategy or defaults.position_strategy
+        return CacheOptions(
+            self.mode, strategy, self.scope, namespace, self.explain, link_tokens, self.link_context, self.order
+        )
+
+
+def options_of(field: CacheField, state: State) -> CacheOptions:
+    """What a request's field asks for, and the server's defaults where it asks for nothing.
+
+    Raises :class:`BadRequestError`.
+    """
+    settings: Settings = state.tessera_settings
+    return field.options(settings.cache_defaults())
+
+
+def decide_of(field: CacheField, state: State) -> Decide | None:
+    """The server's profile, if there is one and the request leaves it the choice."""
+    profile: Profile | None = state.tessera_profile
+    return profile.applied if profile is not None and field.leaves_the_choice else None
+
+
+def parse_cache_field(value: Any) -> CacheField:
+    """The field from JSON; raises :class:`BadRequestError` naming what is wrong in it."""
+    try:
+        return CacheField.model_validate({} if value is None else value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequestError(first["msg"], ".".join(["cache", *map(str, first["loc"])])) from error

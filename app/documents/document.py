@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents as clients send them, and the text that each becomes in the prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine_ext.wire.request import ChunkOrder
+
+
+class BadRequestError(ValueError):
+    """A request that can't be served as sent. ``parameter`` is the path of the field at fault."""
+
+    def __init__(self, message: str, parameter: str) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One chunk's content before tokenization."""
+
+    text: str
+    id: str | None = None
+    title: str | None = None
+
+    def render(self) -> str:
+        """The chunk's text in the prompt: a function of the document alone, never of its neighbours."""
+        title = f"{self.title.strip()}\n" if self.title and self.title.strip() else ""
+        return f"{title}{self.text.strip()}\n\n"
+
+
+def checked_document(text: Any, id: Any, title: Any, path: str) -> Document:
+    """A document whose fields have the right types; raises :class:`BadRequestError` naming ``path``."""
+    if not isinstance(text, str):
+        raise BadRequestError(f"a document's text must be a string, not {type(text).__name__}", path)
+    if not text.strip():
+        raise BadRequestError("a document's text is empty", path)
+    for name, value in (("text", text), ("id", id), ("title", title)):
+        if value is not None and not isinstance(value, str):
+            raise BadRequestError(f"a document's {name} must be a string, not {type(value).__name__}", path)
+        if value is not None and not is_unicode(value):
+            raise BadRequestError(f"a document's {name} is not Unicode text (it has half of a surrogate pair)", path)
+    return Document(text, id, title)
+
+
+def in_order(documents: Sequence[Document], order: ChunkOrder) -> list[int]:
+    """Indices of the documents in the order that they have in the prompt. ``canonical`` goes by what they say alone."""
+    indices = range(len(documents))
+    return sorted(indices, key=lambda i: documents[i].render()) if order == "canonical" else list(indices)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether text from JSON is text. JSON can spell half of a character, which no tokenizer and no answer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def parse_documents(documents: Any, path: str = "documents") -> list[Document]:
+    """Documents in vLLM's and Hugging Face's shape (``{title?, text}``), in Cohere's
+    (``{id?, data: {title?, snippet}}``), or plain strings.
+    """
+    if not isinstance(documents, list):
+        raise BadRequestError(f"{path} must be a list, not {type(documents).__name__}", path)
+    return [_parse_document(document, f"{path}.{i}") for i, document in enumerate(documents)]
+
+
+def _parse_document(document: Any, path: str) -> Document:
+    if isinstance(document, str):
+        return checked_document(document, None, None, path)
+    if not isinstance(document, Mapping):
+        raise BadRequestError(f"a document must be an object or a string, not {type(document).__name__}", path)
+    fields = document.get("data", document)
+    if isinstance(fields, str):
+        return checked_document(fields, document.get("id"), None, f"{path}.data")
+    if not isinstance(fields, Mapping):
+        raise BadRequestError("a document's data must be an object or a string", f"{path}.data")
+    name = next((name for name in ("text", "snippet") if name in fields), None)
+    if name is None:
+        raise BadRequestError("a document needs a text (or data.snippet)", path)
+    return checked_document(fields[name], document.get("id"), fields.get("title"), f"{path}.{name}")
+
+
+def split_by_separator(text: str, separator: str, path: str) -> tuple[list[Document], str]:
+    """``chunk separator chunk separator question`` as documents and question; no separator: no documents."""
+    *chunks, question = text.split(separator)
+    return [checked_document(chunk, None, None, path) for chunk in chunks], question.strip() if chunks else question

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds documents in requests to vLLM's own endpoints: one pure function per request schema.
+
+Each takes the JSON body and returns it without the fields that are ours, with the documents and the place
+where their marked text belongs; ``None`` if the request has nothing for the chunk cache.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.documents.document import BadRequestError, Document, checked_document, parse_documents, split_by_separator
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """Documents of one request. ``insert(marked)`` puts their marked text in its place in ``body``.
+
+    ``systems`` are the texts that stand before the documents, by which the registry tells contexts apart.
+    """
+
+    body: Body
+    documents: list[Document]
+    cache: Any
+    insert: Callable[[str], None]
+    systems: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _TextField:
+    """A place in the body that holds text: ``holder[key]``."""
+
+    holder: Any
+    key: Any
+    path: str
+
+    @property
+    def text(self) -> str:
+        return str(self.holder[self.key])
+
+    def prepend(self, marked: str) -> None:
+        self.holder[self.key] = marked + self.text
+
+
+def from_chat(body: Body, separator: str | None) -> Extraction | None:
+    """``/v1/chat/completions``: ``documents``, or a separator in a user message."""
+    return _from_messages(body, body.get("messages"), "messages", separator)
+
+
+def from_responses(body: Body, separator: str | None) -> Extraction | None:
+    """``/v1/responses``: ``documents``, or a separator in the input."""
+    body.setdefault("store", False)
+    if isinstance(body.get("input"), str):
+        return _from_fields(body, [_TextField(body, "input", "input")], separator)
+    return _from_messages(body, body.get("input"), "input", separator)
+
+
+def from_completion(body: Body, separator: str | None) -> Extraction | None:
+    """``/v1/completions``: ``system separator chunk … separator question`` in a single prompt."""
+    cache, separator = _pop_cache(body, separator)
+    if "documents" in body:
+        raise BadRequestError("documents need a chat endpoint; here, separate chunks by cache.separator", "documents")
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str) or not separator or separator not in prompt:
+        return _refuse_cache_without_documents(cache)
+    system, *chunks, question = prompt.split(separator)
+    documents = [checked_document(chunk, None, None, "prompt") for chunk in chunks]
+
+    def insert(marked: str) -> None:
+        body["prompt"] = system + marked + question
+
+    return Extraction(body, documents, cache, insert, [system])
+
+
+def from_anthropic(body: Body, separator: str | None) -> Extraction | None:
+    """``/v1/messages``: ``document`` blocks of one user message, one after another, or a separator.
+
+    Documents in several places are refused: as text they would be tokenized like the user's words, control tokens
+    recognised.
+    """
+    found = None
+    for i, message in enumerate(_messages(body.get("messages"))):
+        content, path = message.get("content"), f"messages.{i}.content"
+        if message.get("role") != "user" or not isinstance(content, list):
+            continue
+        places = [k for k, block in enumerate(content) if _is_document(block)]
+        if places and (found or places != list(range(places[0], places[-1] + 1))):
+            raise BadRequestError("documents must stand one after another, in one message", f"{path}.{places[-1]}")
+        if places:
+            found = (content, places[0], places[-1] + 1, path)
+    if found:
+        return _from_blocks(body, *found)
+    return _from_messages(body, body.get("messages"), "messages", separator)
+
+
+EXTRACTORS: Mapping[str, Callable[[Body, str | None], Extraction | None]] = {
+    "/v1/chat/completions": from_chat,
+    "/v1/completions": from_completion,
+    "/v1/responses": from_responses,
+    "/v1/messages": from_anthropic,
+}
+
+
+def system_texts(body: Mapping[str, Any]) -> list[str]:
+    """System prompts of a request in any of these schemes, or ours; what is no text is passed over."""
+    messages = [*_messages(body.get("messages")), *_messages(body.get("input"))]
+    prompts = [message.get("content") for message in messages if message.get("role") in ("system", "developer")]
+    return [text for prompt in (body.get("system"), body.get("instructions"), *prompts) for text in _texts(prompt)]
+
+
+def _texts(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content if _is_text(part)] if isinstance(content, list) else []
+
+
+def _from_blocks(body: Body, content: list[Any], first: int, end: int, path: str) -> Extraction:
+    """Takes the document blocks ``[first, end)`` out; their marked text goes before the text that follows them."""
+    cache, _ = _pop_cache(body, None)
+    documents = [_anthropic_document(content[k], f"{path}.{k}") for k in range(first, end)]
+    followed_by_text = end < len(content) and _is_text(content[end])
+    question = dict(content[end]) if followed_by_text else {"type": "text", "text": ""}
+    content[first : end + followed_by_text] = [question]
+    return Extraction(body, documents, cache, _TextField(question, "text", path).prepend, system_texts(body))
+
+
+def _from_messages(body: Body, messages: Any, path: str, separator: str | None) -> Extraction | None:
+    fields = [field for i, m in enumerate(_messages(messages)) for field in _user_text(m, f"{path}.{i}")]
+    return _from_fields(body, fields, separator)
+
+
+def _from_fields(body: Body, fields: list[_TextField], separator: str | None) -> Extraction | None:
+    """Documents given beside the messages go before the first user text; else the first separated text is split."""
+    cache, separator = _pop_cache(body, separator)
+    if body.get("documents") is not None:
+        documents = parse_documents(body.pop("documents"))
+        if not fields:
+            raise BadRequestError("documents need a user message with text", "messages")
+        return Extraction(body, documents, cache, fields[0].prepend, system_texts(body))
+    field = next((field for field in fields if separator and separator in field.text), None)
+    if field is not None and separator:
+        documents, question = split_by_separator(field.text, separator, field.path)
+        field.holder[field.key] = question
+        return Extraction(body, documents, cache, field.prepend, system_texts(body))
+    if cache is not None and fields:
+        return Extraction(body, [], cache, fields[0].prepend, system_texts(body))
+    return _refuse_cache_without_documents(cache)
+
+
+def _pop_cache(body: Body, separator: str | None) -> tuple[Any, str | None]:
+    """Removes the field ``cache``; its ``separator`` overrides the server's."""
+    cache = body.pop("cache", None)
+    if isinstance(cache, Mapping) and cache.get("separator") is not None:
+        own = cache["separator"]
+        if not isinstance(own, str) or not own:
+            raise BadRequestError("cache.separator must be a string with at least one character", "cache.separator")
+        return {name: value for name, value in cache.items() if name != "separator"}, own
+    return cache, separator
+
+
+def _refuse_cache_without_documents(cache: Any) -> Extraction | None:
+    if cache is None:
+        return None
+    raise BadRequestError("the request has a cache field, but no text that chunks could belong to", "cache")
+
+
+def _messages(messages: Any) -> Iterator[Body]:
+    """The messages that are objects; vLLM reports the others."""
+    return (m for m in messages if isinstance(m, dict)) if isinstance(messages, list) else iter(())
+
+
+def _user_text(message: Body, path: str) -> Iterator[_TextField]:
+    """The text fields of a user message, in order."""
+    if message.get("role") != "user":
+        return
+    content = message.get("content")
+    if isinstance(content, str):
+        yield _TextField(message, "content", f"{path}.content")
+    for k, part in enumerate(content if isinstance(content, list) else ()):
+        if _is_text(part):
+            yield _TextField(part, "text", f"{path}.content.{k}.text")
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("text", "input_text") and isinstance(part.get("text"), str)
+
+
+def _is_document(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "document"
+
+
+def _anthropic_document(block: Body, path: str) -> Document:
+    """Sources of type ``text`` and ``content``; others (PDF, URL, file) would need text extraction."""
+    given = block.get("source")
+    source: Body = given if isinstance(given, dict) else {}
+    kind = source.get("type")
+    if kind == "text":
+        text = source.get("data")
+    elif kind == "content":
+        inner = source.get("content")
+        parts = inner if isinstance(inner, list) else []
+        text = inner if isinstance(inner, str) else "\n".join(part["text"] for part in parts if _is_text(part))
+    else:
+        raise BadRequestError(f"document source {kind!r} is not supported; send text", f"{path}.source.type")
+    context = block.get("context")
+    if isinstance(context, str) and context.strip() and isinstance(text, str):
+        text = f"{context.strip()}\n{text}"
+    return checked_document(text, None, block.get("title"), f"{path}.source")

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests over document chunks: their fields, and the chat completion that each becomes."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from vllm.exceptions import VLLMValidationError
+
+from app.documents.cache_options import CacheField
+from app.documents.document import Document, is_unicode
+from cache.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
+from engine_ext.wire.vllm_compat import ChatCompletionRequest, GracefulHTTPError
+
+# Fields of vLLM's chat completions that have no meaning with chunks.
+_RESERVED = {
+    "messages",
+    "documents",
+    "kv_transfer_params",
+    "echo",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+}
+
+
+class RagChunk(BaseModel):
+    """One document chunk. A chunk's KV depends on ``title`` and ``text`` only; ``id`` comes back in the report.
+
+    An ``id`` without a text stands for what was registered under it by ``POST /v1/rag/chunks``.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | None = Field(None, min_length=1, max_length=512)
+    text: str | None = None
+    title: str | None = None
+    metadata: dict[str, Any] | None = Field(None, description="kept by the client's side; not shown to the model")
+
+
+class RagRequest(BaseModel):
+    """What requests over chunks have in common."""
+
+    model: str | None = None
+    system: str = Field("", description="system prompt; empty: the chat template's opening only")
+    chunks: list[Annotated[str | RagChunk, Field(union_mode="left_to_right")]]
+    cache: CacheField = Field(default_factory=CacheField)
+
+    @model_validator(mode="after")
+    def _check_extra(self) -> "RagRequest":
+        unknown = set(self.model_extra or {}) - (set(ChatCompletionRequest.model_fields) - _RESERVED)
+        if unknown:
+            raise VLLMValidationError(f"unknown field {min(unknown)!r}", parameter=min(unknown))
+        return self
+
+
+class RagChatRequest(RagRequest):
+    """Chunks and a question, with any sampling field of OpenAI's and vLLM's chat completions."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "example": {
+                "system": "Answer from the documents.",
+                "chunks": ["The access code of Falcon is 7342.", {"id": "d2", "text": "Falcon is in Riga."}],
+                "question": "What is the access code of Falcon?",
+                "max_tokens": 32,
+                "cache": {"position_strategy": "shared"},
+            }
+        },
+    )
+
+    question: str | None = Field(None, description="the user's question; or give messages")
+    messages: list[dict[str, Any]] | None = Field(
+        None, description="a conversation instead of question; the chunks go before its first user text"
+    )
+    stream: bool = Field(False, strict=True)
+
+    @model_validator(mode="after")
+    def _check_question(self) -> "RagChatRequest":
+        if (self.question is None) == (self.messages is None):
+            raise VLLMValidationError("give either question or messages", parameter="question")
+        if self.question is not None and not self.question.strip():
+            raise VLLMValidationError("the question is empty", parameter="question")
+        return self
+
+
+def documents_of(chunks: Sequence[str | RagChunk], ids: ChunkIds | None, namespace: str) -> list[Document]:
+    """The chunks' documents, registered ones looked up.
+
+    Raises ``VLLMValidationError`` (400), or ``GracefulHTTPError`` with 404 for an unknown id and 410 for one whose
+    chunk is no longer cached.
+    """
+    return [_document(chunk, i, ids, namespace) for i, chunk in enumerate(chunks)]
+
+
+def _document(chunk: str | RagChunk, index: int, ids: ChunkIds | None, namespace: str) -> Document:
+    if isinstance(chunk, str):
+        chunk = RagChunk(text=chunk)
+    if chunk.text is None:
+        return _registered(chunk, index, ids, namespace)
+    if not chunk.text.strip():
+        raise VLLMValidationError(f"the text of chunk {index} is empty", parameter=f"chunks.{index}.text")
+    for name, value in (("text", chunk.text), ("id", chunk.id), ("title", chunk.title)):
+        if value is not None and not is_unicode(value):
+            raise VLLMValidationError(
+                f"the {name} of chunk {index} is not Unicode text (it has half of a surrogate pair)",
+                parameter=f"chunks.{index}.{name}",
+            )
+    return Document(chunk.text, chunk.id, chunk.title)
+
+
+def _registered(chunk: RagChunk, index: int, ids: ChunkIds | None, namespace: str) -> Document:
+    if chunk.id is None:
+        raise VLLMValidationError("a chunk needs a text", parameter=f"chunks.{index}.text")
+    try:
+        if ids is None:
+            raise UnknownIdError(f"unknown chunk id {chunk.id!r} (the chunk cache is off): send its text")
+        content = ids.content(namespace, chunk.id)
+    except UnknownIdError as error:
+        raise GracefulHTTPError(f"chunks.{index}.id: {error}", HTTPStatus.NOT_FOUND) from error
+    except GoneIdError as error:
+        raise GracefulHTTPError(f"chunks.{index}.id: {error}", HTTPStatus.GONE) from error
+    return Document(content.text, chunk.id, content.title)
+
+
+def chat_completion(
+    request: RagRequest, messages: list[dict[str, Any]], *, stream: bool = False
+) -> ChatCompletionRequest:
+    """vLLM's chat completion over ``messages``, with the request's other fields."""
+    fields = {**(request.model_extra or {}), "model": request.model, "stream": stream}
+    try:
+        return ChatCompletionRequest(messages=messages, **fields)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from error
+
+
+def chat_messages(request: RagChatRequest, marked: str) -> list[dict[str, Any]]:
+    """The conversation as vLLM takes it, the marked chunks before its first user text."""
+    if request.question is not None:
+        return system_and_user(request.system, marked + request.question)
+    system = [{"role": "system", "content": request.system}] if request.system else []
+    messages = [dict(message) for message in request.messages or []]
+    if system and messages and messages[0].get("role") in ("system", "developer"):
+        raise VLLMValidationError("the system prompt is given twice: in system and in messages", parameter="messages")
+    user = next((message for message in messages if message.get("role") == "user"), None)
+    if user is None:
+        raise VLLMValidationError("messages have no user message", parameter="messages")
+    user["content"] = _prepended(user.get("content"), marked)
+    return [*system, *messages]
+
+
+def system_and_user(system: str, text: str) -> list[dict[str, Any]]:
+    """A conversation of a system prompt, if there is one, and one user message."""
+    user = {"role": "user", "content": text}
+    return [{"role": "system", "content": system}, user] if system else [user]
+
+
+def _prepended(content: Any, marked: str) -> Any:
+    if isinstance(content, str):
+        return marked + content
+    parts = [dict(part) if isinstance(part, dict) else part for part in content] if isinstance(content, list) else []
+    text = next((part for part in parts if isinstance(part, dict) and part.get("type") == "text"), None)
+    if text is None:
+        raise VLLMValidationError("the first user message has no text", parameter="messages")
+    text["text"] = marked + str(text.get("text", ""))
+    return parts

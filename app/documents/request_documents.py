@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents of a request as the registry names them: replicas and routers find the same keys in the same body."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from app.documents.cache_options import CacheField, parse_cache_field
+from app.documents.document import BadRequestError, Document
+from app.documents.openai_documents import EXTRACTORS, system_texts
+from engine_ext.wire.request import cache_scope
+from replicas.document_keys import id_key, text_keys
+from replicas.registry import DocumentKey
+from replicas.routing import Wanted
+
+RAG_PATHS = frozenset({"/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks"})
+CHARACTERS_PER_TOKEN = 4
+"""Roughly, to weigh documents that nobody has tokenized yet."""
+
+
+def parse_body(path: str, body: bytes) -> dict[str, Any] | None:
+    """The JSON object sent to a path whose requests may be about documents; ``None`` for all else."""
+    if path not in RAG_PATHS and path not in EXTRACTORS:
+        return None
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def wanted_documents(path: str, body: dict[str, Any], separator: str | None = None) -> list[Wanted]:
+    """The documents of a request to ``path``; none where a replica would refuse it. Takes them out of ``body``.
+
+    ``separator`` is the server's ``--chunk-separator``.
+    """
+    try:
+        return _of_rag(body) if path in RAG_PATHS else _of_extractor(path, body, separator)
+    except BadRequestError:
+        return []
+
+
+def keys_of(
+    body: Mapping[str, Any], cache: CacheField, systems: Iterable[str], documents: Iterable[Document]
+) -> list[DocumentKey]:
+    """Keys of documents by text. ``systems`` are the texts before them, which count in scope ``system``."""
+    shaping = {name: body[name] for name in ("tools", "chat_template_kwargs") if body.get(name)}
+    before = [*(text for text in systems if text), dumped(shaping, sort_keys=True, default=str)]
+    context = [str(body.get("model") or ""), namespace_of(body, cache), cache.scope]
+    if cache.scope == "system":
+        context += before
+    return text_keys(context, (document.render() for document in documents))
+
+
+def dumped(value: Any, **options: Any) -> str:
+    """JSON of what came as JSON; raises :class:`BadRequestError` if it is nested almost too deeply to be read."""
+    try:
+        return json.dumps(value, **options)
+    except RecursionError as error:
+        raise BadRequestError("the request is nested too deeply", "body") from error
+
+
+def namespace_of(body: Mapping[str, Any], cache: CacheField) -> str:
+    """The namespace of the request's chunks, a client's own ``cache_salt`` in it."""
+    salt = body.get("cache_salt")
+    return cache_scope(cache.options(), salt if isinstance(salt, str) else None).namespace
+
+
+def _of_rag(body: dict[str, Any]) -> list[Wanted]:
+    cache = parse_cache_field(body.get("cache"))
+    chunks = body.get("chunks")
+    namespace = namespace_of(body, cache)
+    named: list[Wanted | None] = []  # None: one by text
+    documents = []
+    for chunk in chunks if isinstance(chunks, list) else []:
+        fields = {"text": chunk} if isinstance(chunk, str) else chunk if isinstance(chunk, dict) else {}
+        text, id, title = fields.get("text"), fields.get("id"), fields.get("title")
+        if isinstance(text, str):
+            documents.append(Document(text, title=title if isinstance(title, str) else None))
+            named.append(None)
+        elif isinstance(id, str):
+            named.append(Wanted(id_key(namespace, id), 0, is_required=True))
+    by_text = iter(_by_text(body, cache, documents, system_texts(body)))
+    return [each or next(by_text) for each in named]
+
+
+def _of_extractor(path: str, body: dict[str, Any], separator: str | None) -> list[Wanted]:
+    extraction = EXTRACTORS[path](body, separator)
+    if extraction is None:
+        return []
+    cache = parse_cache_field(extraction.cache)
+    return _by_text(extraction.body, cache, extraction.documents, extraction.systems)
+
+
+def _by_text(
+    body: dict[str, Any], cache: CacheField, documents: list[Document], systems: Iterable[str]
+) -> list[Wanted]:
+    keys = keys_of(body, cache, systems, documents)
+    return [
+        Wanted(key, 1 + len(document.text) // CHARACTERS_PER_TOKEN)
+        for key, document in zip(keys, documents, strict=True)
+    ]

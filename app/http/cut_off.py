@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of requests that outlast the server, or its engine, and of streams that fail."""
+
+import asyncio
+import logging
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.http.refusals import refusal
+from app.http.sse import is_event_stream
+from engine_ext.client.engine import ChunkEngine
+
+logger = logging.getLogger(__name__)
+
+
+class CutOffMiddleware:
+    """Ends requests that can't be served any more: in words, or by closing once begun.
+
+    Those are requests that come after the signal to stop or after the engine has died, requests that fail for that
+    reason, and those that the HTTP server cancels. A server that stops waits for the others, which are counted.
+    A stream of events that fails for another reason ends with an event that says so.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        if scope["method"] != "POST":
+            return await self._run(scope, receive, send)
+        engine: ChunkEngine = scope["app"].state.engine_client
+        if answer := _answer(engine):
+            return await answer(scope, receive, send)
+        engine.num_answering += 1
+        try:
+            await self._run(scope, receive, send)
+        finally:
+            engine.num_answering -= 1
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        engine: ChunkEngine = scope["app"].state.engine_client
+        has_begun = is_replaced = is_open_stream = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_begun, is_replaced, is_open_stream
+            is_failure = not has_begun and message["status"] >= HTTPStatus.INTERNAL_SERVER_ERROR
+            if message["type"] == "http.response.start":
+                is_open_stream = is_event_stream(Headers(raw=message.get("headers", [])))
+            elif not message.get("more_body"):
+                is_open_stream = False
+            if is_failure and (answer := _answer(engine)):
+                is_replaced = True
+                await answer(scope, receive, send)
+            has_begun = True
+            if not is_replaced:
+                await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except (asyncio.CancelledError, Exception) as error:
+            answer = _answer(engine)
+            is_defect = isinstance(error, Exception) and answer is None
+            if is_defect and not is_open_stream:
+                raise
+            if is_defect:
+                logger.exception("a stream of events failed amid its answer")
+                await send({"type": "http.response.body", "body": _FAILED_EVENT})
+            elif not has_begun:
+                await (answer or _STOPPING)(scope, receive, send)
+
+
+def _answer(engine: ChunkEngine) -> JSONResponse | None:
+    """What there is to say to every request, if that is so."""
+    if engine.is_stopping:
+        return _STOPPING
+    return _DIED if engine.has_died else None
+
+
+_FAILED = refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "The answer failed; the server's log says why.")
+_FAILED_EVENT = b'event: error\ndata: {"type": "error", ' + bytes(_FAILED.body)[1:] + b"\n\n"
+_STOPPING = refusal(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "The server is stopping.")
+_DIED = refusal(HTTPStatus.SERVICE_UNAVAILABLE, "engine_died", "The engine has died; the server ends.")

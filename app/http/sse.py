@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adds the cache report to a stream of server-sent events, delaying none of them."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+
+from engine_ext.wire.request import Ticket
+
+# Atomic groups: the two bytes of one CRLF are not two line ends.
+_EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_TERMINAL_EVENTS: Final = (b"message_stop", b"response.completed")
+_IDENTITY: Final = ("id", "object", "created", "model")
+LONGEST_EVENT: Final = 64 << 20
+"""Bytes of an event that are held back until it ends; of a longer one, everything passes unread."""
+
+_Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def is_event_stream(headers: Headers) -> bool:
+    """One that can be read: no error in JSON, and not compressed by somebody's middleware."""
+    return headers.get("content-type", "").startswith("text/event-stream") and "content-encoding" not in headers
+
+
+class ReportInserter:
+    """Follows one stream's bytes; the last event gets the report.
+
+    OpenAI's completions end with ``[DONE]``: the report comes just before it, as an event without choices (like
+    OpenAI's usage event). Other schemas name their last event: the report is put into it. All else passes unchanged,
+    whatever it is, however it is cut into parts; an event passes when its last byte has come.
+    """
+
+    def __init__(self, ticket: Ticket, field: str) -> None:
+        self._ticket = ticket
+        self._field = field
+        self._rest = bytearray()
+        self._is_rest_unread = False
+        self._identity: dict[str, Any] | None = None
+
+    def feed(self, part: bytes) -> bytes:
+        """What may go to the client, now that ``part`` has come."""
+        searched = max(0, len(self._rest) - 2)
+        self._rest += part
+        events, start = [], 0
+        while (found := _EVENT_END.search(self._rest, max(start, searched))) is not None:
+            event, start = bytes(self._rest[start : found.end()]), found.end()
+            events.append(event if self._is_rest_unread else self._read(event))
+            self._is_rest_unread = False
+        del self._rest[:start]
+        if self._is_rest_unread or len(self._rest) > LONGEST_EVENT:
+            self._is_rest_unread = True
+            # Two bytes stay: with the next part they may be the event's end.
+            events.append(bytes(self._rest[:-2]))
+            del self._rest[:-2]
+        return b"".join(events)
+
+    def end(self) -> bytes:
+        """What is left when the stream has ended: an event that was cut off."""
+        return bytes(self._rest)
+
+    def _read(self, event: bytes) -> bytes:
+        if self._ticket.report is not None:
+            name, data = _fields(event)
+            if data == b"[DONE]":
+                return self._report_event() + event
+            if name in _TERMINAL_EVENTS:
+                return _edited(event, self._with_report)
+        if self._identity is None and (parsed := _parsed(_fields(event)[1])) is not None:
+            self._identity = {name: parsed[name] for name in _IDENTITY if name in parsed}
+        return event
+
+    def _report_event(self) -> bytes:
+        return b"" if self._identity is None else _event(self._with_report({**self._identity, "choices": []}))
+
+    def _with_report(self, data: dict[str, Any]) -> dict[str, Any]:
+        assert self._ticket.report is not None
+        report = self._ticket.report.to_dict()
+        if self._field == "cache":
+            return {**data, "cache": report}
+        return {**data, self._field: {"cache": report}}
+
+
+def _fields(event: bytes) -> tuple[bytes, bytes]:
+    """An event's name and data, as the standard says to read them."""
+    name, data = b"", []
+    for line in _LINE_END.split(event):
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"event":
+            name = value
+        elif field == b"data":
+            data.append(value)
+    return name, b"\n".join(data)
+
+
+def _parsed(data: bytes) -> dict[str, Any] | None:
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _edited(event: bytes, change: _Change) -> bytes:
+    """The event with other data; as it is if its data is no object."""
+    data = _parsed(_fields(event)[1])
+    if data is None:
+        return event
+    kept = [line for line in _LINE_END.split(event) if line and line.partition(b":")[0] != b"data"]
+    return b"".join(line + b"\n" for line in kept) + _event(change(data))
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings documents in requests to vLLM's own endpoints to the chunk cache, before vLLM reads the body."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from http import HTTPStatus
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders, State
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.documents.cache_options import decide_of, options_of, parse_cache_field
+from app.documents.document import BadRequestError
+from app.documents.openai_documents import EXTRACTORS, Extraction
+from app.documents.request_documents import dumped, keys_of
+from app.http.bodies import read_body, replay
+from app.http.refusals import refusal
+from app.http.sse import ReportInserter, is_event_stream
+from app.prompt.marks import Marks
+from app.settings import Settings
+from engine_ext.wire.request import Ticket
+
+
+class DocumentsMiddleware:
+    """Rewrites a request that has documents, a ``cache`` field or the agreed separator; passes others on.
+
+    vLLM adds it to its app (its ``--middleware`` option); marks and settings are in the app's state.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        extractor = EXTRACTORS.get(path_of(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if extractor is None:
+            return await self._app(scope, receive, send)
+        body = await read_body(receive)
+        if body is None:
+            return None
+        settings: Settings = scope["app"].state.tessera_settings
+        try:
+            extraction = _extract(extractor, body, settings.chunk_separator)
+            if extraction is None:
+                return await self._app(scope, replay(body, receive), send)
+            ticket = _ticket(extraction, scope["app"].state)
+        except BadRequestError as error:
+            return await _refused(error)(scope, receive, send)
+        return await self._run(scope, receive, send, extraction, ticket)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send, extraction: Extraction, ticket: Ticket) -> None:
+        marks: Marks = scope["app"].state.tessera_marks
+        with marks.issue(ticket, extraction.documents) as marked:
+            extraction.insert(marked)
+            try:
+                body = dumped(extraction.body).encode()
+            except BadRequestError as error:
+                return await _refused(error)(scope, receive, send)
+            MutableHeaders(scope=scope)["content-length"] = str(len(body))
+            if extraction.body.get("stream"):
+                send = _inserting(send, ReportInserter(ticket, "kv_transfer_params"))
+            return await self._app(scope, replay(body, receive), send)
+
+
+def _refused(error: BadRequestError) -> JSONResponse:
+    return refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error), parameter=error.parameter)
+
+
+def path_of(scope: Scope) -> str:
+    """The path below the server's ``--root-path``, which a proxy may or may not have removed."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+def _extract(
+    extractor: Callable[[dict[str, Any], str | None], Extraction | None], body: bytes, separator: str | None
+) -> Extraction | None:
+    if not any(hint in body for hint in _hints(separator)):
+        return None
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        return None  # vLLM answers malformed bodies
+    return extractor(parsed, separator) if isinstance(parsed, dict) else None
+
+
+@cache
+def _hints(separator: str | None) -> tuple[bytes, ...]:
+    """Bytes without which a body has nothing for us; spares ordinary requests the parsing."""
+    fields = (b'"documents"', b'"document"', b'"cache"')
+    if separator is None:
+        return fields
+    # Plainly, or with escapes: which characters are escaped, and how, is up to the client.
+    return (*fields, json.dumps(separator, ensure_ascii=False)[1:-1].encode(), b"\\u")
+
+
+def _ticket(extraction: Extraction, state: State) -> Ticket:
+    for field in ("echo", "store", "use_beam_search"):
+        if extraction.body.get(field):
+            raise BadRequestError(f"{field} can't be combined with documents", field)
+    cache = parse_cache_field(extraction.cache)
+    keys = keys_of(extraction.body, cache, extraction.systems, extraction.documents)
+    ids = tuple(document.id for document in extraction.documents)
+    return Ticket(options_of(cache, state), ids, tuple(keys), decide=decide_of(cache, state))
+
+
+def _inserting(send: Send, inserter: ReportInserter) -> Send:
+    is_stream = False
+
+    async def inserted(message: Message) -> None:
+        nonlocal is_stream
+        if message["type"] == "http.response.start":
+            is_stream = is_event_stream(Headers(raw=message.get("headers", [])))
+        elif is_stream and message["type"] == "http.response.body":
+            body = inserter.feed(message.get("body", b""))
+            if not message.get("more_body"):
+                body += inserter.end()
+            message = {**message, "body": body}
+        await send(message)
+
+    return inserted

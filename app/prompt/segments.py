@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's prompt renderer, extended: a prompt with marks is tokenized segment by segment."""
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+
+from app.documents.document import Document
+from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
+from app.prompt.tokenization import SegmentTokenizer
+from cache.layout import Chunk, ChunkedPrompt, PackedTokens, pack, packed_length, split_packed, unpack
+from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest, cache_scope
+from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
+
+
+class SegmentRenderer:
+    """Stands in for vLLM's renderer; prompts without marks go through it unchanged.
+
+    With ``block_tokens``, white space fills each segment before the question up to whole blocks.
+    """
+
+    def __init__(self, renderer: Any, marks: Marks, max_chunk_tokens: int, block_tokens: int | None = None) -> None:
+        self._renderer = renderer
+        self._marks = marks
+        self._max_chunk_tokens = max_chunk_tokens
+        self._openings: dict[str | None, str] = {}
+        self._tokenizer = SegmentTokenizer(renderer.get_tokenizer())
+        self._block_tokens = block_tokens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._renderer, name)
+
+    @property
+    def can_pad(self) -> bool:
+        """Whether the model's tokenizer has white space to fill blocks with."""
+        return self._tokenizer.filler is not None
+
+    async def render_chat_async(
+        self,
+        conversations: Sequence[Any],
+        chat_params: Any,
+        tok_params: Any = None,
+        *,
+        prompt_extras: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> tuple[list[Any], list[Any]]:
+        """As vLLM's; a conversation with marks becomes a prompt that carries a :class:`ChunkedRequest`."""
+        if not any(self._marks.are_in(_content(message)) for c in conversations for message in c):
+            return await self._renderer.render_chat_async(  # type: ignore[no-any-return]
+                conversations, chat_params, tok_params, prompt_extras=prompt_extras, **kwargs
+            )
+        (conversation,) = conversations
+        rendered, prompt = await self._renderer.render_messages_async(conversation, chat_params)
+        if prompt.get("multi_modal_data"):
+            raise VLLMValidationError("documents can't be combined with images, audio or video", parameter="messages")
+        marked = self._split(prompt["prompt"])
+        opening = await self._opening(chat_params) if marked.ticket.options.scope == "isolated" else ""
+        tok_params = tok_params or self._renderer.default_chat_tok_params
+        return [rendered], [await self._engine_input(marked, opening, tok_params, prompt_extras)]
+
+    async def render_cmpl_async(
+        self,
+        prompts: Sequence[Any],
+        tok_params: Any = None,
+        *,
+        prompt_extras: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """As vLLM's, for completions."""
+        texts = [prompt.get("prompt") if isinstance(prompt, dict) else None for prompt in prompts]
+        if not any(text and self._marks.are_in(text) for text in texts):
+            return await self._renderer.render_cmpl_async(  # type: ignore[no-any-return]
+                prompts, tok_params, prompt_extras=prompt_extras, **kwargs
+            )
+        tok_params = tok_params or self._renderer.default_cmpl_tok_params
+        return [await self._engine_input(self._split(str(t)), "", tok_params, prompt_extras) for t in texts]
+
+    def chunks(self, document: Document, index: int, namespace: str) -> list[Chunk]:
+        """A document as one chunk, or as several if it is longer than a chunk may be; safe in any thread."""
+        return self._chunks(document.render(), document.id, index, namespace)
+
+    def num_tokens(self, document: Document) -> int:
+        """Tokens of a document in a prompt; safe in any thread."""
+        return len(self._tokenizer.encode_document(document.render()))
+
+    def _split(self, text: str) -> MarkedPrompt:
+        try:
+            return self._marks.split(text)
+        except BrokenMarksError as error:
+            raise VLLMValidationError(
+                f"{error}; documents need a chat template that prints the user's message once, unchanged",
+                parameter="messages",
+            ) from error
+
+    async def _opening(self, chat_params: ChatParams) -> str:
+        """What the template puts before a lone user message: the same for every request."""
+        template = chat_params.chat_template
+        if template not in self._openings:
+            options = {"add_generation_prompt": True, "tokenize": False}
+            bare = bare_chat_params(chat_params, options)
+            message = f"[tessera-{secrets.token_hex(16)}]"
+            _, prompt = await self._renderer.render_messages_async([{"role": "user", "content": message}], bare)
+            opening, mark, _ = str(prompt["prompt"]).partition(message)
+            if not mark:
+                raise VLLMValidationError(
+                    "scope isolated needs a chat template that takes a user message without a system prompt",
+                    parameter="cache.scope",
+                )
+            self._openings[template] = opening
+        return self._openings[template]
+
+    async def _engine_input(
+        self, marked: MarkedPrompt, opening: str, tok_params: Any, prompt_extras: dict[str, Any] | None
+    ) -> Any:
+        salt = (prompt_extras or {}).get("cache_salt")
+        namespace = cache_scope(marked.ticket.options, salt).namespace
+        request, token_ids = await asyncio.to_thread(
+            self._tokenize, marked, opening, tok_params.add_special_tokens, namespace
+        )
+        _check_length(request.prompt, len(token_ids), tok_params)
+        engine_input: dict[str, Any] = {
+            **tokens_input(token_ids, prompt=marked.text, cache_salt=salt),
+            "arrival_time": time.time(),
+            REQUEST_KEY: request,
+        }
+        return engine_input
+
+    def _tokenize(
+        self, marked: MarkedPrompt, opening: str, add_special_tokens: bool, namespace: str
+    ) -> tuple[ChunkedRequest, list[int]]:
+        encode = self._tokenizer.encode_template
+        if not marked.chunks:
+            token_ids = list(encode(marked.text, add_special_tokens=add_special_tokens))
+            return ChunkedRequest(marked.ticket, None), token_ids
+        is_isolated = marked.ticket.options.scope == "isolated"
+        documents, ids = zip(marked.documents, marked.chunks, strict=True), marked.ticket.chunk_ids
+        prompt = ChunkedPrompt(
+            self._padded(encode(marked.system, add_special_tokens=add_special_tokens)),
+            tuple(chunk for i, text in documents for chunk in self._chunks(text, ids[i], i, namespace)),
+            encode(marked.question),
+            self._padded(encode(opening, add_special_tokens=add_special_tokens)) if is_isolated else None,
+        )
+        return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
+
+    def _chunks(self, text: str, id: str | None, document: int, namespace: str) -> list[Chunk]:
+        tokens = self._tokenizer.pack_document(text, namespace)
+        pieces = split_packed(tokens, self._max_chunk_tokens)
+        if len(pieces) == 1:
+            return [Chunk(tokens + self._padding(tokens), id, document)]
+        padded = [piece + self._padding(piece) for piece in pieces]
+        return [Chunk(piece, id, document, (number, len(padded))) for number, piece in enumerate(padded, start=1)]
+
+    def _padded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        return token_ids + unpack(self._padding(pack(token_ids)))
+
+    def _padding(self, packed: PackedTokens) -> PackedTokens:
+        """Fills the last block, where blocks are shared."""
+        if self._block_tokens is None or self._tokenizer.filler is None:
+            return b""
+        return pack((self._tokenizer.filler,)) * (-packed_length(packed) % self._block_tokens)
+
+
+def _content(message: Any) -> str:
+    """A message's content; of one that is no object (vLLM takes those of its Harmony format, too) all that it shows."""
+    return str(message.get("content") if isinstance(message, Mapping) else message)
+
+
+def _check_length(prompt: ChunkedPrompt | None, num_tokens: int, tok_params: Any) -> None:
+    """Refuses what vLLM would cut off or answer with a generic message."""
+    if tok_params.truncate_prompt_tokens is not None:
+        raise VLLMValidationError("a prompt with documents can't be truncated", parameter="truncate_prompt_tokens")
+    limit, wanted = tok_params.max_total_tokens, tok_params.max_output_tokens or 0
+    if limit is None or num_tokens + max(wanted, 1) <= limit:
+        return
+    detail = f" ({_segment_lengths(prompt)})" if prompt else ""
+    if num_tokens < limit and wanted:
+        raise VLLMValidationError(
+            f"max_tokens={wanted} does not fit: the prompt has {num_tokens} tokens{detail}, "
+            f"the model's maximum context length is {limit}",
+            parameter="max_tokens",
+            value=wanted,
+        )
+    raise VLLMValidationError(
+        f"the prompt has {num_tokens} tokens{detail}, the model's maximum context length is {limit}, "
+        "of which at least one must be left for the answer",
+        parameter="chunks",
+        value=num_tokens,
+    )
+
+
+def _segment_lengths(prompt: ChunkedPrompt) -> str:
+    lengths: Counter[int] = Counter()
+    for chunk in prompt.chunks:  # a long document is several
+        lengths[chunk.document] += chunk.num_tokens
+    chunks = ", ".join(f"chunk {document}: {length}" for document, length in lengths.items())
+    return f"system: {len(prompt.system)}, {chunks}, question: {len(prompt.question)}"

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fill requests: compute missing segments, once for everybody who waits for them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from cache.costs import Costs
+from cache.index import ChunkKVCache, EntryState
+from cache.lease import ChunkStatus, FillJob, Lease
+from cache.manager import ChunkCacheManager, Removal
+from engine_ext.chunks.prefill import NotSavedError, run_prefill
+from engine_ext.wire.plan import TransferPlan
+from engine_ext.wire.request import FullAttentionError
+from replicas.registry import DocumentKey
+
+if TYPE_CHECKING:
+    from engine_ext.chunks.tier_writer import Archive
+
+
+class FillError(FullAttentionError):
+    """A fill that the request waited for did not save its KV. Its entries are gone."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("fill failed", message)
+
+
+@dataclass(frozen=True, slots=True)
+class FillResult:
+    """Tokens that the engine computed in one fill request: all of them, and those of the segments it saved.
+
+    None, if the segments came from elsewhere.
+    """
+
+    num_computed: int
+    num_computed_of_saved: int
+    source: "Sourced | None" = None
+
+
+FillTask = asyncio.Task[FillResult]
+
+
+class Sourced(NamedTuple):
+    """Segments that came from ``origin``; with the status ``filled``, why they are to be computed all the same."""
+
+    status: ChunkStatus
+    origin: str | None = None
+    why: str | None = None
+
+
+class ChunkSource(Protocol):
+    """Where missing segments may be had without computing them."""
+
+    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> Sourced | None:
+        """Fills all of the job's entries; ``None`` if it has nothing to say of them.
+
+        When it returns, even if cancelled, nothing is written to the entries' pages any more.
+        """
+
+
+class FillRunner:
+    """Runs fill jobs as tasks of their own, so that a fill outlives the request that started it.
+
+    A fill is aborted only when no lease is left on what it computes. At most ``max_running`` are in the engine at
+    once; the others wait for their turn.
+    """
+
+    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager, on_end: Callable[[], None], max_running: int) -> None:
+        self._llm = llm
+        self._manager = manager
+        self._on_end = on_end
+        self._turns = asyncio.Semaphore(max_running)
+        self.sources: list[ChunkSource] = []
+        self.archive: Archive | None = None
+        self.costs = Costs()
+        self.num_running = 0
+        self._tasks: dict[FillJob, FillTask] = {}
+        self._jobs: dict[ChunkKVCache, FillJob] = {}
+
+    def start(
+        self,
+        lease: Lease,
+        request_id: str,
+        cache_salt: str | None,
+        documents: Mapping[ChunkKVCache, DocumentKey],
+        **generate_kwargs: Any,
+    ) -> list[FillTask]:
+        """Starts the lease's fill jobs; they go to the engine together, which batches them.
+
+        ``documents`` says by which keys other replicas know the entries.
+        """
+        tasks = []
+        for i, job in enumerate(lease.fills):
+            fill = self._fill(job, documents, f"{request_id}-fill-{i}", cache_salt, generate_kwargs)
+            task = asyncio.create_task(fill, name=f"{request_id}-fill-{i}")
+            # Runs before any waiter wakes, and also for a task cancelled before its first step.
+            task.add_done_callback(partial(self._ended, job))
+            self._tasks[job] = task
+            self._jobs.update(dict.fromkeys(job.entries, job))
+            tasks.append(task)
+        return tasks
+
+    async def wait(self, lease: Lease, own: Sequence[FillTask]) -> list[FillResult]:
+        """Waits until every leased segment can be loaded; returns the results of ``own``, which the lease started.
+
+        Raises :class:`FillError`.
+        """
+        entries = [segment.entry for segment in lease.segments]
+        pending = {self._tasks[self._jobs[entry]] for entry in entries if entry in self._jobs}
+        pending.update(own)
+        if pending:
+            await asyncio.wait(pending)
+        if any(entry.state is not EntryState.READY for entry in entries):
+            errors = [e for task in pending if not task.cancelled() and (e := task.exception()) is not None]
+            raise FillError(f"a fill request failed: {errors[0]!r}" if errors else "a fill request was aborted")
+        return [task.result() for task in own]
+
+    def release(self, lease: Lease) -> None:
+        """Ends the lease and aborts the fills that nobody waits for any more."""
+        self._manager.release(lease)
+        jobs = {self._jobs[segment.entry] for segment in lease.segments if segment.entry in self._jobs}
+        for job in jobs:
+            # One that has ended is not aborted any more: what it saved can be found from now on.
+            if not job.is_wanted and not self._tasks[job].done():
+                for entry in job.entries:
+                    self._manager.detach(entry, Removal.FILL_FAILED)
+                self._tasks[job].cancel()
+
+    @property
+    def num_queued(self) -> int:
+        """Fills that wait for their turn."""
+        return len(self._tasks) - self.num_running
+
+    async def _fill(
+        self,
+        job: FillJob,
+        documents: Mapping[ChunkKVCache, DocumentKey],
+        request_id: str,
+        cache_salt: str | None,
+        generate_kwargs: dict[str, Any],
+    ) -> FillResult:
+        found: Sourced | None = None
+        for source in [] if job.is_private else self.sources:
+            found = await source.fetch(job, documents) or found
+            if found is not None and found.status is not ChunkStatus.FILLED:
+                return FillResult(0, 0, found)
+        computed = await self._compute(job, request_id, cache_salt, generate_kwargs)
+        return replace(computed, source=found)
+
+    async def _compute(
+        self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]
+    ) -> FillResult:
+        await self._end_of_prefix(job)
+        async with self._turns:
+            self.num_running += 1
+            started = time.perf_counter()
+            # A prefix that nobody holds any more may be gone before the engine loads it. Should it go just then, its
+            # pages' tags tell: the load is refused, and the fill fails.
+            is_loadable = job.prefix is not None and job.prefix.state is EntryState.READY and job.prefix.leases
+            plan, prompt_ids = TransferPlan.for_fill(job, job.prefix if is_loadable else None), job.prompt_ids
+            try:
+                output = await run_prefill(self._llm, prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
+            except NotSavedError as error:
+                if plan.loads and job.prefix is not None:
+                    self._manager.detach(job.prefix, Removal.REFUSED)  # perhaps it was not there
+                raise FillError(str(error)) from error
+            finally:
+                self.num_running -= 1
+        seconds = time.perf_counter() - started
+        self._manager.metrics.fill_seconds.observe(seconds)
+        result = _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
+        if result.num_computed:
+            self.costs.computing.saw(result.num_computed, seconds)
+        return result
+
+    async def _end_of_prefix(self, job: FillJob) -> None:
+        """Waits for the job that computes what this one would else compute as well."""
+        if (other := self._jobs.get(job.prefix) if job.prefix else None) is not None:
+            await asyncio.wait([self._tasks[other]])
+
+    def _ended(self, job: FillJob, task: FillTask) -> None:
+        del self._tasks[job]
+        for entry in job.entries:
+            del self._jobs[entry]
+        if task.cancelled():
+            self._manager.fill_failed(job, "aborted")
+        elif task.exception() is not None:
+            self._manager.fill_failed(job)
+        else:
+            source = task.result().source
+            status = source.status if source is not None else ChunkStatus.FILLED
+            self._manager.fill_succeeded(job, "succeeded" if status is ChunkStatus.FILLED else status)
+            for entry in job.entries:
+                entry.stored = status is ChunkStatus.LOADED
+            if self.archive is not None and status is not ChunkStatus.LOADED and not job.is_private:
+                self.archive.add(job.entries)
+        self._on_end()
+
+
+def _result(job: FillJob, num_computed: int) -> FillResult:
+    """Cached tokens come first, so the computed ones are the last: the chunk's, then the system segment's."""
+    of_saved = sum(entry.identity.num_tokens for entry in job.entries)
+    return FillResult(num_computed, min(num_computed, of_saved))

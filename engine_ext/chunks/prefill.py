@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that are run for their KV alone: fill requests, and those of the self-check."""
+
+from contextlib import aclosing
+from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from engine_ext.wire.plan import TransferPlan
+from engine_ext.wire.vllm_compat import tokens_input
+
+
+class NotSavedError(Exception):
+    """The request ended without carrying out its plan's saves."""
+
+
+async def run_prefill(
+    llm: AsyncLLM,
+    prompt_ids: list[int],
+    plan: TransferPlan,
+    request_id: str,
+    cache_salt: str | None,
+    **generate_kwargs: Any,
+) -> RequestOutput:
+    """Runs ``prompt_ids`` with ``plan``, which has saves; returns the output, or raises :class:`NotSavedError`."""
+    params = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={"kv_transfer_params": plan.to_params()},
+    )
+    prompt = tokens_input(prompt_ids, cache_salt=cache_salt)
+    async with aclosing(llm.generate(prompt, params, request_id, **generate_kwargs)) as outputs:
+        (output,) = [output async for output in outputs]
+    reason = output.outputs[0].finish_reason
+    # A request whose load was refused ends with an error; what it saved was computed behind something else.
+    if reason == "error" or not (output.kv_transfer_params or {}).get("saved"):
+        raise NotSavedError(f"it ended with {reason!r}, nothing saved")
+    return output

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Missing segments from tiers, where that is quicker than to compute them."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from cache.costs import Costs
+from cache.index import ChunkKVCache
+from cache.lease import ChunkStatus, FillJob
+from cache.manager import ChunkCacheManager
+from cache.tiers.memory import MemoryTier
+from engine_ext.chunks.fills import Sourced
+from engine_ext.chunks.transfers import PoolTransfers, TransferError
+from engine_ext.core.file_server import Answer
+from replicas.registry import DocumentKey
+
+logger = logging.getLogger(__name__)
+
+
+class TierSource:
+    """A :class:`engine_ext.chunks.fills.ChunkSource` over tiers, named in their order, the fastest first."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        manager: ChunkCacheManager,
+        transfers: Callable[[], PoolTransfers | None],
+        costs: Costs,
+    ) -> None:
+        self._names = names
+        self._manager = manager
+        self._transfers = transfers
+        self._costs = costs
+
+    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> Sourced | None:
+        """All of the job's segments or none."""
+        if (transfers := self._transfers()) is None:
+            return None
+        slowest = 0
+        for entry in job.entries:
+            num_tokens, num_bytes = entry.identity.num_tokens, self._manager.config.page_bytes * entry.num_pages
+            worth = [name for name in self._names if self._costs.is_worth_loading(name, num_tokens, num_bytes)]
+            if not worth:
+                return Sourced(ChunkStatus.FILLED, why=self._why(num_tokens, num_bytes))
+            started = time.perf_counter()
+            try:
+                answers = await transfers.load(entry, worth)
+            except TransferError as error:
+                logger.warning("a chunk can't be loaded: %s", error)
+                return None
+            note_events(self._manager, answers)
+            tiers = {answer.tier for answer in answers}
+            if None in tiers:
+                return None
+            last = max(self._names.index(str(tier)) for tier in tiers)
+            self._costs.loading[self._names[last]].saw(num_bytes, time.perf_counter() - started)
+            slowest = max(slowest, last)
+        return Sourced(ChunkStatus.LOADED, origin=self._names[slowest])
+
+    def _why(self, num_tokens: int, num_bytes: int) -> str:
+        computing = self._costs.computing.seconds(num_tokens) or 0.0
+        loading = {name: self._costs.loading[name].seconds(num_bytes) or 0.0 for name in self._names}
+        tiers = ", ".join(f"{1e3 * seconds:.1f} ms from {name}" for name, seconds in loading.items())
+        return f"computing takes {1e3 * computing:.1f} ms, loading {tiers}"
+
+
+def note_events(manager: ChunkCacheManager, answers: Iterable[Answer]) -> None:
+    """Counts what tiers did, and notes what they hold: host memory is each worker's own, all else everybody's."""
+    answers = list(answers)
+    for tier in answers[0].held:
+        held = [answer.held[tier] for answer in answers]
+        manager.metrics.tier_bytes[tier] = sum(held) if tier == MemoryTier.name else max(held)
+    for answer in answers:
+        for tier, word in answer.events:
+            manager.metrics.tier_events[tier, word] += 1
+        if answer.tier is not None:
+            manager.metrics.loaded_bytes[answer.tier] += answer.num_bytes

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was computed is put into the tiers, behind the requests."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from cache.hashing import ChunkHash
+from cache.index import ChunkKVCache
+from cache.manager import Removal
+from cache.tiers.config import size_of
+from cache.tiers.memory import MemoryTier
+from engine_ext.chunks.sources import TierSource, note_events
+from engine_ext.chunks.transfers import PoolTransfers, TransferError
+from engine_ext.wire.vllm_compat import num_unfinished_requests
+
+if TYPE_CHECKING:
+    from engine_ext.client.engine import ChunkEngine
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING: Final = 10_000
+PAUSE: Final = 9
+"""While requests run, each copy is followed by a pause of so many times its length."""
+
+
+class Archive:
+    """Segments that wait to be stored, in the order in which they were filled.
+
+    One that is evicted before its turn is not stored.
+    """
+
+    def __init__(
+        self, engine: "ChunkEngine", tiers: Mapping[str, int], transfers: Callable[[], PoolTransfers | None]
+    ) -> None:
+        """``tiers`` has their names and sizes, on all workers together."""
+        self.tiers = tiers
+        self._engine = engine
+        self._transfers = transfers
+        self._waiting: dict[ChunkHash, None] = {}
+        self._to_drop: set[ChunkHash] = set()
+        self._is_storing = False
+        self._has_work = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + self._is_storing
+
+    @property
+    def num_to_keep(self) -> int:
+        """How many of those would be found again after the server has stopped."""
+        return len(self) if any(tier != MemoryTier.name for tier in self.tiers) else 0
+
+    def add(self, entries: Iterable[ChunkKVCache]) -> None:
+        """Says that segments have been filled."""
+        for entry in entries:
+            self._waiting[entry.key] = None
+            if len(self._waiting) > MOST_WAITING:
+                del self._waiting[next(iter(self._waiting))]
+        self._has_work.set()
+
+    def drop_later(self, key: ChunkHash) -> None:
+        """Says that a segment is to be kept nowhere any more."""
+        self._to_drop.add(key)
+        self._has_work.set()
+
+    async def drop(self, keys: Iterable[ChunkHash]) -> None:
+        """Drops segments from all tiers."""
+        for key in keys:
+            self._waiting.pop(key, None)
+            if (transfers := self._transfers()) is not None:
+                try:
+                    await transfers.drop(key)
+                except TransferError as error:
+                    logger.warning("a chunk can't be dropped from tiers: %s", error)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            while not self._waiting and not self._to_drop:
+                self._has_work.clear()
+                await self._has_work.wait()
+            dropped, self._to_drop = self._to_drop, set()
+            await self.drop(dropped)
+            if self._waiting:
+                await self._store_next()
+
+    async def _store_next(self) -> None:
+        key = next(iter(self._waiting))
+        del self._waiting[key]
+        self._is_storing, started = True, time.monotonic()
+        try:
+            await self._store(key)
+        finally:
+            self._is_storing = False
+        if num_unfinished_requests(self._engine.llm):
+            await asyncio.sleep(PAUSE * (time.monotonic() - started))
+
+    async def _store(self, key: ChunkHash) -> None:
+        manager, transfers = self._engine.manager, self._transfers()
+        assert manager is not None
+        if transfers is None or (lease := manager.hold(key)) is None:
+            for tier in self.tiers:
+                manager.metrics.tier_events[tier, "skipped"] += 1
+            return
+        try:
+            answers = await transfers.store(lease.chunks[0].entry)
+            note_events(manager, answers)
+            lease.chunks[0].entry.stored = all(any(word == "stored" for _, word in each.events) for each in answers)
+        except TransferError as error:
+            logger.warning("a chunk can't be stored: %s", error)
+        finally:
+            self._engine.release(lease)
+
+    def sleep_cold(self, idle_s: float) -> tuple[int, int]:
+        """Takes segments out of the pool that are in a tier and were not used for ``idle_s``.
+
+        Pinned ones stay, and those that requests hold. Returns how many went, and their pages.
+        """
+        manager = self._engine.manager
+        assert manager is not None
+        before = manager.clock() - idle_s
+        cold = [
+            entry
+            for entry in manager.index
+            if entry.stored and not entry.pinned and not entry.leases and entry.last_used_at <= before
+        ]
+        for entry in cold:
+            manager.detach(entry, Removal.ASLEEP)
+        return len(cold), sum(entry.num_pages for entry in cold)
+
+
+@asynccontextmanager
+async def attached_tiers(engine: "ChunkEngine", urls: Sequence[str]) -> AsyncIterator[None]:
+    """Meanwhile, what is missing comes from tiers, and what is computed goes there."""
+    if engine.manager is None or engine.fills is None:
+        yield
+        return
+    workers = engine.transfers.num_workers if engine.transfers is not None else 1
+    sizes = {scheme: size * (workers if scheme == MemoryTier.name else 1) for scheme, size in map(size_of, urls)}
+    source = TierSource(list(sizes), engine.manager, lambda: engine.transfers, engine.fills.costs)
+    engine.fills.sources.append(source)
+    engine.fills.archive = archive = Archive(engine, sizes, lambda: engine.transfers)
+    engine.manager.on_expired = archive.drop_later
+    task = asyncio.create_task(archive.run(), name="archive")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments of the pool as files, to send and to store: the app's side of :mod:`engine_ext.core.file_server`."""
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from multiprocessing.connection import Client
+
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from cache.hashing import ChunkHash
+from cache.index import ChunkKVCache
+from engine_ext.core.file_server import Answer, Transfer, Verb
+from engine_ext.wire.chunk_file import ChunkFileLabel
+
+logger = logging.getLogger(__name__)
+
+
+class TransferError(Exception):
+    """A worker would not read or write; the message says why."""
+
+
+class PoolTransfers:
+    """Reads and writes segments in all workers' pools at once; files are in the order of the workers' ranks."""
+
+    def __init__(self, addresses: Sequence[str], fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+        self._workers = [_Worker(address) for address in addresses]
+        self._storing = [_Worker(address) for address in addresses]
+
+    @property
+    def num_workers(self) -> int:
+        """Files of each segment."""
+        return len(self._workers)
+
+    async def read(self, entry: ChunkKVCache, rank: int) -> bytes:
+        """One worker's file of a segment that the caller leases; raises :class:`TransferError`."""
+        _, file = await self._workers[rank].ask(self._transfer("read", entry, rank))
+        return file
+
+    async def write(self, entry: ChunkKVCache, files: Sequence[bytes]) -> None:
+        """Writes a segment that is being filled; raises :class:`TransferError`, and then nothing of it may be loaded.
+
+        It returns, even if cancelled, only when no worker writes any more: the pages may be another's from then on.
+        """
+        await self._all("write", entry, self._workers, files=files)
+
+    async def load(self, entry: ChunkKVCache, tiers: Sequence[str]) -> list[Answer]:
+        """Fills a segment that is being filled from ``tiers``, as :meth:`write` does.
+
+        Only if each worker's answer names a tier may it be loaded. Raises :class:`TransferError`.
+        """
+        return await self._all("load", entry, self._workers, tiers=tuple(tiers))
+
+    async def store(self, entry: ChunkKVCache) -> list[Answer]:
+        """Puts a segment that the caller leases into every tier; other calls need not wait for it.
+
+        Raises :class:`TransferError`.
+        """
+        return await self._all("store", entry, self._storing)
+
+    async def drop(self, key: ChunkHash) -> None:
+        """Drops a segment from every tier; raises :class:`TransferError`."""
+        for rank, worker in enumerate(self._workers):
+            label = ChunkFileLabel(self._fingerprint, str(key), "", "", rank, self.num_workers)
+            await worker.ask(Transfer("drop", label, [], 0))
+
+    def close(self) -> None:
+        """Ends the connections."""
+        for worker in (*self._workers, *self._storing):
+            worker.close()
+
+    async def _all(
+        self,
+        verb: Verb,
+        entry: ChunkKVCache,
+        workers: "Sequence[_Worker]",
+        *,
+        files: Sequence[bytes] | None = None,
+        tiers: tuple[str, ...] = (),
+    ) -> list[Answer]:
+        asked = (
+            worker.ask(self._transfer(verb, entry, rank, tiers), file)
+            for rank, (worker, file) in enumerate(zip(workers, files or [b""] * len(workers), strict=True))
+        )
+        moving = asyncio.gather(*asked, return_exceptions=True)
+        is_cancelled = False
+        while not moving.done():
+            try:
+                await asyncio.wait([moving])
+            except asyncio.CancelledError:
+                is_cancelled = True
+        if is_cancelled:
+            raise asyncio.CancelledError
+        answers = []
+        for answered in moving.result():
+            if isinstance(answered, BaseException):
+                raise answered
+            answers.append(answered[0])
+        return answers
+
+    def _transfer(self, verb: Verb, entry: ChunkKVCache, rank: int, tiers: tuple[str, ...] = ()) -> Transfer:
+        identity = entry.identity
+        prefix, tokens = identity.prefix.hex(), identity.tokens.hex()
+        label = ChunkFileLabel(self._fingerprint, str(entry.key), prefix, tokens, rank, self.num_workers)
+        return Transfer(verb, label, entry.pages, entry.tag, tiers)
+
+
+class _Worker:
+    """Asks one worker one thing after the other."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = Client(address, "AF_UNIX")
+        self._turn = asyncio.Lock()
+
+    async def ask(self, transfer: Transfer, file: bytes = b"") -> tuple[Answer, bytes]:
+        """The answer and the file asked for. Goes on when it is cancelled: the next answer would be this one."""
+        return await asyncio.shield(asyncio.create_task(self._ask(transfer, file)))
+
+    async def _ask(self, transfer: Transfer, file: bytes) -> tuple[Answer, bytes]:
+        async with self._turn:
+            return await asyncio.to_thread(self._exchange, transfer, file)
+
+    def _exchange(self, transfer: Transfer, file: bytes) -> tuple[Answer, bytes]:
+        try:
+            self._connection.send_bytes(transfer.to_bytes())
+            if transfer.verb == "write":
+                self._connection.send_bytes(file)
+            answer = Answer.from_bytes(self._connection.recv_bytes())
+            if answer.error:
+                raise TransferError(answer.error)
+            return answer, self._connection.recv_bytes() if transfer.verb == "read" else b""
+        except (EOFError, OSError) as error:
+            raise TransferError(f"a worker is gone: {error!r}") from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@asynccontextmanager
+async def opened_transfers(
+    llm: AsyncLLM, fingerprint: str, tier_urls: Sequence[str], tier_timeout_s: float
+) -> AsyncIterator[PoolTransfers | None]:
+    """Transfers with the workers of ``llm``; ``None`` if some of them run on another machine."""
+    with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
+        arguments = (folder, list(tier_urls), tier_timeout_s)
+        addresses: list[str | None] = await llm.collective_rpc("chunk_cache_serve_transfers", args=arguments)
+        found = [address for address in addresses if address is not None]
+        if len(found) < len(addresses):
+            logger.warning("chunks are neither stored nor shared: some workers run on another machine")
+            yield None
+            return
+        transfers = PoolTransfers(found, fingerprint)
+        try:
+            yield transfers
+        finally:
+            transfers.close()

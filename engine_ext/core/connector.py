@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The KV connector that vLLM loads: hands each of vLLM's calls to the scheduler half or the worker half."""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+
+from engine_ext.core.scheduler import SchedulerHalf
+from engine_ext.core.stats import TransferMetrics, TransferStats
+from engine_ext.core.worker import WorkerHalf
+from engine_ext.start.support import shift_reason
+from engine_ext.wire.plan import StepTransfers
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from engine_ext.core.layers import KVCaches
+
+
+class ChunkCacheConnector(KVConnectorBase_V1):
+    """Loads and saves chunk KV by the plans that travel with requests.
+
+    Loads are synchronous: they end before the forward pass of the step that schedules the request. A load whose
+    pages carry another tag than planned writes nothing and fails the request (``kv_load_failure_policy="fail"``);
+    :class:`~engine_ext.client.engine.ChunkEngine` then recomputes it in full attention.
+    """
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = self._kv_transfer_config.kv_connector_extra_config
+        self.kv_cache_groups = kv_cache_config.kv_cache_groups
+        self._num_blocks = kv_cache_config.num_blocks
+        self._shifts_positions: bool = extra["shifts_positions"]
+        cache = vllm_config.cache_config
+        self.scheduler = self.worker = None
+        if role is KVConnectorRole.SCHEDULER:
+            self.scheduler = SchedulerHalf(cache.prefix_caching_hash_algo, cache.block_size)
+        if role is KVConnectorRole.WORKER:
+            self.worker = WorkerHalf(
+                pool_bytes=extra["pool_bytes"],
+                page_tokens=extra["page_tokens"],
+                engine_block_size=cache.block_size,
+            )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A lost save is only a future miss, so preemption needn't wait for it."""
+        return False
+
+    # Scheduler side
+
+    def on_new_request(self, request: "Request") -> None:
+        self._scheduler.add_request(request)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
+        return self._scheduler.num_matched_tokens(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        self._scheduler.blocks_allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        return self._scheduler.build_step(scheduler_output)
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return False, self._scheduler.finish_request(request)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        self._block_pool = gpu_block_pool
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        """Empties vLLM's prefix cache when a load was refused: others may have computed behind its blocks since."""
+        if connector_output.invalid_block_ids:
+            self._block_pool.evict_blocks(set(range(self._num_blocks)))
+
+    # Worker side
+
+    def register_kv_caches(self, kv_caches: "dict[str, KVCaches]") -> None:
+        self._worker.register_kv_caches(kv_caches)
+        if self._shifts_positions and shift_reason(self._vllm_config) is None:
+            captured = self._vllm_config.compilation_config.max_cudagraph_capture_size or 0
+            most = max(self._vllm_config.scheduler_config.max_num_batched_tokens, captured)
+            self._worker.make_shiftable(self._num_blocks, most)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Takes this step's work. Blocks are shifted at once: without loads, vLLM asks to load after the forward."""
+        super().bind_connector_metadata(connector_metadata)
+        self._worker.shift(self._step.shifts)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        self._worker.load(self._step.loads)
+
+    def wait_for_save(self) -> None:
+        self._worker.save(self._step.saves)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.take_refused_blocks()
+
+    def get_kv_connector_stats(self) -> TransferStats | None:
+        return self.worker.take_stats() if self.worker is not None else None
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: loads end before the forward pass."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any
+    ) -> None:
+        """Nothing to do per layer: all layers are saved after the forward pass."""
+
+    # In the app's process
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats:
+        return TransferStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: "VllmConfig",
+        metric_types: dict[type, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TransferMetrics:
+        return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @property
+    def _step(self) -> StepTransfers:
+        step = self._get_connector_metadata()
+        assert isinstance(step, StepTransfers)
+        return step
+
+    @property
+    def _scheduler(self) -> SchedulerHalf:
+        assert self.scheduler is not None, "called on the worker's connector"
+        return self.scheduler
+
+    @property
+    def _worker(self) -> WorkerHalf:
+        assert self.worker is not None, "called on the scheduler's connector"
+        return self.worker

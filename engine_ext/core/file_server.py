@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's threads that move KV between its pool and the app, or its pool and the tiers, beside the engine's steps.
+
+The app is responsible for what it names: pages that are read are leased, and pages that are written belong to an entry
+that nobody can load yet.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection, Listener
+from typing import Any, Literal
+
+import torch
+
+from cache.layout import packed_length
+from cache.tiers.chain import Events, TierChain
+from cache.tiers.config import make_tier
+from cache.tiers.tier import Address
+from engine_ext.core.worker import WorkerHalf, WrongPagesError
+from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileError, ChunkFileLabel, pack_file, unpack_file
+
+logger = logging.getLogger(__name__)
+
+
+Verb = Literal["read", "write", "load", "store", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What to do with the pages of a segment.
+
+    ``read``: send them as a file, which follows the answer. ``write``: fill them from a file, which follows this.
+    ``load``: fill them from one of ``tiers``. ``store``: put them into every tier. ``drop``: out of every tier.
+    """
+
+    verb: Verb
+    label: ChunkFileLabel
+    pages: list[int]
+    tag: int
+    tiers: tuple[str, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """As it is sent."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Transfer":
+        """What :meth:`to_bytes` made."""
+        fields = json.loads(data)
+        return cls(label=ChunkFileLabel(**fields.pop("label")), **fields)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of a transfer: an error, or none; ``tier`` that a load came from, or ``None``; what tiers did.
+
+    ``held`` has the bytes in each tier.
+    """
+
+    error: str = ""
+    tier: str | None = None
+    num_bytes: int = 0
+    events: list[tuple[str, str]] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """As it is sent."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Answer":
+        """What :meth:`to_bytes` made."""
+        return cls(**json.loads(data))
+
+
+class TransferServer:
+    """Serves clients at a Unix socket, each in a thread, until the process ends."""
+
+    def __init__(self, half: WorkerHalf, address: str, tier_urls: Sequence[str], tier_timeout_s: float) -> None:
+        """Raises :class:`cache.tiers.tier.TierConfigError`."""
+        self._half = half
+        allocate = None if half.device.type == "cpu" else _pinned
+        self._chain = TierChain([make_tier(url, allocate) for url in tier_urls], tier_timeout_s)
+        self._listener = Listener(address, "AF_UNIX")
+        threading.Thread(target=self._accept, name="transfers", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            arguments = (self._listener.accept(),)
+            threading.Thread(target=self._serve, args=arguments, name="transfers", daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        torch.set_num_threads(1)  # of this thread: more would only get in the engine's way
+        with connection:
+            while True:
+                try:
+                    transfer = Transfer.from_bytes(connection.recv_bytes())
+                    file = connection.recv_bytes() if transfer.verb == "write" else b""
+                    answer, found = self._carried_out(transfer, file)
+                    answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
+                    connection.send_bytes(answer.to_bytes())
+                    if transfer.verb == "read" and not answer.error:
+                        connection.send_bytes(found)
+                except (EOFError, OSError):
+                    return
+
+    def _carried_out(self, transfer: Transfer, file: bytes) -> tuple[Answer, bytes]:
+        answer = Answer()
+        try:
+            return answer, self._carry_out(transfer, file, answer)
+        except (WrongPagesError, ChunkFileError) as error:
+            answer.error = str(error)
+        except Exception as error:
+            logger.exception("a transfer failed")
+            answer.error = repr(error)
+        return answer, b""
+
+    def _carry_out(self, transfer: Transfer, file: bytes, answer: Answer) -> bytes:
+        label, num_tokens = transfer.label, packed_length(bytes.fromhex(transfer.label.tokens))
+        address, events = Address(label.key, label.rank, label.ranks), Events(answer.events)
+        if transfer.verb == "drop":
+            self._chain.delete(address, events)
+        elif transfer.verb == "write":
+            self._half.write(transfer.pages, transfer.tag, num_tokens, unpack_file(file, label))
+        elif transfer.verb == "load":
+            largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
+            found = self._chain.get(
+                address, largest, transfer.tiers, lambda data: (len(data), unpack_file(data, label)), events
+            )
+            if found is not None:
+                answer.tier, (answer.num_bytes, tensors) = found
+                self._half.write(transfer.pages, transfer.tag, num_tokens, tensors)
+        else:
+            file = pack_file(label, self._half.read(transfer.pages, transfer.tag, num_tokens))
+            answer.num_bytes = len(file)
+            if transfer.verb == "store":
+                self._chain.put(address, file, events)
+        return file
+
+
+def _pinned(num_bytes: int) -> memoryview:
+    """Host memory from which a device copies without staging."""
+    pinned: Any = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return memoryview(pinned)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model's attention layers as the chunk cache needs them: cache tensor, writer, RoPE frequencies."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine_ext.core import ascend
+from engine_ext.core.rotary import frequencies_of, rotary_by_layer
+from kernels.layout import CacheWriter
+from kernels.rope import RotaryFrequencies
+
+
+class UnsupportedModelError(ValueError):
+    """The model's KV can't be re-positioned exactly; the message says why. The cache stays off."""
+
+
+_DIMS_WITH_HEADS = 4
+
+KVCaches = Tensor | Sequence[Tensor]
+"""What vLLM registers for a layer: one tensor with K and V, or, on Ascend, one each."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """A layer's KV cache, and the engine's writer of it.
+
+    Of latent attention (MLA), K is the part that RoPE turns, and V the latent vector; both have one head.
+    ``key_cache`` and ``value_cache`` are one tensor where the engine keeps K and V in one. ``write`` takes K and V
+    ``[T, heads, size]`` and cache slots, int64 ``[T]``.
+    """
+
+    name: str
+    key_cache: Tensor
+    value_cache: Tensor
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    write: CacheWriter
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's K and V."""
+        return self.num_kv_heads * (self.key_size + self.value_size) * self.key_cache.element_size()
+
+    def kernel_blocks(self, engine_block_size: int) -> tuple[int, int]:
+        """Blocks in the cache and tokens in each; a scheduler's block may be several of the kernel's."""
+        width = self.key_size if self.value_cache is not self.key_cache else self.key_size + self.value_size
+        elements = self.key_cache.numel() // (self.num_kv_heads * width)
+        sizes = [size for size in self.key_cache.shape[:2] if size > 1 and elements % size == 0]
+        for num_blocks in sizes:
+            block_size = elements // num_blocks
+            if engine_block_size % block_size == 0:
+                return num_blocks, block_size
+        raise UnsupportedModelError(
+            f"layer {self.name}: no block dimension in a cache of shape {tuple(self.key_cache.shape)} "
+            f"for {self.num_kv_heads} heads of {self.key_size} and blocks of {engine_block_size} tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """One attention layer: its cache, and the frequencies its keys are rotated with.
+
+    ``has_sinks``: attention also goes to learned sinks. A layer that ``is_draft`` only drafts tokens, which the model
+    verifies.
+    """
+
+    cache: LayerCache
+    frequencies: RotaryFrequencies
+    has_sinks: bool
+    is_draft: bool
+
+
+def attention_layers(
+    model: nn.Module, modules: Mapping[str, Any], kv_caches: Mapping[str, KVCaches], drafter: nn.Module | None = None
+) -> list[AttentionLayer]:
+    """Every layer with a KV cache. ``modules`` maps layer names to vLLM's attention modules.
+
+    ``drafter`` is the model that drafts tokens for ``model``, if its layers have caches too.
+    Raises :class:`UnsupportedModelError` if one of them can't be re-positioned.
+    """
+    if not kv_caches:
+        raise UnsupportedModelError("the model has no KV cache")
+    drafts = rotary_by_layer(drafter) if drafter is not None else {}
+    rotary = {**drafts, **rotary_by_layer(model)}
+    frequencies: dict[tuple[int, int], RotaryFrequencies] = {}
+    layers = []
+    for name, kv_cache in kv_caches.items():
+        module = modules[name]
+        _check_layer(name, module, kv_cache)
+        if name not in rotary:
+            raise UnsupportedModelError(f"layer {name} has no rotary embedding that could be found")
+        cache = _cache(name, module, kv_cache)
+        key = id(rotary[name]), cache.key_size
+        if key not in frequencies:
+            frequencies[key] = _frequencies(name, rotary[name], cache.key_size, module)
+        has_sinks = getattr(module.impl, "sinks", None) is not None
+        layers.append(AttentionLayer(cache, frequencies[key], has_sinks, name in drafts))
+    return layers
+
+
+def _frequencies(name: str, rope: nn.Module, key_size: int, module: Any) -> RotaryFrequencies:
+    try:
+        found = frequencies_of(rope, key_size)
+    except ValueError as error:
+        raise UnsupportedModelError(f"layer {name}: {type(rope).__name__}: {error}") from error
+    # Ascend stores latent attention's keys with the halves of their pairs apart, whatever the model's style.
+    return replace(found, is_neox=True) if _is_latent(module) and ascend.is_ascend() else found
+
+
+def _cache(name: str, module: Any, kv_cache: KVCaches) -> LayerCache:
+    if not isinstance(kv_cache, Tensor):
+        keys, values = reversed(kv_cache) if _is_latent(module) else kv_cache
+        write = partial(ascend.write_tokens, keys, values)
+        return LayerCache(name, keys, values, keys.shape[2], keys.shape[3], values.shape[3], write)
+    if _is_latent(module):
+        # vLLM registers [blocks, 1, tokens, size]; the layer itself does not see the one head.
+        latent = kv_cache.squeeze(1) if kv_cache.dim() == _DIMS_WITH_HEADS else kv_cache
+        write = partial(_write_latent_tokens, module, latent)
+        return LayerCache(name, latent, latent, 1, module.qk_rope_head_dim, module.kv_lora_rank, write)
+    sizes = module.head_size, getattr(module, "head_size_v", module.head_size)
+    return LayerCache(name, kv_cache, kv_cache, module.num_kv_heads, *sizes, partial(_write_tokens, module, kv_cache))
+
+
+def _is_latent(module: Any) -> bool:
+    """Multi-head latent attention (MLA): on Ascend, what RoPE turns is in the second of its caches."""
+    return hasattr(module, "kv_lora_rank")
+
+
+def _write_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """With the attention backend's own operator."""
+    module.impl.do_kv_cache_update(module, key, value, kv_cache, slots)
+
+
+def _write_latent_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """The same of latent attention; ``key`` and ``value`` have one head."""
+    module.impl.do_kv_cache_update(
+        value[:, 0], key, kv_cache, slots, module.kv_cache_dtype, getattr(module, "_k_scale", None)
+    )
+
+
+def _check_layer(name: str, module: Any, kv_cache: KVCaches) -> None:
+    _check_caches(name, (kv_cache,) if isinstance(kv_cache, Tensor) else kv_cache)
+    if getattr(module, "kv_sharing_target_layer_name", None):
+        raise UnsupportedModelError(f"layer {name} shares the KV cache of another layer")
+    if getattr(module.impl, "alibi_slopes", None) is not None:
+        raise UnsupportedModelError(f"layer {name} uses ALiBi, which depends on absolute distances in the bias")
+    if isinstance(kv_cache, Tensor) and not hasattr(module.impl, "do_kv_cache_update"):
+        raise UnsupportedModelError(f"layer {name}: {type(module.impl).__name__} has no cache writer to probe")
+
+
+def _check_caches(name: str, caches: Any) -> None:
+    is_pair = isinstance(caches, Sequence) and len(caches) <= 2 and all(isinstance(each, Tensor) for each in caches)
+    if not is_pair or (len(caches) == 2 and not ascend.is_ascend()):
+        raise UnsupportedModelError(f"layer {name} keeps a {type(caches).__name__} as KV cache, not one tensor, or two")
+    for cache in caches:
+        if cache.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UnsupportedModelError(f"layer {name} has a quantized KV cache ({cache.dtype})")

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector's scheduler half: turns the plans of requests into the transfers of a step.
+
+It holds no cache state, only what each running request still has to do.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine_ext.core.block_hashes import BlockComposer, ShiftLedger
+from engine_ext.wire.plan import BlockTransfer, StepTransfers, TransferPlan
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A running request with a plan. ``block_ids`` follow the scheduler's, across preemptions, until it has saved."""
+
+    plan: TransferPlan
+    num_prompt_tokens: int
+    block_ids: list[int] = field(default_factory=list)
+    saved: bool = False
+
+
+class SchedulerHalf:
+    """Lives in the engine core process, called by vLLM's scheduler.
+
+    ``hash_algorithm`` is that of vLLM's prefix cache, ``block_tokens`` the size of its blocks.
+    """
+
+    def __init__(self, hash_algorithm: str, block_tokens: int) -> None:
+        self._tracked: dict[str, _Tracked] = {}
+        self._loads: list[BlockTransfer] = []
+        self._composer = BlockComposer(hash_algorithm, block_tokens)
+        self._shifts = ShiftLedger(block_tokens)
+
+    def add_request(self, request: "Request") -> None:
+        """Starts tracking ``request`` if it carries a plan."""
+        plan = TransferPlan.from_params(request.kv_transfer_params)
+        if plan is not None:
+            self._tracked[request.request_id] = _Tracked(plan, request.num_prompt_tokens)
+            if plan.composition is not None:
+                self._composer.compose(request, plan.composition)
+                self._shifts.add(request.request_id, plan.composition)
+
+    def num_matched_tokens(self, request: "Request", num_computed_tokens: int) -> int:
+        """Tokens that the pool adds beyond the ``num_computed_tokens`` found in the engine's own prefix cache.
+
+        Asked again after a failed admission and after a preemption; has no side effects.
+        """
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or request.skip_reading_prefix_cache:
+            return 0
+        return max(0, tracked.plan.num_loaded_tokens - num_computed_tokens)
+
+    def blocks_allocated(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        """Queues the load of ``num_external_tokens`` tokens into the request's blocks."""
+        if num_external_tokens == 0:
+            return
+        tracked = self._tracked[request.request_id]
+        first_token = tracked.plan.num_loaded_tokens - num_external_tokens
+        block_ids = tuple(blocks.get_block_ids()[0])
+        self._loads.append(BlockTransfer(request.request_id, block_ids, first_token, tracked.plan.loads))
+
+    def build_step(self, scheduler_output: "SchedulerOutput") -> StepTransfers:
+        """This step's shifts of blocks, queued loads, and saves of requests whose prefill it completes."""
+        step = StepTransfers(self._shifts.changes(scheduler_output), self._loads)
+        self._loads = []
+        for request_id, num_computed in self._follow_blocks(scheduler_output):
+            tracked = self._tracked[request_id]
+            if num_computed + scheduler_output.num_scheduled_tokens.get(request_id, 0) >= tracked.num_prompt_tokens:
+                tracked.saved = True
+                step.saves.append(BlockTransfer(request_id, tuple(tracked.block_ids), 0, tracked.plan.saves))
+        return step
+
+    def finish_request(self, request: "Request") -> dict[str, bool] | None:
+        """Stops tracking; tells the app whether the request's saves were carried out."""
+        self._shifts.forget(request.request_id)
+        tracked = self._tracked.pop(request.request_id, None)
+        return {"saved": tracked.saved} if tracked and tracked.plan.saves else None
+
+    def _follow_blocks(self, scheduler_output: "SchedulerOutput") -> Iterable[tuple[str, int]]:
+        """Updates the block tables of requests that have yet to save; yields each with its computed tokens."""
+        for new in scheduler_output.scheduled_new_reqs:
+            if tracked := self._unsaved(new.req_id):
+                tracked.block_ids = list(new.block_ids[0])
+                yield new.req_id, new.num_computed_tokens
+        cached = scheduler_output.scheduled_cached_reqs
+        for i, request_id in enumerate(cached.req_ids):
+            if tracked := self._unsaved(request_id):
+                new_blocks = cached.new_block_ids[i]
+                if request_id in cached.resumed_req_ids:
+                    tracked.block_ids = list(new_blocks[0]) if new_blocks else []
+                elif new_blocks:
+                    tracked.block_ids.extend(new_blocks[0])
+                yield request_id, cached.num_computed_tokens[i]
+
+    def _unsaved(self, request_id: str) -> _Tracked | None:
+        tracked = self._tracked.get(request_id)
+        return tracked if tracked and tracked.plan.saves and not tracked.saved else None

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions of tokens, shifted by the block that they are in: in a worker, before the model sees them.
+
+vLLM gives each token its index in the sequence as its position. Behind a composition it has to be an earlier one
+(:mod:`engine_ext.core.block_hashes`). A table in the device's memory has the shift of each block, and the model's class,
+wrapped, takes it off the positions: a few operations of fixed shape, in front of what vLLM compiles.
+"""
+
+import functools
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.forward_context import get_forward_context, is_forward_context_available
+from vllm.model_executor.models import ModelRegistry
+
+
+class ShiftTable:
+    """The shift of each block, int64 ``[num_blocks]`` on ``device``, for steps of up to ``max_tokens`` tokens."""
+
+    def __init__(self, num_blocks: int, block_tokens: int, max_tokens: int, device: torch.device) -> None:
+        self._shifts = torch.zeros(num_blocks, dtype=torch.int64, device=device)
+        # One place for all steps: piecewise CUDA graphs read again what lay where they were captured.
+        self._positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
+        self._block_tokens = block_tokens
+
+    def update(self, changes: Mapping[int, int]) -> None:
+        """Sets the shifts of some blocks."""
+        blocks = torch.tensor(list(changes), dtype=torch.int64)
+        self._shifts[blocks.to(self._shifts.device)] = torch.tensor(list(changes.values())).to(self._shifts.device)
+
+    def shifted(self, positions: Tensor, slots: Tensor) -> Tensor:
+        """``positions``, int64 ``[n]``, minus the shifts of the tokens' ``slots``, int ``[m]`` with ``m <= n``.
+
+        It is valid until the next call.
+        """
+        shifted = self._positions[: len(positions)].copy_(positions)
+        shifted[: len(slots)] -= self._shifts[slots.clamp(min=0) // self._block_tokens]
+        return shifted
+
+
+_table: ShiftTable | None = None
+
+
+def install_table(table: ShiftTable) -> None:
+    """From now on this process's model sees positions shifted by ``table``."""
+    global _table  # the model's class has no other way to it
+    _table = table
+
+
+def register_shifted_models(architectures: Iterable[str]) -> None:
+    """From now on vLLM's registry gives out the wrapped classes of these models, in this process."""
+    for architecture in architectures:
+        known = ModelRegistry.models.get(architecture)
+        module, name = getattr(known, "module_name", None), getattr(known, "class_name", None)
+        if module and name and module != __name__:
+            ModelRegistry.register_model(architecture, f"{__name__}:{module}.{name}")
+
+
+def __getattr__(name: str) -> Any:
+    """``module.Class`` of a model, wrapped; vLLM's registry imports it by this name."""
+    module, _, class_name = name.rpartition(".")
+    if not module:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _wrapped(getattr(importlib.import_module(module), class_name))
+
+
+def _slots() -> Tensor | None:
+    """The slots of this step's tokens; ``None`` in a run without any, which vLLM does to measure memory."""
+    mapping = get_forward_context().slot_mapping if is_forward_context_available() else None
+    return next(iter(mapping.values())) if isinstance(mapping, dict) and mapping else None
+
+
+@functools.cache
+def _wrapped(model: type[Any]) -> type[Any]:
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def shifted_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        slots = _slots() if _table is not None else None
+        if _table is not None and slots is not None:
+            if "positions" in kwargs:
+                kwargs["positions"] = _table.shifted(kwargs["positions"], slots)
+            else:
+                args = (args[0], _table.shifted(args[1], slots), *args[2:])
+        return forward(self, *args, **kwargs)
+
+    return type(model.__name__, (model,), {"forward": shifted_forward, "__module__": __name__})

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector's worker half: the pool's memory, and the copies between it and the engine's KV blocks."""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engine_ext.core.layers import AttentionLayer, KVCaches
+from engine_ext.core.shifts import ShiftTable, install_table
+from engine_ext.core.stats import TransferStats
+from engine_ext.wire.plan import BlockTransfer, Span
+from kernels.dispatch import copier_for
+from kernels.layout import BlockLayout, probe_layout
+from kernels.npu_copier import ReshapeAndCache
+from kernels.paged import KVCopier, LayerKV, make_pool
+
+
+class PoolTooSmallError(ValueError):
+    """The configured memory holds no page at all."""
+
+
+class WrongPagesError(ValueError):
+    """Pages have another tag than they should, or a file another shape than the pool; nothing was moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDescription:
+    """What one worker's pool holds."""
+
+    num_pages: int
+    page_tokens: int
+    page_bytes: int
+
+
+class WorkerHalf:
+    """Lives in each worker process, called by vLLM's model runner. Does nothing until :meth:`prepare`."""
+
+    def __init__(self, pool_bytes: int, page_tokens: int, engine_block_size: int) -> None:
+        self.pool_bytes = pool_bytes
+        self.page_tokens = page_tokens
+        self.engine_block_size = engine_block_size
+        self.kv_caches: Mapping[str, KVCaches] = {}
+        self.copier: KVCopier  # from prepare() on
+        # The tag last saved to each page; -1 is no plan's tag.
+        self._page_tags = torch.empty(0, dtype=torch.int64)
+        # Pages may go to somebody else while a request that was aborted still saves to them, or one loads what it no
+        # longer holds. Each of these, with its tags, is whole before or after a write from another thread.
+        self._moving = threading.Lock()
+        self._refused_blocks: set[int] = set()
+        self.refused_tags: set[int] = set()
+        self.token_bytes = 0
+        """Of the KV of one token, in all of this worker's layers."""
+        self._has_sinks = False
+        self._compared: list[LayerKV] = []
+        self._shifts: ShiftTable | None = None
+        self._stats = TransferStats()
+
+    def register_kv_caches(self, kv_caches: Mapping[str, KVCaches]) -> None:
+        """Remembers the engine's KV cache tensors by layer name."""
+        self.kv_caches = kv_caches
+
+    def make_shiftable(self, num_blocks: int, max_tokens: int) -> None:
+        """From now on blocks can be shifted, in steps of up to ``max_tokens`` tokens; none is yet."""
+        cache = next(iter(self.kv_caches.values()))
+        device = (cache if isinstance(cache, Tensor) else cache[0]).device
+        self._shifts = ShiftTable(num_blocks, self.engine_block_size, max_tokens, device)
+        install_table(self._shifts)
+
+    def shift(self, changes: Mapping[int, int]) -> None:
+        """Sets by how many positions the tokens in blocks are shifted."""
+        if changes:
+            assert self._shifts is not None, "blocks are shared in place by a server that can't"
+            self._shifts.update(changes)
+
+    def prepare(
+        self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: ReshapeAndCache | None = None
+    ) -> PoolDescription:
+        """Probes each layer's layout and allocates the pool. ``reshape_and_cache`` is the engine's writer, on Ascend.
+
+        Raises :class:`PoolTooSmallError`, ``kernels.layout.LayoutProbeError`` or ``kernels.paged.UnsupportedKVError``.
+        """
+        layouts = [self.probe(layer) for layer in attention_layers]
+        token_bytes = sum(layer.cache.token_bytes for layer in attention_layers)
+        num_pages = self.pool_bytes // (token_bytes * self.page_tokens)
+        if num_pages < 1:
+            raise PoolTooSmallError(
+                f"{self.pool_bytes} bytes hold no page of {self.page_tokens} tokens x {token_bytes} bytes"
+            )
+        layers = [
+            _allocate(layer, layout, num_pages, self.page_tokens)
+            for layer, layout in zip(attention_layers, layouts, strict=True)
+        ]
+        self.attach(layers, reshape_and_cache)
+        self.token_bytes = token_bytes
+        self._has_sinks = any(layer.has_sinks for layer in attention_layers)
+        self._compared = [kv for layer, kv in zip(attention_layers, layers, strict=True) if not layer.is_draft]
+        return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
+
+    def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
+        """Takes the layers' pools as this worker's; they hold nothing yet."""
+        self.copier = copier_for(layers, reshape_and_cache)
+        self._page_tags = torch.full((len(layers[0].key_pool),), -1, dtype=torch.int64)
+
+    def describe(self) -> dict[str, str]:
+        """For people to read: which ``copier`` moves K and V, and the ``layout`` of the engine's blocks."""
+        layers = self.copier.layers
+        blocks = layers[0].key_blocks
+        layout = (
+            f"{len(layers)} layers; in the first {blocks.shape[1]} tokens per block, K {tuple(blocks.shape[2:])} "
+            f"{blocks.dtype} on {blocks.device}, strides {blocks.stride()} of K, {layers[0].value_blocks.stride()} of V"
+        )
+        return {"copier": self.copier.name, "layout": layout}
+
+    def probe(self, layer: AttentionLayer) -> BlockLayout:
+        """Finds out, by writing through the engine's own op, where the layer's cache keeps K and V."""
+        cache = layer.cache
+        num_blocks, block_size = cache.kernel_blocks(self.engine_block_size)
+        return probe_layout(
+            cache.key_cache,
+            cache.value_cache,
+            num_blocks,
+            block_size,
+            cache.num_kv_heads,
+            cache.key_size,
+            cache.value_size,
+            cache.write,
+        )
+
+    def load(self, transfers: Iterable[BlockTransfer]) -> None:
+        """Copies each transfer's spans from the pool to its blocks, keys rotated; refuses wrongly tagged pages."""
+        for transfer in transfers:
+            started = time.perf_counter()
+            tokens, rows, deltas = self._rows(transfer)
+            with self._moving:
+                refused = self._wrongly_tagged(transfer.spans)
+                if not refused:
+                    self.copier.load(self._slots(transfer, tokens), rows, deltas)
+            if refused:
+                self._refuse(transfer, refused)
+            else:
+                self._count("load", started, len(tokens))
+
+    def save(self, transfers: Iterable[BlockTransfer]) -> None:
+        """Copies each transfer's spans from its blocks to the pool and tags the pages."""
+        for transfer in transfers:
+            started = time.perf_counter()
+            tokens, rows, _ = self._rows(transfer)
+            with self._moving:
+                for span in transfer.spans:
+                    self._page_tags[list(span.pages)] = -1
+                self.copier.save(self._slots(transfer, tokens), rows)
+                for span in transfer.spans:
+                    self._page_tags[list(span.pages)] = span.tag
+            self._count("save", started, len(tokens))
+
+    def read(self, pages: Sequence[int], tag: int, num_tokens: int) -> dict[str, Tensor]:
+        """KV of the segment in ``pages`` by layer, ``[num_tokens, heads, size]`` each, contiguous on the CPU.
+
+        Raises :class:`WrongPagesError`.
+        """
+        self._check_tags(pages, tag)
+        tensors = {
+            name: pool[list(pages)].flatten(0, 1)[:num_tokens].cpu().contiguous() for name, pool in self._pools()
+        }
+        self._check_tags(pages, tag)  # whoever writes takes them away first
+        return tensors
+
+    def write(self, pages: Sequence[int], tag: int, num_tokens: int, tensors: Mapping[str, Tensor]) -> None:
+        """Puts what :meth:`read` gave elsewhere into ``pages``, and tags them.
+
+        Raises :class:`WrongPagesError`, having written nothing, if they are not as this pool's are.
+        """
+        pools = dict(self._pools())
+        if tensors.keys() != pools.keys():
+            raise WrongPagesError(f"a file of {len(tensors)} tensors for a pool of {len(pools)}")
+        for name, tensor in tensors.items():
+            shape = (num_tokens, *pools[name].shape[2:])
+            if tensor.shape != shape or tensor.dtype != pools[name].dtype:
+                wanted = f"{pools[name].dtype} {list(shape)}"
+                raise WrongPagesError(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {wanted}")
+        with self._moving:
+            self._page_tags[list(pages)] = -1
+            self._synchronize()  # loads and saves that are on their way, in another stream
+            for name, tensor in tensors.items():
+                self._fill(pools[name], pages, tensor)
+            self._synchronize()
+            self._page_tags[list(pages)] = tag
+
+    def forget(self) -> None:
+        """From now on no page has what was saved there."""
+        self._page_tags.fill_(-1)
+
+    def take_refused_blocks(self) -> set[int]:
+        """Engine blocks whose load was refused since the last call."""
+        refused, self._refused_blocks = self._refused_blocks, set()
+        return refused
+
+    def take_stats(self) -> TransferStats | None:
+        """What was moved since the last call; ``None`` if nothing was."""
+        if self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, TransferStats()
+        return stats
+
+    def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int, *, one_token: bool) -> float:
+        """Largest difference between the KV in two runs of pages, as a share of the layer's largest value.
+
+        ``one_token``: they are of one token repeated. With attention sinks hidden states then depend on how many
+        tokens there are, but not those that come into the first layer: only that is compared. Layers that only draft
+        are left out: their KV depends on what comes next, and what they draft is verified.
+        """
+        return max(
+            _relative_difference(*(pool[list(pages)].flatten(0, 1)[:num_tokens] for pages in (pages_a, pages_b)))
+            for layer in (self._compared[:1] if one_token and self._has_sinks else self._compared)
+            for pool in (layer.key_pool, layer.value_pool)
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pool is."""
+        return self.copier.layers[0].key_pool.device
+
+    def _refuse(self, transfer: BlockTransfer, tags: set[int]) -> None:
+        self._stats.refused()
+        self.refused_tags.update(tags)
+        # Blocks before the first token to load are other requests' too, and hold what they should.
+        self._refused_blocks.update(transfer.block_ids[transfer.first_token // self.engine_block_size :])
+
+    def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
+        self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self.token_bytes)
+
+    def _synchronize(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def _fill(self, pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:
+        """Copies ``[tokens, heads, size]`` to pages, as many at once as lie side by side."""
+        full = len(tensor) // self.page_tokens
+        start = 0
+        for first, count in _runs(pages[:full]):
+            end = start + count * self.page_tokens
+            pool[first : first + count].copy_(tensor[start:end].view(count, self.page_tokens, *tensor.shape[1:]))
+            start = end
+        if start < len(tensor):
+            pool[pages[full], : len(tensor) - start].copy_(tensor[start:])
+
+    def _pools(self) -> list[tuple[str, Tensor]]:
+        """The pool of each layer's K and V, ``[pages, page_tokens, heads, size]``."""
+        layers = enumerate(self.copier.layers)
+        return [
+            pair for i, layer in layers for pair in ((f"{i}.key", layer.key_pool), (f"{i}.value", layer.value_pool))
+        ]
+
+    def _check_tags(self, pages: Sequence[int], tag: int) -> None:
+        if bool((self._page_tags[list(pages)] != tag).any()):
+            raise WrongPagesError(f"pages {list(pages)[:8]} don't have the tag {tag}")
+
+    def _wrongly_tagged(self, spans: Sequence[Span]) -> set[int]:
+        """Tags of the spans that have a page with another tag."""
+        return {span.tag for span in spans if bool((self._page_tags[list(span.pages)] != span.tag).any())}
+
+    def _rows(self, transfer: BlockTransfer) -> tuple[Tensor, Tensor, Tensor]:
+        """Token indices, pool rows and deltas of the tokens to move, int64 ``[n]`` each, on the CPU."""
+        tokens, rows, deltas = [], [], []
+        for span in transfer.spans:
+            skip = max(0, transfer.first_token - span.start)
+            if skip < span.length:
+                tokens.append(torch.arange(span.start + skip, span.end))
+                rows.append(self._page_rows(span.pages)[span.skipped + skip : span.skipped + span.length])
+                deltas.append(torch.full((span.length - skip,), span.delta))
+        return torch.cat(tokens), torch.cat(rows), torch.cat(deltas)
+
+    def _page_rows(self, pages: Sequence[int]) -> Tensor:
+        first = torch.tensor(pages, dtype=torch.int64) * self.page_tokens
+        return (first[:, None] + torch.arange(self.page_tokens)).flatten()
+
+    def _slots(self, transfer: BlockTransfer, tokens: Tensor) -> Tensor:
+        block_ids = torch.tensor(transfer.block_ids, dtype=torch.int64)
+        size = self.engine_block_size
+        return block_ids[tokens // size] * size + tokens % size
+
+
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First page and number of pages of each run of successive ones."""
+    for _, run in itertools.groupby(enumerate(pages), key=lambda item: item[1] - item[0]):
+        numbers = [page for _, page in run]
+        yield numbers[0], len(numbers)
+
+
+def _allocate(layer: AttentionLayer, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:
+    keys, values = layout.key_view(layer.cache.key_cache), layout.value_view(layer.cache.value_cache)
+    key_pool, value_pool = (make_pool(blocks, num_pages, page_tokens) for blocks in (keys, values))
+    return LayerKV(keys, values, key_pool, value_pool, layer.frequencies)
+
+
+def _relative_difference(a: Tensor, b: Tensor) -> float:
+    a, b = a.float(), b.float()
+    scale = max(float(a.abs().max()), 1e-9)
+    difference = float((a - b).abs().max()) / scale
+    return difference if difference == difference else float("inf")

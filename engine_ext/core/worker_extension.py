@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Methods that vLLM adds to each of its workers, called from the app by ``collective_rpc``."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
+
+from engine_ext.core import ascend
+from engine_ext.core.connector import ChunkCacheConnector
+from engine_ext.core.file_server import TransferServer
+from engine_ext.core.layers import UnsupportedModelError, attention_layers
+from engine_ext.core.worker import PoolDescription, PoolTooSmallError, WorkerHalf
+from engine_ext.wire.vllm_compat import draft_model_of
+from kernels.layout import LayoutProbeError
+from kernels.paged import UnsupportedKVError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+logger = logging.getLogger(__name__)
+
+
+class ChunkCacheWorkerExtension:
+    """Mixed into vLLM's worker class (``worker_extension_cls``)."""
+
+    if TYPE_CHECKING:
+        model_runner: Any
+        rank: int
+        vllm_config: VllmConfig
+
+    def chunk_cache_prepare(self) -> dict[str, Any]:
+        """Probes the layout and allocates the pool.
+
+        Returns the pool's description as a dict, or ``{"reason": why not}``.
+        """
+        connector = _connector()
+        if reason := _unsupported_groups(connector.kv_cache_groups):
+            return {"reason": reason}
+        try:
+            return asdict(self._prepare(_worker_half()))
+        except (UnsupportedModelError, UnsupportedKVError, LayoutProbeError, PoolTooSmallError) as error:
+            return {"reason": str(error)}
+        except Exception as error:
+            # Whatever a model or a backend does that nobody thought of: serve without the cache, and say so.
+            logger.exception("the chunk cache could not be prepared")
+            return {"reason": f"{type(error).__name__}: {error}"}
+
+    def _prepare(self, half: WorkerHalf) -> PoolDescription:
+        modules = self.vllm_config.compilation_config.static_forward_context
+        model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
+        if not ascend.is_ascend():
+            return half.prepare(attention_layers(model, modules, half.kv_caches, drafter))
+        if reason := ascend.unsupported_reason(self.vllm_config):
+            raise UnsupportedModelError(reason)
+        layers = attention_layers(model, modules, half.kv_caches, drafter)
+        with ascend.pool_memory(self.vllm_config):
+            return half.prepare(layers, ascend.reshape_and_cache())
+
+    def chunk_cache_describe(self) -> dict[str, str]:
+        """For people to read: ``copier``, and the ``layout`` of the engine's blocks."""
+        return _worker_half().describe()
+
+    def chunk_cache_serve_transfers(self, folder: str, tier_urls: Sequence[str], tier_timeout_s: float) -> str | None:
+        """Serves :class:`~engine_ext.chunks.transfers.PoolTransfers`; its address, or ``None`` if ``folder`` is not here."""
+        if not Path(folder).is_dir():
+            return None
+        address = f"{folder}/{self.rank}"
+        TransferServer(_worker_half(), address, tier_urls, tier_timeout_s)
+        return address
+
+    def chunk_cache_forget(self) -> None:
+        """See :meth:`engine_ext.core.worker.WorkerHalf.forget`."""
+        _worker_half().forget()
+
+    def chunk_cache_refused_tags(self, tags: Sequence[int]) -> list[int]:
+        """Those of ``tags`` that this worker has refused to load."""
+        return [tag for tag in tags if tag in _worker_half().refused_tags]
+
+    def chunk_cache_compare(
+        self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int, one_token: bool
+    ) -> float:
+        """See :meth:`engine_ext.core.worker.WorkerHalf.compare`."""
+        return _worker_half().compare(pages_a, pages_b, num_tokens, one_token=one_token)
+
+
+def _unsupported_groups(groups: Sequence[Any]) -> str | None:
+    """Why not all tokens' KV is in one table of blocks."""
+    if len(groups) != 1:
+        return f"the model has {len(groups)} KV cache groups, not one"
+    spec = groups[0].kv_cache_spec
+    specs = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+    for each in specs:
+        # Not isinstance: what vLLM derives from these keeps other things besides, or drops some.
+        if type(each) not in (FullAttentionSpec, MLAAttentionSpec):
+            window = getattr(each, "sliding_window", None)
+            return f"sliding-window attention in every layer ({window} tokens)" if window else type(each).__name__
+    return None
+
+
+def _connector() -> ChunkCacheConnector:
+    connector = get_kv_transfer_group()
+    assert isinstance(connector, ChunkCacheConnector)
+    return connector
+
+
+def _worker_half() -> WorkerHalf:
+    half = _connector().worker
+    assert half is not None
+    return half

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tells one engine's KV from another's, wherever its model's files lie."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Final
+
+import xxhash
+from huggingface_hub import snapshot_download
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+
+from engine_ext.wire.vllm_compat import vllm_version
+
+_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".py"})
+_NOT_OF_MODELS: Final = "profile.json"
+"""What the names of profiles end with (``tessera calibrate``), which may lie beside a model."""
+_FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "pt", "npcache", "mistral", "gguf"})
+
+
+_ABOUT_FILES = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
+
+
+class UnknownWeightsError(Exception):
+    """Nothing can be said of a model's weights; the message says why."""
+
+
+def engine_fingerprint(config: VllmConfig, weights: str | None) -> str:
+    """Digest of everything beside the tokens that decides their KV.
+
+    Without a digest of the ``weights`` (:func:`weights_digest`) the model goes by its name, which is enough for as long
+    as no KV leaves the process.
+    """
+    model, parallel = config.model_config, config.parallel_config
+    fields = model.hf_config.to_dict()
+    facts = {
+        "vllm": vllm_version(),
+        "device": current_platform.device_type,
+        "model": weights or [model.model, model.revision, model.code_revision],
+        "config": {name: value for name, value in fields.items() if name not in _ABOUT_FILES},
+        "dtype": [str(model.dtype), config.cache_config.cache_dtype, model.quantization],
+        "drafter": _drafter(config),
+        "parallel": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _drafter(config: VllmConfig) -> list[str | None] | None:
+    """The model whose layers have KV beside the model's own, by its name: what it drafts is verified."""
+    speculative = config.speculative_config
+    if speculative is None or not (speculative.use_eagle() or speculative.uses_draft_model()):
+        return None
+    return [speculative.method, speculative.model, speculative.revision]
+
+
+def weights_digest(config: VllmConfig) -> str:
+    """:func:`files_digest` of an engine's model; raises :class:`UnknownWeightsError`."""
+    model, load_format = config.model_config, str(config.load_config.load_format)
+    if load_format not in _FROM_FILES:
+        raise UnknownWeightsError(f"weights of --load-format {load_format} can't be identified")
+    return files_digest(model_folder(model.model, model.revision, config.load_config.download_dir))
+
+
+def files_digest(folder: Path) -> str:
+    """Digest of the contents of all files that weights, or the model's code or configuration, may come from.
+
+    It reads them whole. JSON in folders below is somebody else's: results, or the same model in another format.
+    """
+    digest = xxhash.xxh3_128()
+    paths = [path for path in folder.rglob("*") if path.suffix in _SUFFIXES]
+    paths += [path for path in folder.glob("*.json") if not path.name.endswith(_NOT_OF_MODELS)]
+    for path in sorted(filter(Path.is_file, paths)):
+        with path.open("rb") as file:
+            contents = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        digest.update(f"{path.relative_to(folder).as_posix()}\n{contents}\n".encode())
+    return digest.hexdigest()
+
+
+def model_folder(model: str, revision: str | None, download_dir: str | None = None) -> Path:
+    """Where a model's files are, a folder or a name of the model hub's; raises :class:`UnknownWeightsError`.
+
+    ``revision`` and ``download_dir`` are vLLM's flags.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return path
+    try:
+        return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True))
+    except Exception as error:  # it has many, some of other libraries
+        raise UnknownWeightsError(f"no files of {model} on this machine: {error}") from error

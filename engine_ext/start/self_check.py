@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start-up self-check: does KV that was saved, rotated and loaded equal KV that the engine computes itself?
+
+Two checks, both comparing every layer's K and V token by token, through the real engine, pool and kernels:
+
+1. *Reuse.* Random tokens, one chunk: chunk-isolated attention then equals plain causal attention and nothing is
+   rotated. The question's KV depends on everything loaded, so values, order and views are checked.
+2. *Rotation.* One token repeated: every position then attends to equal values, so all hidden states are equal,
+   and the key at position ``p + d`` is exactly the key at ``p`` rotated by ``d``. A chunk loaded a second time,
+   further on, must therefore equal what the engine computes there. This checks frequencies, sign and pairing.
+   (With attention sinks hidden states are equal only before the first layer, whose KV alone is compared.)
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from cache.pool import ChunkBlockPool
+from engine_ext.chunks.prefill import NotSavedError, run_prefill
+from engine_ext.wire.plan import Composition, Span, TransferPlan
+
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_SYSTEM, _CHUNK, _QUESTION = 19, 45, 13
+
+
+class SelfCheckError(Exception):
+    """Reuse does not reproduce the engine's own KV; the message says where. The cache must stay off."""
+
+
+class SelfCheck:
+    """Runs before the engine serves anybody, on pages borrowed from the empty pool."""
+
+    def __init__(self, llm: AsyncLLM, pool: ChunkBlockPool, page_tokens: int) -> None:
+        self._llm = llm
+        self._pool = pool
+        self._page_tokens = page_tokens
+        self._random = random.Random(0)
+        self._borrowed: list[int] = []
+        self._tag = 0
+
+    async def run(self) -> None:
+        """Raises :class:`SelfCheckError` if a difference is above the dtype's tolerance."""
+        with self._borrowing():
+            await self._check("reuse", self._random_prompt(), repeat_chunk=False)
+            await self._check("rotation", [self._random_token()] * self._length(2), repeat_chunk=True)
+
+    async def run_in_place(self, block_tokens: int) -> None:
+        """Is the KV of tokens behind a shared block what the engine computes without sharing?
+
+        Raises :class:`SelfCheckError`.
+        """
+        prompt = [self._random_token() for _ in range(2 * block_tokens)]
+        with self._borrowing():
+            second = self._span(block_tokens, block_tokens)
+            await self._request(prompt, "plain", TransferPlan(saves=(second,)))
+            await self._behind_shared("in-place", prompt, 0, second)
+
+    async def run_shifted(self, block_tokens: int) -> None:
+        """Is the KV of tokens behind a shared block what it is at the positions that they are shifted to?
+
+        One token repeated, as for rotation: a second block of it, shifted by as many positions as a block has, equals
+        the first. Raises :class:`SelfCheckError`.
+        """
+        with self._borrowing():
+            await self._behind_shared("shifted", [self._random_token()] * (2 * block_tokens), block_tokens)
+
+    async def _behind_shared(self, name: str, prompt: Sequence[int], shift: int, expected: Span | None = None) -> None:
+        """Compares the second half of ``prompt``, behind a shared first half, with ``expected`` or that first half.
+
+        The first half is loaded once, and once found in the engine's prefix cache: were it not, its load would be
+        refused.
+        """
+        size = len(prompt) // 2
+        first = self._span(0, size)
+        await self._request(prompt[:size], name, TransferPlan(saves=(first,)))
+        nowhere = replace(first, tag=first.tag - 1)
+        for how, load, salt in (("loaded", first, None), ("found", nowhere, _salt(name))):
+            second = self._span(size, size)
+            plan = TransferPlan((load,), (second,), Composition((size,), shift, salt))
+            await self._request(prompt, f"{name}-{how}", plan)
+            await self._compare(f"{name}-{how}", expected or first, second, one_token=expected is None)
+
+    async def _check(self, name: str, prompt: list[int], *, repeat_chunk: bool) -> None:
+        """Compares ``prompt`` computed by the engine with ``prompt`` whose context is loaded."""
+        context = self._span(0, _SYSTEM + _CHUNK)
+        await self._request(prompt[: context.end], f"{name}-fill", TransferPlan(saves=(context,)))
+        loads = [context]
+        if repeat_chunk:
+            loads.append(self._repeat(context))
+        computed, loaded = self._span(0, len(prompt)), self._span(0, len(prompt))
+        await self._request(prompt, f"{name}-computed", TransferPlan(saves=(computed,)))
+        await self._request(prompt, f"{name}-loaded", TransferPlan(tuple(loads), (loaded,)))
+        await self._compare(name, computed, loaded, one_token=repeat_chunk)
+
+    async def _request(self, prompt: Sequence[int], name: str, plan: TransferPlan) -> None:
+        # A salt of its own keeps each request from hitting another's blocks.
+        try:
+            output = await run_prefill(self._llm, list(prompt), plan, f"self-check-{name}", _salt(name))
+        except NotSavedError as error:
+            raise SelfCheckError(f"{name}: {error}") from error
+        if (output.num_cached_tokens or 0) != plan.num_loaded_tokens:
+            raise SelfCheckError(f"{name}: {output.num_cached_tokens} tokens reused, {plan.num_loaded_tokens} planned")
+
+    async def _compare(self, name: str, computed: Span, loaded: Span, *, one_token: bool) -> None:
+        arguments = (list(computed.pages), list(loaded.pages), computed.length, one_token)
+        worst = max(await self._llm.collective_rpc("chunk_cache_compare", args=arguments))
+        tolerance = _TOLERANCE[self._llm.model_config.dtype]
+        if not worst <= tolerance:
+            raise SelfCheckError(
+                f"{name}: loaded KV differs from computed KV by {worst:.1e} of the layer's largest value "
+                f"(tolerance {tolerance:.0e})"
+            )
+
+    @contextmanager
+    def _borrowing(self) -> Iterator[None]:
+        """Returns the pages that spans take within the block; raises :class:`SelfCheckError` if there are too few."""
+        try:
+            yield
+        except MemoryError as error:
+            raise SelfCheckError(f"the chunk pool is too small for the self-check: {error}") from error
+        finally:
+            self._pool.free(self._borrowed)
+            self._borrowed = []
+
+    def _span(self, start: int, length: int) -> Span:
+        pages = self._pool.allocate(-(-length // self._page_tokens))
+        self._borrowed += pages
+        self._tag += 1
+        return Span(start, length, 0, self._tag, tuple(pages))
+
+    def _repeat(self, context: Span) -> Span:
+        """The same pages again, directly behind themselves."""
+        return Span(context.end, context.length, context.length, context.tag, context.pages)
+
+    def _length(self, repeats: int) -> int:
+        return repeats * (_SYSTEM + _CHUNK) + _QUESTION
+
+    def _random_prompt(self) -> list[int]:
+        return [self._random_token() for _ in range(self._length(1))]
+
+    def _random_token(self) -> int:
+        return self._random.randrange(self._llm.model_config.get_vocab_size())
+
+
+def _salt(name: str) -> str:
+    return f"tessera-self-check-{name}"

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings the engine up with the chunk cache, or without it and with the reason."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from cache.config import ChunkCacheConfig, HashAlgorithm
+from cache.eviction import EvictionPolicyName
+from cache.layout import BlockSharing, PositionStrategy
+from cache.manager import ChunkCacheManager
+from engine_ext.chunks.tier_writer import attached_tiers
+from engine_ext.chunks.transfers import opened_transfers
+from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
+from engine_ext.start.plugin import shift_positions
+from engine_ext.start.self_check import SelfCheck, SelfCheckError
+from engine_ext.start.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
+from engine_ext.start.support import in_place_reason, shift_reason, unsupported_reason
+from engine_ext.wire.request import PlacementName
+from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
+from tools.process_watch import mark_engine
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCacheOptions:
+    """Start-up options of the chunk cache. ``pool_bytes`` is per worker, on its device."""
+
+    enabled: bool = True
+    pool_bytes: int = 1 << 30
+    page_tokens: int = 32
+    placement: PlacementName = "copy"
+    strategy: DefaultStrategy | None = None
+    """Of requests that name none; ``None``: the model decides."""
+    hash_algorithm: HashAlgorithm = "xxh3_128"
+    eviction: EvictionPolicyName = "s3fifo"
+    max_pinned_share: float = 0.9
+    fill_limits: FillLimits = field(default_factory=FillLimits)
+    shares: bool = False
+    """Whether replicas may exchange KV."""
+    tiers: tuple[str, ...] = ()
+    """URLs of tiers, the fastest first (:mod:`cache.tiers.config`)."""
+    tier_timeout_s: float = 1.0
+    connector_class: str = "engine_ext.core.connector.ChunkCacheConnector"
+    worker_extension_class: str = "engine_ext.core.worker_extension.ChunkCacheWorkerExtension"
+
+
+@asynccontextmanager
+async def start_chunk_engine(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> AsyncIterator[ChunkEngine]:
+    """A running engine; shut down at the end. The cache is on only if the start-up self-check passed."""
+    mark_engine()
+    strategy, reason = _attached_connector(engine_args, options)
+    async with build_async_engine_client_from_engine_args(engine_args) as llm, AsyncExitStack() as stack:
+        manager = transfers = weights = None
+        if reason is None:
+            weights = await _weights(llm.vllm_config) if options.shares or options.tiers else None
+            prepared = await prepare_cache(llm, options, weights)
+            manager, reason = (None, prepared) if isinstance(prepared, str) else (prepared, None)
+        if reason is not None:
+            logger.warning("chunk cache off: %s", reason)
+        if manager is not None and weights is not None:
+            files = (manager.config.fingerprint, options.tiers, options.tier_timeout_s)
+            transfers = await stack.enter_async_context(opened_transfers(llm, *files))
+        sharing = await _block_sharing(llm, manager, options, strategy) if manager is not None else None
+        engine = ChunkEngine(llm, manager, reason, options.fill_limits, transfers, sharing, strategy)
+        if options.tiers:
+            await stack.enter_async_context(attached_tiers(engine, options.tiers))
+        yield engine
+
+
+def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> tuple[DefaultStrategy, str | None]:
+    """Adds the connector and the worker extension to the engine's arguments, or says why not."""
+    if not options.enabled:
+        return UNKNOWN, "switched off by --no-chunk-cache"
+    model = engine_args.create_model_config()
+    strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
+    if reason := unsupported_reason(engine_args, model):
+        return strategy, reason
+    # Parallel positions need no shifts, so a server of theirs runs the model's own class.
+    shifts_positions = options.placement == "in-place" and strategy.strategy is not PositionStrategy.PARALLEL
+    module_path, _, name = options.connector_class.rpartition(".")
+    engine_args.kv_transfer_config = KVTransferConfig(
+        kv_connector=name,
+        kv_connector_module_path=module_path,
+        kv_role="kv_both",
+        # Never mix recomputed and composed KV in one request: fail it, and run it anew in full attention.
+        kv_load_failure_policy="fail",
+        kv_connector_extra_config={
+            "pool_bytes": options.pool_bytes,
+            "page_tokens": options.page_tokens,
+            "shifts_positions": shifts_positions,
+        },
+    )
+    engine_args.worker_extension_cls = options.worker_extension_class
+    if shifts_positions:
+        shift_positions(model.architectures)
+    return strategy, None
+
+
+async def prepare_cache(
+    llm: AsyncLLM, options: ChunkCacheOptions, weights: str | None = None
+) -> ChunkCacheManager | str:
+    """The manager of a pool that passed the self-check, or why there is none."""
+    pools: list[dict[str, Any]] = await llm.collective_rpc("chunk_cache_prepare")
+    if reasons := [pool["reason"] for pool in pools if "reason" in pool]:
+        return str(reasons[0])
+    manager = ChunkCacheManager(
+        ChunkCacheConfig(
+            num_pages=min(pool["num_pages"] for pool in pools),
+            page_tokens=options.page_tokens,
+            fingerprint=engine_fingerprint(llm.vllm_config, weights),
+            hash_algorithm=options.hash_algorithm,
+            eviction=options.eviction,
+            max_pinned_share=options.max_pinned_share,
+            page_bytes=sum(pool["page_bytes"] for pool in pools),
+        )
+    )
+    if reason := await _failure(SelfCheck(llm, manager.pool, options.page_tokens).run()):
+        return reason
+    tokens = manager.config.num_pages * options.page_tokens
+    logger.info("chunk cache on: %d tokens in %d pages, self-check passed", tokens, manager.config.num_pages)
+    return manager
+
+
+async def _block_sharing(
+    llm: AsyncLLM, manager: ChunkCacheManager, options: ChunkCacheOptions, strategy: DefaultStrategy
+) -> BlockSharing | None:
+    """The engine's blocks that requests share; ``None`` if chunks are copied."""
+    if options.placement == "copy":
+        return None
+    config, check = llm.vllm_config, SelfCheck(llm, manager.pool, options.page_tokens)
+    block_tokens: int = config.cache_config.block_size
+    if reason := in_place_reason(config) or await _failure(check.run_in_place(block_tokens)):
+        logger.warning("chunks are copied, not shared in place: %s", reason)
+        return None
+    if strategy.strategy is PositionStrategy.PARALLEL:
+        return BlockSharing(block_tokens, can_shift=False)
+    if reason := shift_reason(config) or await _failure(check.run_shifted(block_tokens)):
+        logger.warning("chunks at shared positions are copied, not shared in place: %s", reason)
+    elif strategy.strategy is PositionStrategy.OFFSET:
+        logger.warning(
+            "requests copy their chunks unless they ask for shared or parallel positions: %s, and no profile says that "
+            "it bears parallel ones (tessera calibrate)",
+            strategy.why,
+        )
+    return BlockSharing(block_tokens, can_shift=reason is None)
+
+
+async def _failure(check: Awaitable[None]) -> str | None:
+    """Why a self-check failed; ``None`` if it passed."""
+    try:
+        await check
+    except EngineDeadError:
+        raise
+    except Exception as error:
+        # Not always a verdict, but no proof of exactness either (a model length below the check's prompts, say).
+        kind = "" if isinstance(error, SelfCheckError) else f"{type(error).__name__}: "
+        return f"self-check failed: {kind}{error}"
+    return None
+
+
+async def _weights(config: VllmConfig) -> str | None:
+    """Digest of the model's weights; ``None`` if there can be none, and then nothing is shared."""
+    try:
+        return await asyncio.to_thread(weights_digest, config)
+    except (UnknownWeightsError, OSError) as error:
+        logger.warning("chunks are neither stored nor shared: %s", error)
+        return None

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request with chunks on its way from the prompt renderer to the engine."""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from cache.hashing import CacheScope
+from cache.layout import ChunkedPrompt, PositionStrategy
+from cache.report import CacheReport
+from engine_ext.wire.caller import DEFAULT_NAMESPACE
+from replicas.registry import DocumentKey
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+REQUEST_KEY = "tessera_request"
+"""Key under which a rendered prompt carries its :class:`ChunkedRequest` to :class:`ChunkEngine`."""
+
+Outputs = AsyncGenerator["RequestOutput", None]
+
+CacheMode = Literal["auto", "chunked", "full", "compare"]
+ScopeName = Literal["system", "isolated"]
+LinkContext = Literal["cached", "chained"]
+ChunkOrder = Literal["given", "canonical"]
+PlacementName = Literal["copy", "in-place"]
+MAX_LINK_TOKENS: Final = 1024
+
+
+class FullAttentionError(Exception):
+    """A request can't be served from the chunk cache; the message says why. Nothing of it was given to the client.
+
+    ``kind`` is one of a few words, to count by.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The mode that the server has chosen for a request that left it the choice, and why."""
+
+    mode: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """What a client may choose. ``chunked`` is ``auto`` that fails instead of falling back to full attention.
+
+    In scope ``system`` a chunk is computed, and reused, behind the same system segment only; in scope ``isolated`` it
+    is computed behind the chat template's constant opening, and reused behind any system segment.
+
+    The first ``link_tokens`` tokens of each chunk but the first are computed anew (:mod:`engine_ext.chunks.links`), which
+    needs the position strategy ``offset``. In ``canonical`` order the same chunks make the same prompt, however they
+    are sent, so that vLLM's own prefix cache finds what they begin with.
+    """
+
+    mode: CacheMode = "auto"
+    position_strategy: PositionStrategy = PositionStrategy.OFFSET
+    scope: ScopeName = "system"
+    namespace: str = DEFAULT_NAMESPACE
+    explain: bool = False
+    link_tokens: int = 0
+    link_context: LinkContext = "chained"
+    order: ChunkOrder = "given"
+    decision: Decision | None = None
+
+    @property
+    def why_full(self) -> str | None:
+        """Why the request is to run in full attention; ``None`` if it isn't."""
+        if self.mode != "full":
+            return None
+        return self.decision.why if self.decision else "cache.mode is full"
+
+
+Decide = Callable[[CacheOptions, int, str], CacheOptions]
+"""What a server chooses for a request: from its options, its number of chunks and its LoRA adapter, if any."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One HTTP request's options on the way in, its cache report on the way out.
+
+    ``decide`` is there if the request leaves the server a choice: how many chunks it has is known when it is tokenized.
+    ``chunk_ids`` and ``document_keys`` have one item per document: its sender's name for it, and the registry's (no
+    keys at all: nobody else is told of the documents).
+    """
+
+    options: CacheOptions
+    chunk_ids: tuple[str | None, ...] = ()
+    document_keys: tuple[DocumentKey, ...] = ()
+    report: CacheReport | None = None
+    decide: Decide | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedRequest:
+    """A rendered prompt's segments. ``prompt`` is ``None`` if it has no chunks."""
+
+    ticket: Ticket
+    prompt: ChunkedPrompt | None
+
+    def options(self, adapter: str) -> CacheOptions:
+        """The request's options, with what the server chooses; ``adapter`` as of :func:`cache_scope`."""
+        if self.ticket.decide is None or self.prompt is None:
+            return self.ticket.options
+        return self.ticket.decide(self.ticket.options, len(self.prompt.chunks), adapter)
+
+
+def cache_scope(options: CacheOptions, cache_salt: str | None, adapter: str = "") -> CacheScope:
+    """What the request's keys are separated by. A client's own ``cache_salt`` works like a namespace of its own.
+
+    ``adapter`` is what :meth:`engine_ext.client.adapters.Adapters.name` says.
+    """
+    namespace = f"{options.namespace}\0{cache_salt}" if cache_salt else options.namespace
+    return CacheScope(namespace, adapter)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys by which replicas and routers speak of documents without a tokenizer."""
+
+from collections.abc import Iterable
+
+import xxhash
+
+from cache.hashing import framed
+from replicas.registry import DocumentKey
+
+
+def text_keys(context: Iterable[str], texts: Iterable[str]) -> list[DocumentKey]:
+    """Keys of documents by text. ``context`` is what else decides their KV: model, namespace, system prompt."""
+    head = xxhash.xxh3_128(b"text" + _framed(context))  # once: it may be long, and the texts many
+    return [_key(head.copy(), text) for text in texts]
+
+
+def id_key(namespace: str, id: str) -> DocumentKey:
+    """Key of whatever document is registered under ``id``."""
+    return DocumentKey(xxhash.xxh3_128_digest(b"id" + _framed([namespace, id])))
+
+
+def _key(digest: xxhash.xxh3_128, text: str) -> DocumentKey:
+    digest.update(_framed([text]))
+    return DocumentKey(digest.digest())
+
+
+def _framed(texts: Iterable[str]) -> bytes:
+    return b"".join(framed(text.encode(errors="surrogatepass")) for text in texts)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry in Redis 7 or Valkey, for replicas and routers on many machines.
+
+Keys, behind a prefix: ``replicas``, a set of replicas' ids; ``r:<id>``, a heartbeat as JSON that expires with its
+lease; ``d:<digest>``, a hash of claims, from replica id to tier, tokens and bytes, all binary, so that Redis packs
+them; ``f:<digest>``, the id of the replica that computes a document, for a short time. Claims outlive the replicas that
+made them, and count for nothing then: readers go by the heartbeats, and the key expires.
+"""
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from replicas.registry import FILL_S, Claim, DocumentKey, Found, Holding, RegistryError, Replica, Tier
+
+CLAIM_TTL_S = 3600
+"""Claims that nobody repeats are dropped after so long."""
+BATCH = 500
+"""Documents in one round trip of :meth:`RedisRegistry.publish`."""
+_HOLDING = struct.Struct("<BIQ")
+
+
+class RedisRegistry:
+    """See :class:`replicas.registry.Registry`. No operation takes longer than ``timeout_s`` per round trip."""
+
+    def __init__(self, url: str, *, prefix: str = "tessera:", timeout_s: float = 0.1, lease_s: float = 5.0) -> None:
+        """Connects at the first use. Raises ``ValueError`` for a URL that is none of Redis's."""
+        self.num_invalid = 0
+        """Entries that were not what a replica writes, and were ignored."""
+        self._timeout_s = timeout_s
+        self._lease_ms = int(lease_s * 1000)
+        self._prefix = prefix.encode()
+        self._ids: tuple[bytes, ...] = ()
+        self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        await self._redis.aclose()
+
+    async def beat(self, replica: Replica) -> bool:
+        heartbeat = self._heartbeat(replica.id.encode())
+        async with self._round_trip(transaction=True) as pipe:
+            pipe.exists(heartbeat)
+            pipe.set(heartbeat, json.dumps(replica.to_dict()), px=self._lease_ms)
+            pipe.sadd(self._replicas, replica.id)
+            known, *_ = await pipe.execute()
+        return bool(known)
+
+    async def leave(self, replica_id: str) -> None:
+        async with self._round_trip(transaction=True) as pipe:
+            pipe.delete(self._heartbeat(replica_id.encode()))
+            pipe.srem(self._replicas, replica_id)
+            await pipe.execute()
+
+    async def replicas(self) -> list[Replica]:
+        members, heartbeats = await self._heartbeats_of(self._ids)
+        if members != set(self._ids):  # they have changed since the last call
+            self._ids = tuple(sorted(members))
+            _, heartbeats = await self._heartbeats_of(self._ids)
+        if gone := [id for id, value in heartbeats.items() if value is None]:
+            async with self._round_trip() as pipe:
+                pipe.srem(self._replicas, *gone)
+                await pipe.execute()
+        found = [self._replica(id, value) for id, value in heartbeats.items() if value is not None]
+        return sorted((replica for replica in found if replica is not None), key=lambda replica: replica.name)
+
+    async def _heartbeats_of(self, ids: tuple[bytes, ...]) -> tuple[set[bytes], dict[bytes, bytes | None]]:
+        """All members of the set of replicas, and the heartbeats of ``ids``. One round trip."""
+        async with self._round_trip() as pipe:
+            pipe.smembers(self._replicas)
+            if ids:
+                pipe.mget([self._heartbeat(id) for id in ids])
+            members, *values = await pipe.execute()
+        return set(members), dict(zip(ids, *(values or [()]), strict=True))
+
+    async def publish(self, replica_id: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
+        field, items = bytes.fromhex(replica_id), list(changes.items())
+        for start in range(0, len(items), BATCH):
+            async with self._round_trip() as pipe:
+                for document, holding in items[start : start + BATCH]:
+                    key = self._claims(document)
+                    if holding is None:
+                        pipe.hdel(key, field)
+                    else:
+                        pipe.hset(key, field, _HOLDING.pack(*holding))
+                        pipe.expire(key, CLAIM_TTL_S)
+                        pipe.delete(self._filler(document))
+                await pipe.execute()
+
+    async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
+        if not keys:
+            return []
+        async with self._round_trip() as pipe:
+            for document in keys:
+                pipe.hgetall(self._claims(document))
+            # A key that somebody gave another type is an error of that key alone.
+            found = await pipe.execute(raise_on_error=False)
+        return [self._parsed(fields) for fields in found]
+
+    async def begin_fills(self, replica_id: str, keys: Sequence[DocumentKey]) -> list[Found]:
+        if not keys:
+            return []
+        async with self._round_trip() as pipe:
+            for document in keys:
+                pipe.hgetall(self._claims(document))
+                pipe.set(self._filler(document), replica_id, nx=True, get=True, px=int(FILL_S * 1000))
+            found = await pipe.execute(raise_on_error=False)
+        earlier = [value.decode(errors="replace") if isinstance(value, bytes) else replica_id for value in found[1::2]]
+        return list(map(Found, map(self._parsed, found[::2]), earlier))
+
+    def _replica(self, id: bytes, value: bytes) -> Replica | None:
+        try:
+            replica = Replica.from_dict(json.loads(value))
+            if replica.id.encode() == id and bytes.fromhex(replica.id).hex() == replica.id != "":
+                return replica
+        except (ValueError, RecursionError):
+            pass
+        self.num_invalid += 1
+        return None
+
+    def _parsed(self, fields: Any) -> list[Claim]:
+        if not isinstance(fields, dict):
+            self.num_invalid += 1
+            return []
+        claims = []
+        for replica, value in fields.items():
+            try:
+                tier, tokens, num_bytes = _HOLDING.unpack(value)
+                claims.append(Claim(replica.hex(), Holding(Tier(tier), tokens, num_bytes)))
+            except (struct.error, ValueError):
+                self.num_invalid += 1
+        return claims
+
+    @asynccontextmanager
+    async def _round_trip(self, *, transaction: bool = False) -> "AsyncIterator[Pipeline]":
+        try:
+            async with asyncio.timeout(self._timeout_s), self._redis.pipeline(transaction=transaction) as pipe:
+                yield pipe
+        except TimeoutError as error:
+            raise RegistryError(f"Redis did not answer within {self._timeout_s:g} s") from error
+        except (RedisError, OSError) as error:
+            raise RegistryError(f"Redis: {error}") from error
+
+    @property
+    def _replicas(self) -> bytes:
+        return self._prefix + b"replicas"
+
+    def _heartbeat(self, id: bytes) -> bytes:
+        return self._prefix + b"r:" + id
+
+    def _claims(self, document: DocumentKey) -> bytes:
+        return self._prefix + b"d:" + document.digest
+
+    def _filler(self, document: DocumentKey) -> bytes:
+        return self._prefix + b"f:" + document.digest

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large bodies, slow clients, and answers that nobody reads: a real server and sockets."""
+
+import asyncio
+import json
+import socket
+import threading
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from pydantic import ByteSize
+from starlette.responses import StreamingResponse
+
+from app.access.client_limits import ClientLimitsMiddleware
+from tests.serving import served
+
+LIMIT = 1000
+PART = b"x" * (1 << 20)
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """Set when the endless answer has ended."""
+    return threading.Event()
+
+
+@pytest.fixture(scope="module")
+def address(ended):
+    app = FastAPI()
+    app.add_middleware(ClientLimitsMiddleware)
+    app.state.tessera_settings = SimpleNamespace(max_body_size=ByteSize(LIMIT), client_timeout=0.3)
+
+    @app.post("/length")
+    async def length(request: Request):
+        return len(await request.body())
+
+    @app.get("/endless")
+    async def endless():
+        async def parts():
+            try:
+                while True:
+                    await asyncio.sleep(0)
+                    yield PART
+            finally:
+                ended.set()
+
+        return StreamingResponse(parts())
+
+    with served(app) as url:
+        yield httpx.URL(url).host, httpx.URL(url).port
+
+
+def asked(address, *parts):
+    """The status and body of the answer to these bytes."""
+    with socket.create_connection(address) as sock:
+        for part in parts:
+            sock.sendall(part)
+        sock.settimeout(30)
+        head, body = b"", b""
+        with sock.makefile("rb") as answer:
+            head = b"".join(iter(answer.readline, b"\r\n")).lower()
+            length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+            body = answer.read(int(length.split(b":")[1]))
+    return int(head.split()[1]), json.loads(body)
+
+
+def post(headers):
+    return f"POST /length HTTP/1.1\r\nhost: x\r\n{headers}\r\n\r\n".encode()
+
+
+def chunk(size):
+    return b"%x\r\n%s\r\n" % (size, b"x" * size)
+
+
+def test_a_body_as_large_as_may_be(address):
+    assert asked(address, post(f"content-length: {LIMIT}"), b"x" * LIMIT) == (200, LIMIT)
+    parts = [post("transfer-encoding: chunked"), chunk(LIMIT - 1), chunk(1), b"0\r\n\r\n"]
+    assert asked(address, *parts) == (200, LIMIT)
+
+
+def test_one_that_says_it_is_larger_is_not_waited_for(address):
+    status, said = asked(address, post(f"content-length: {LIMIT + 1}"))
+    assert (status, said["error"]["reason"]) == (413, "body_too_large")
+    assert "larger than 1000B (--max-body-size)" in said["error"]["message"]
+
+
+def test_one_that_does_not_say_so(address):
+    status, said = asked(address, post("transfer-encoding: chunked"), chunk(LIMIT), chunk(1))
+    assert (status, said["error"]["reason"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("headers", ["content-length: 10", "transfer-encoding: chunked"])
+def test_one_that_never_ends(address, headers):
+    status, said = asked(address, post(headers))
+    assert (status, said["error"]["reason"]) == (408, "client_too_slow")
+
+
+def test_an_answer_that_nobody_reads_ends(address, ended):
+    with socket.create_connection(address) as sock:
+        sock.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert ended.wait(30)
+
+
+def test_one_that_is_read_slowly_but_read_goes_on(address, ended):
+    ended.clear()
+    with socket.create_connection(address) as sock:
+        sock.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        for _ in range(10):
+            assert not ended.wait(0.1)
+            left = 4 * len(PART)
+            while left > 0:
+                left -= len(sock.recv(left))
+    assert ended.wait(30)

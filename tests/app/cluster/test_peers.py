@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas that fetch chunks from one another: the real source and the real endpoint, around engines that are fakes.
+
+The fake engine compares the tag and the tokens of every page that is loaded with what was saved there last.
+"""
+
+import asyncio
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import SecretStr
+from vllm.sampling_params import SamplingParams
+
+from app.cluster import peers as peers_module
+from app.cluster.peers import Peers
+from app.routes.peer import router
+from app.settings import Settings
+from cache.config import ChunkCacheConfig
+from cache.layout import ChunkedPrompt
+from cache.manager import ChunkCacheManager
+from engine_ext.chunks.transfers import TransferError
+from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
+from engine_ext.wire.vllm_compat import GracefulHTTPError
+from replicas.registry import DocumentKey, Holding, InProcessRegistry, RegistryError, Replica, Tier
+from tests.cache.helpers import PAGE_TOKENS
+from tests.engine_ext.fake_llm import FakeLLM, chunk, turns
+
+SYSTEM = (1, 2, 3, 4, 5)
+A, B = chunk(100, 30), chunk(200, 40)
+SECRET = "a secret of some length"
+
+
+class FakeTransfers:
+    """Files of what the fake engine's pages hold."""
+
+    num_workers = 1
+
+    def __init__(self, llm):
+        self.llm = llm
+        self.damaged = False
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.reads = 0
+
+    async def read(self, entry, rank):
+        self.reads += 1
+        await self.may_end.wait()
+        assert rank == 0
+        pages = [self.llm.pages[page] for page in entry.pages]
+        assert {tag for tag, _ in pages} == {entry.tag}
+        return json.dumps(["damaged" if self.damaged else str(entry.key), pages[0][1]]).encode()
+
+    async def write(self, entry, files):
+        try:
+            key, tokens = json.loads(files[0])
+            if key != str(entry.key):
+                raise ValueError("another key")
+        except (ValueError, TypeError, RecursionError) as error:  # as of any file that is not the right one
+            raise TransferError(str(error)) from error
+        await self.may_end.wait()
+        self.llm.pages.update(dict.fromkeys(entry.pages, (entry.tag, tuple(tokens))))
+
+
+class Node:
+    """One replica."""
+
+    def __init__(self, name, registry, mounts, *, fingerprint="engine", secret=SECRET, wait_s=5.0):
+        self.name, self.id, self.registry = name, f"{ord(name):012x}", registry
+        self.manager = ChunkCacheManager(ChunkCacheConfig(256, PAGE_TOKENS, fingerprint, page_bytes=100))
+        self.llm = FakeLLM()
+        self.transfers = FakeTransfers(self.llm)
+        self.engine = ChunkEngine(self.llm, self.manager, None, FillLimits(), self.transfers)
+        self.app = FastAPI()
+        self.app.include_router(router)
+        self.app.state.tessera_settings = Settings(peer_secret=SecretStr(secret))
+        self.app.state.engine_client = self.engine
+        self.app.add_exception_handler(GracefulHTTPError, _as_vllm_does)
+        mounts[f"http://{name}"] = httpx.ASGITransport(self.app)
+        self.client = httpx.AsyncClient(mounts=mounts)
+        self.is_up = True
+        self.source = Peers(
+            registry,
+            lambda: self.id if self.is_up else None,
+            self.manager,
+            lambda: self.engine.transfers,
+            self.engine.fills.costs,
+            self.client,
+            secret=SECRET,
+            wait_s=wait_s,
+        )
+
+        self.engine.fills.sources.append(self.source)
+
+    async def join(self):
+        await self.registry.beat(
+            Replica(self.id, self.name, f"http://{self.name}", ("m",), self.manager.config.fingerprint)
+        )
+
+    async def ask(self, *chunks, adapter=None):
+        numbered = tuple(replace(each, document=i) for i, each in enumerate(chunks))
+        prompt = ChunkedPrompt(SYSTEM, numbered, (9, 9))
+        keys = tuple(DocumentKey(each.packed[:4] * 4) for each in chunks)
+        ticket = Ticket(CacheOptions(), (None,) * len(chunks), keys)
+        request = ChunkedRequest(ticket, prompt)
+        lora = SimpleNamespace(lora_name=adapter, lora_int_id=1, lora_path="/none") if adapter else None
+        if lora is not None:
+            await self.engine.add_lora(lora)
+        outputs = self.engine.generate(
+            {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: request},
+            SamplingParams(max_tokens=1),
+            f"{id(ticket)}",
+            **({"lora_request": lora} if lora else {}),
+        )
+        async for _ in outputs:
+            pass
+        await self.tell()
+        return [(each.status, each.origin) for each in ticket.report.chunks]
+
+    async def tell(self):
+        await self.registry.publish(self.id, self.engine.holdings.take_changes(1000))
+
+    def check(self):
+        assert self.manager.is_idle
+        self.manager.check_integrity()
+
+
+async def _as_vllm_does(_: Request, error: GracefulHTTPError) -> JSONResponse:
+    return JSONResponse({"error": {"message": str(error)}}, error.http_status)
+
+
+@pytest.fixture
+async def nodes(monkeypatch):
+    monkeypatch.setattr(peers_module, "_KNOWN_S", 0)
+    monkeypatch.setattr(peers_module, "_POLL_S", 0.001)
+    registry, mounts, made = InProcessRegistry(), {}, []
+
+    async def make(*names, **fields):
+        added = [Node(name, registry, mounts, **fields) for name in names]
+        for node in added:
+            await node.join()
+        made.extend(added)
+        return added
+
+    yield make
+    for node in made:
+        node.check()
+        await node.client.aclose()
+
+
+async def test_what_another_replica_has_is_fetched(nodes):
+    a, b = await nodes("a", "b")
+    assert await a.ask(A, B) == [("filled", None)] * 2
+    assert await b.ask(B, A) == [("fetched", "a")] * 2
+    assert await b.ask(A) == [("hit", None)]
+    assert not b.llm.computed
+    assert b.manager.metrics.fetches == {"fetched": 2}
+    assert b.manager.metrics.fills == {"fetched": 2}
+    assert b.manager.metrics.fetched_bytes > 0
+
+
+async def test_a_system_segment_that_nobody_has_is_computed_with_a_chunk(nodes):
+    a, b = await nodes("a", "b")
+    await a.ask(A, B)
+    a.manager.detach(next(entry for entry in a.manager.index if entry.is_system), "cleared")
+    await a.tell()
+    assert sorted(status for status, _ in await b.ask(A, B)) == ["fetched", "filled"]
+
+
+async def test_what_everybody_wants_at_once_is_computed_by_one(nodes):
+    replicas = await nodes("a", "b", "c")
+    for node in replicas:
+        node.llm.work = lambda _: asyncio.sleep(0.05)
+    found = await asyncio.gather(*(node.ask(A, B) for node in replicas for _ in range(3)))
+    computed = sum(node.llm.computed[A.token_ids] for node in replicas)
+    assert computed == 1
+    assert {status for each in found for status, _ in each} == {"filled", "fetched", "waited"}
+
+
+async def test_who_waits_for_another_replica_does_so_for_a_bounded_time(nodes):
+    a, b = await nodes("a", "b", wait_s=0.05)
+    await a.registry.begin_fills(a.id, [DocumentKey(A.packed[:4] * 4)])  # and never does it
+    assert await b.ask(A) == [("filled", None)]
+    assert b.manager.metrics.fetches == {"late": 1}
+
+
+async def test_who_said_that_it_computes_and_is_gone_is_not_waited_for(nodes):
+    a, b = await nodes("a", "b", wait_s=60)
+    await a.registry.begin_fills(a.id, [DocumentKey(A.packed[:4] * 4)])
+    await a.registry.leave(a.id)
+    assert await b.ask(A) == [("filled", None)]
+
+
+async def test_what_a_replica_no_longer_has_is_computed(nodes):
+    a, b = await nodes("a", "b")
+    await a.ask(A)
+    a.manager.clear()  # untold
+    assert await b.ask(A) == [("filled", None)]
+    assert b.manager.metrics.fetches == {"absent": 1}
+
+
+async def test_another_holder_is_asked_then(nodes):
+    a, b, c = await nodes("a", "b", "c")
+    await a.ask(A)
+    await b.ask(A)
+    a.manager.clear()
+    assert await c.ask(A) == [("fetched", "b")]
+
+
+async def test_a_damaged_file_is_refused_and_the_chunk_computed(nodes):
+    a, b = await nodes("a", "b")
+    await a.ask(A)
+    a.transfers.damaged = True
+    assert await b.ask(A) == [("filled", None)]
+    assert b.manager.metrics.fetches == {"refused": 1}
+
+
+async def test_a_replica_that_does_not_answer_costs_a_bounded_time(nodes):
+    a, b = await nodes("a", "b", wait_s=0.05)
+    await a.ask(A)
+    a.transfers.may_end.clear()
+    assert await b.ask(A) == [("filled", None)]
+    assert b.manager.metrics.fetches["failed"] == 1
+    a.transfers.may_end.set()
+    await turns(10)
+
+
+async def test_a_replica_with_another_secret_gives_nothing(nodes):
+    (a,) = await nodes("a", secret="quite another secret")
+    (b,) = await nodes("b")
+    await a.ask(A)
+    assert await b.ask(A) == [("filled", None)]
+    assert b.manager.metrics.fetches == {"failed": 1}
+    assert a.transfers.reads == 0
+
+
+@pytest.mark.parametrize("fingerprint", ["other", ""])
+async def test_a_replica_with_other_kv_is_never_asked(nodes, fingerprint):
+    (a,) = await nodes("a", fingerprint=fingerprint)
+    (b,) = await nodes("b")
+    await a.ask(A)
+    assert await b.ask(A) == [("filled", None)]
+    assert not b.manager.metrics.fetches
+
+
+async def test_an_adapters_chunks_are_never_fetched(nodes):
+    a, b = await nodes("a", "b")
+    await a.ask(A, adapter="x")
+    assert await b.ask(A, adapter="x") == [("filled", None)]
+    assert not b.manager.metrics.fetches
+
+
+async def test_what_is_quicker_to_compute_is_not_fetched(nodes):
+    a, b = await nodes("a", "b")
+    await a.ask(A)
+    b.engine.fills.costs.fetching.saw(100, 5)
+    b.engine.fills.costs.computing.saw(100, 0.001)
+    assert await b.ask(A) == [("filled", None)]
+
+
+async def test_without_the_registry_everything_is_computed(nodes, monkeypatch):
+    a, b = await nodes("a", "b")
+    await a.ask(A, B)
+    b.is_up = False
+    assert await b.ask(A) == [("filled", None)]
+
+    async def fails(*_):
+        raise RegistryError("gone")
+
+    b.is_up = True
+    monkeypatch.setattr(b.registry, "begin_fills", fails)
+    assert await b.ask(B) == [("filled", None)]
+
+
+async def test_after_new_weights_nothing_is_given_or_taken(nodes):
+    a, b = await nodes("a", "b")
+    await a.ask(A)
+    a.llm.reset_prefix_cache = b.llm.reset_prefix_cache = lambda *_: asyncio.sleep(0, True)
+    await b.engine.reset_prefix_cache()
+    assert await b.ask(A) == [("filled", None)]
+    (c,) = await nodes("c")
+    await a.engine.reset_prefix_cache()
+    await b.registry.leave(b.id)
+    assert await c.ask(A) == [("filled", None)]
+    assert a.transfers.reads == 0
+
+
+async def test_a_client_that_leaves_frees_no_page_that_is_being_written(nodes):
+    a, b = await nodes("a", "b")
+    await a.ask(A)
+    b.transfers.may_end.clear()
+    asked = asyncio.create_task(b.ask(A))
+    while not any(entry.state.name == "FILLING" for entry in b.manager.index):
+        await asyncio.sleep(0)
+    await turns(50)
+    asked.cancel()
+    b.transfers.may_end.set()
+    await asyncio.wait([asked])
+    await turns(10)
+    assert await b.ask(A) in ([("fetched", "a")], [("hit", None)])
+
+
+async def get(node, key="00" * 16, *, rank=0, secret=SECRET, fingerprint="engine", **headers):
+    if secret is not None:
+        headers["authorization"] = f"Bearer {secret}"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(node.app), base_url="http://x") as client:
+        headers["x-tessera-fingerprint"] = fingerprint
+        return await client.get(f"/peer/chunks/{key}", params={"rank": rank}, headers=headers)
+
+
+async def test_the_endpoint_takes_the_secret_and_nothing_else(nodes):
+    (a,) = await nodes("a")
+    await a.ask(A)
+    key = str(next(entry.key for entry in a.manager.index if not entry.is_system))
+    assert (await get(a, key)).status_code == 200
+    for wrong in (None, "", "wrong", SECRET + "x", SECRET[:-1]):
+        assert (await get(a, key, secret=wrong)).status_code == 401
+    assert (await get(a, key, secret=None, authorization=f"Basic {SECRET}")).status_code == 401
+    a.app.state.tessera_settings = Settings()
+    assert (await get(a, key)).status_code == 401
+    assert a.transfers.reads == 1
+
+
+async def test_the_endpoint_says_what_it_does_not_have(nodes):
+    (a,) = await nodes("a")
+    await a.ask(A)
+    key = str(next(iter(a.manager.index)).key)
+    assert (await get(a)).status_code == 404
+    assert (await get(a, key, rank=1)).status_code == 404
+    assert (await get(a, key, rank=-1)).status_code == 422
+    assert (await get(a, "zz")).status_code == 422
+    assert (await get(a, key, fingerprint="other")).status_code == 409
+    a.engine.transfers = None
+    assert (await get(a, key)).status_code == 404
+
+
+async def test_claims_of_one_document_and_not_of_the_system_segment_are_no_reason_to_ask(nodes):
+    a, b = await nodes("a", "b")
+    await a.registry.publish(a.id, {DocumentKey(A.packed[:4] * 4): Holding(Tier.DEVICE, 30, 1)})
+    assert await b.ask(A) == [("filled", None)]
+    assert a.transfers.reads == 0

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tessera cache` on a directory with files of a tier."""
+
+import io
+import os
+import tarfile
+import time
+
+import pytest
+import torch
+
+from app.commands.cache import main
+from cache.layout import pack
+from cache.tiers.directory import DirectoryTier
+from cache.tiers.tier import Address
+from engine_ext.wire.chunk_file import ChunkFileLabel, pack_file
+
+
+def file_of(number, rank=0, ranks=1):
+    label = ChunkFileLabel("f" * 64, f"{number:032x}", "", pack(tuple(range(7))).hex(), rank, ranks)
+    return Address(label.key, rank, ranks), pack_file(label, {"0.key": torch.full((7, 2, 4), float(number))})
+
+
+@pytest.fixture
+def tier(tmp_path):
+    made = DirectoryTier(tmp_path / "kv", 1 << 30)
+    for number in range(3):
+        made.put(*file_of(number))
+    return made
+
+
+def said(capsys):
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def test_ls_shows_what_is_there(tier, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    tier.path(file_of(1)[0]).write_bytes(b"damaged")
+    assert main(["ls", str(tier.root)]) == 0
+    shown = said(capsys)
+    assert shown.count("0 of 1") == 3
+    assert f"{2:032x}" in shown
+    assert "ffffffffffff" in shown
+    assert "damaged" in shown
+    assert "3 files" in shown
+
+
+def test_verify_puts_damaged_and_misnamed_files_into_quarantine(tier, capsys):
+    assert main(["verify", str(tier.root)]) == 0
+    path, other = tier.path(file_of(0)[0]), tier.path(file_of(1)[0])
+    path.write_bytes(other.read_bytes())
+    other.write_bytes(other.read_bytes()[:-1])
+    assert main(["verify", str(tier.root)]) == 1
+    shown = said(capsys)
+    assert f"it has the KV of {1:032x}, worker 0 of 1" in shown
+    assert "2 damaged files" in shown
+    assert {each.name for each in (tier.root / "quarantine").iterdir()} == {path.name, other.name}
+    assert [stored.address for stored in tier.list()] == [file_of(2)[0]]
+
+
+def test_gc_tidies_up(tier, capsys):
+    tier.quarantine(file_of(0)[0])
+    old = tier.path(file_of(1)[0])
+    os.utime(old, (time.time() - 10 * 86_400,) * 2)
+    tier.path(file_of(3)[0]).with_suffix(".1-2.tmp").write_bytes(b"left behind")
+    assert main(["gc", str(tier.root), "--idle-days", "5"]) == 0
+    assert [stored.address for stored in tier.list()] == [file_of(2)[0]]
+    assert not list((tier.root / "quarantine").iterdir())
+    assert not list(tier.root.rglob("*.tmp"))
+    assert main(["gc", str(tier.root), "--size", "1B"]) == 0
+    assert not list(tier.list())
+    assert "0.0 MiB left" in said(capsys)
+
+
+def test_what_is_exported_can_be_imported_elsewhere(tier, tmp_path, capsys):
+    archive, other = tmp_path / "kv.tar", tmp_path / "other"
+    other.mkdir()
+    assert main(["export", str(tier.root), str(archive)]) == 0
+    with tarfile.open(archive, "a") as opened:
+        for name, data in (("../evil.safetensors", b"x"), (f"{9:032x}.0-of-1.safetensors", b"damaged")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            opened.addfile(info, io.BytesIO(data))
+    assert main(["import", str(other), str(archive)]) == 1
+    taken = DirectoryTier(other, 1 << 30)
+    assert {stored.address for stored in taken.list()} == {file_of(number)[0] for number in range(3)}
+    assert all(taken.get(stored.address, 1 << 20) == tier.get(stored.address, 1 << 20) for stored in tier.list())
+    shown = said(capsys)
+    assert "3 files taken, 2 left out" in shown
+    assert "../evil.safetensors: not a file of a tier" in shown
+    assert not (tmp_path / "evil.safetensors").exists()
+
+
+@pytest.mark.parametrize("wrong", [["ls", "/nowhere/at/all"], ["import", "/tmp", "/nowhere.tar"]])
+def test_what_is_not_there_is_said(wrong, capsys, tmp_path):
+    wrong = [str(tmp_path) if part == "/tmp" else part for part in wrong]
+    assert main(wrong) == 2
+    assert "nowhere" in said(capsys)
+
+
+@pytest.mark.parametrize("wrong", [[], ["gc", "x", "--size", "much"], ["paint", "x"]])
+def test_wrong_usage_exits_with_2(wrong):
+    with pytest.raises(SystemExit) as ended:
+        main(wrong)
+    assert ended.value.code == 2

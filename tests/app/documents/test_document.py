@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents: the shapes that clients send, and the text that each becomes."""
+
+import pytest
+
+from app.documents.document import Document, checked_document, parse_documents, split_by_separator
+from tests.app.helpers import refused
+
+
+@pytest.mark.parametrize(
+    ("sent", "document"),
+    [
+        ("plain", Document("plain")),
+        ({"text": "t"}, Document("t")),
+        ({"text": "t", "title": "T", "id": "d1"}, Document("t", "d1", "T")),
+        ({"text": "t", "title": None, "id": None, "source": 5}, Document("t")),
+        ({"data": {"snippet": "s"}}, Document("s")),
+        ({"id": "d1", "data": {"title": "T", "snippet": "s"}}, Document("s", "d1", "T")),
+        ({"id": "d1", "data": {"text": "t"}}, Document("t", "d1")),
+        ({"id": "d1", "data": "plain"}, Document("plain", "d1")),
+    ],
+)
+def test_each_shape_gives_a_document(sent, document):
+    assert parse_documents([sent]) == [document]
+
+
+def test_no_documents_are_no_error():
+    assert parse_documents([]) == []
+
+
+@pytest.mark.parametrize("sent", [{}, "text", 5, None])
+def test_documents_must_be_a_list(sent):
+    with refused("documents", f"documents must be a list, not {type(sent).__name__}"):
+        parse_documents(sent)
+
+
+@pytest.mark.parametrize(
+    ("sent", "parameter", "message"),
+    [
+        (5, "documents.1", "an object or a string, not int"),
+        (None, "documents.1", "an object or a string, not NoneType"),
+        (["a"], "documents.1", "an object or a string, not list"),
+        (" \n", "documents.1", "text is empty"),
+        ({}, "documents.1", r"needs a text \(or data.snippet\)"),
+        ({"title": "T"}, "documents.1", "needs a text"),
+        ({"text": ""}, "documents.1.text", "text is empty"),
+        ({"text": ["a"]}, "documents.1.text", "text must be a string, not list"),
+        ({"text": "t", "id": 7}, "documents.1.text", "id must be a string, not int"),
+        ({"text": "t", "title": {}}, "documents.1.text", "title must be a string, not dict"),
+        ({"data": {"snippet": None}}, "documents.1.snippet", "text must be a string, not NoneType"),
+        ({"data": {"title": "T"}}, "documents.1", "needs a text"),
+        ({"data": None}, "documents.1.data", "data must be an object or a string"),
+        ({"data": ""}, "documents.1.data", "text is empty"),
+    ],
+)
+def test_an_error_names_the_field(sent, parameter, message):
+    with refused(parameter, message):
+        parse_documents(["fine", sent])
+
+
+def test_another_path_is_named_as_it_is():
+    with refused("chunks.0", "text is empty"):
+        parse_documents([""], "chunks")
+    with refused("here", "text is empty"):
+        checked_document(" ", None, None, "here")
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (Document("t"), "t\n\n"),
+        (Document(" \nt\n\n\n"), "t\n\n"),
+        (Document("t", title="T"), "T\nt\n\n"),
+        (Document("t", title=" T \n"), "T\nt\n\n"),
+        (Document("t", title="  "), "t\n\n"),
+        (Document("a\n\n b"), "a\n\n b\n\n"),
+        (Document("t", id="d1"), "t\n\n"),
+    ],
+)
+def test_a_document_renders_alike_whoever_sends_it(document, text):
+    assert document.render() == text
+
+
+def test_a_separator_splits_documents_from_the_question():
+    documents, question = split_by_separator("one # # two # # why? ", " # # ", "messages.0.content")
+    assert documents == [Document("one"), Document("two")]
+    assert question == "why?"
+
+
+def test_text_without_the_separator_is_the_question_unchanged():
+    assert split_by_separator(" why? ", " # # ", "p") == ([], " why? ")
+
+
+def test_an_empty_chunk_between_separators_is_refused():
+    with refused("messages.0.content", "text is empty"):
+        split_by_separator("one | | why?", "|", "messages.0.content")

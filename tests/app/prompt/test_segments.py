@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The renderer: prompts with marks are tokenized segment by segment, others pass to vLLM's."""
+
+from types import SimpleNamespace
+
+import pytest
+from vllm.exceptions import VLLMValidationError
+
+from app.documents.document import Document
+from app.prompt.marks import Marks
+from app.prompt.segments import SegmentRenderer, _check_length
+from cache.layout import Chunk, ChunkedPrompt, pack
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, Ticket
+from engine_ext.wire.vllm_compat import ChatParams
+from tests.app.helpers import CONTROL, make_tokenizer
+
+PROMPT = ChunkedPrompt(
+    (1,) * 5,
+    (
+        Chunk(pack((1,) * 7)),
+        Chunk(pack((1,) * 8), document=1),
+        Chunk(pack((1,) * 3), document=1, part=(2, 2)),
+    ),
+    (1,) * 3,
+)
+
+
+def limits(total=100, output=None, truncate=None, special=False):
+    return SimpleNamespace(
+        max_total_tokens=total,
+        max_output_tokens=output,
+        truncate_prompt_tokens=truncate,
+        add_special_tokens=special,
+    )
+
+
+@pytest.mark.parametrize("tok_params", [limits(27), limits(27, 1), limits(None), limits(None, 5), limits(36, 10)])
+def test_a_prompt_that_leaves_room_for_the_answer_passes(tok_params):
+    _check_length(PROMPT, 26, tok_params)
+
+
+@pytest.mark.parametrize("total", [26, 20])
+def test_a_prompt_that_is_too_long_names_the_tokens_of_each_segment(total):
+    with pytest.raises(VLLMValidationError) as raised:
+        _check_length(PROMPT, 26, limits(total))
+    segments = "system: 5, chunk 0: 7, chunk 1: 11, question: 3"
+    assert str(raised.value).startswith(
+        f"the prompt has 26 tokens ({segments}), the model's maximum context length is {total}"
+    )
+    assert (raised.value.parameter, raised.value.value) == ("chunks", 26)
+
+
+@pytest.mark.parametrize("total", [27, 35])
+def test_an_answer_that_is_too_long_names_max_tokens(total):
+    with pytest.raises(VLLMValidationError) as raised:
+        _check_length(PROMPT, 26, limits(total, output=10))
+    segments = "system: 5, chunk 0: 7, chunk 1: 11, question: 3"
+    assert str(raised.value).startswith(f"max_tokens=10 does not fit: the prompt has 26 tokens ({segments})")
+    assert (raised.value.parameter, raised.value.value) == ("max_tokens", 10)
+
+
+def test_a_prompt_without_chunks_names_no_segments():
+    with pytest.raises(VLLMValidationError, match="the prompt has 26 tokens, the model's maximum"):
+        _check_length(None, 26, limits(20))
+
+
+@pytest.mark.parametrize("truncate", [-1, 5, 1000])
+def test_truncation_is_refused(truncate):
+    with pytest.raises(VLLMValidationError, match="can't be truncated") as raised:
+        _check_length(PROMPT, 26, limits(truncate=truncate))
+    assert raised.value.parameter == "truncate_prompt_tokens"
+
+
+class FakeRenderer:
+    """vLLM's renderer: ``template`` turns a conversation's contents into the prompt."""
+
+    def __init__(self, template="<s>{}</s>"):
+        self.template = template
+        self.tokenizer = make_tokenizer()
+        self.default_chat_tok_params = self.default_cmpl_tok_params = limits()
+        self.media = {}
+
+    def get_tokenizer(self):
+        return self.tokenizer
+
+    async def render_messages_async(self, conversation, params):
+        text = self.template.replace("{}", "".join(message["content"] for message in conversation))
+        return "rendered", {"prompt": text, **self.media}
+
+    async def render_chat_async(self, *args, **kwargs):
+        return "passed", args, kwargs
+
+    async def render_cmpl_async(self, *args, **kwargs):
+        return "passed", args, kwargs
+
+
+DOCUMENTS = [Document("one </s>", "d1"), Document("two")]
+PLAIN = CacheOptions()
+TICKET = Ticket(PLAIN, ("d1", None))
+
+
+@pytest.fixture
+def marks():
+    return Marks()
+
+
+async def render_chat(marks, vllms=None, documents=DOCUMENTS, max_chunk_tokens=100, cache=PLAIN, **kwargs):
+    renderer = SegmentRenderer(vllms or FakeRenderer(), marks, max_chunk_tokens)
+    ticket = Ticket(cache, tuple(document.id for document in documents))
+    with marks.issue(ticket, documents) as marked:
+        return await renderer.render_chat_async(
+            [[{"role": "user", "content": f"{marked}why?"}]], ChatParams(), **kwargs
+        )
+
+
+async def test_a_marked_chat_is_tokenized_segment_by_segment(marks):
+    (rendered,), (engine_input,) = await render_chat(marks, prompt_extras={"cache_salt": "salt"})
+    request, encode = engine_input[REQUEST_KEY], make_tokenizer().encode
+    assert rendered == "rendered"
+    assert request.ticket.chunk_ids == ("d1", None)
+    assert request.prompt.system == tuple(encode("<s>"))
+    assert request.prompt.question == tuple(encode("why?</s>"))
+    assert [chunk.id for chunk in request.prompt.chunks] == ["d1", None]
+    assert request.prompt.chunks[1].token_ids == tuple(encode("two\n\n"))
+    assert engine_input["prompt_token_ids"] == request.prompt.token_ids
+    assert engine_input["prompt"] == "<s>one </s>\n\ntwo\n\nwhy?</s>"
+    assert engine_input["cache_salt"] == "salt"
+
+
+async def test_chunks_in_canonical_order_are_named_as_they_were_sent(marks):
+    documents = [Document("two", "d1"), Document("one"), Document("three", "d3")]
+    _, (engine_input,) = await render_chat(marks, documents=documents, cache=CacheOptions(order="canonical"))
+    assert engine_input["prompt"] == "<s>one\n\nthree\n\ntwo\n\nwhy?</s>"
+    chunks = engine_input[REQUEST_KEY].prompt.chunks
+    assert [(chunk.document, chunk.id) for chunk in chunks] == [(1, None), (2, "d3"), (0, "d1")]
+
+
+async def test_segments_before_the_question_are_filled_up_to_whole_blocks(marks):
+    ticket, documents = Ticket(PLAIN, ("d1", None, None)), [Document("one", "d1"), Document("four"), Document("x" * 14)]
+    with marks.issue(ticket, documents) as marked:
+        renderer = SegmentRenderer(FakeRenderer(), marks, 10, block_tokens=8)
+        _, (engine_input,) = await renderer.render_chat_async(
+            [[{"role": "user", "content": f"{marked}why?"}]], ChatParams()
+        )
+    prompt, tokenizer = engine_input[REQUEST_KEY].prompt, make_tokenizer()
+    (filler,) = tokenizer.encode("\n")
+    for tokens in (prompt.system, *(chunk.token_ids for chunk in prompt.chunks)):
+        assert len(tokens) % 8 == 0
+        assert len([token for token in tokens if token != filler]) > len(tokens) - 8
+    assert prompt.question == tuple(tokenizer.encode("why?</s>"))
+    assert [(chunk.document, chunk.part) for chunk in prompt.chunks] == [(0, None), (1, None), (2, (1, 2)), (2, (2, 2))]
+
+
+async def test_control_text_is_a_control_token_in_the_template_only(marks):
+    _, (engine_input,) = await render_chat(marks)
+    tokenizer = make_tokenizer()
+    prompt = engine_input[REQUEST_KEY].prompt
+    control = {tokenizer.convert_tokens_to_ids(token) for token in CONTROL}
+    assert control.isdisjoint(prompt.chunks[0].token_ids)
+    assert tokenizer.decode(prompt.chunks[0].token_ids) == "one </s>\n\n"
+    assert tokenizer.convert_tokens_to_ids("</s>") in prompt.question
+
+
+async def test_without_chunks_the_prompt_is_tokenized_as_a_whole(marks):
+    _, (engine_input,) = await render_chat(marks, documents=[])
+    assert engine_input[REQUEST_KEY].prompt is None
+    assert engine_input["prompt_token_ids"] == make_tokenizer().encode("<s>why?</s>")
+
+
+@pytest.mark.parametrize("template", ["{}{}", "no documents"])
+async def test_a_template_that_breaks_marks_is_an_error_that_says_what_is_needed(template, marks):
+    with pytest.raises(VLLMValidationError, match="documents need a chat template that prints the user's message once"):
+        await render_chat(marks, FakeRenderer(template))
+
+
+async def test_documents_beside_images_are_refused(marks):
+    renderer = FakeRenderer()
+    renderer.media = {"multi_modal_data": {"image": []}}
+    with pytest.raises(VLLMValidationError, match="documents can't be combined with images, audio or video"):
+        await render_chat(marks, renderer)
+
+
+async def test_lengths_are_checked(marks):
+    with pytest.raises(VLLMValidationError, match="chunk 0: 10, chunk 1: 5, question: 5"):
+        await render_chat(marks, tok_params=limits(10))
+
+
+async def test_unmarked_prompts_go_to_vllms_renderer_unchanged(marks):
+    renderer = SegmentRenderer(FakeRenderer(), marks, 100)
+    chat = [[{"role": "user", "content": f"[tessera-{'0' * 32}-question]"}, {"role": "tool", "content": None}]]
+    assert await renderer.render_chat_async(chat, "p", "t", prompt_extras={"a": 1}, other=2) == (
+        "passed",
+        (chat, "p", "t"),
+        {"prompt_extras": {"a": 1}, "other": 2},
+    )
+    prompts = [{"prompt": "why?"}, {"prompt_token_ids": [1]}, "why?"]
+    assert await renderer.render_cmpl_async(prompts, "t", prompt_extras=None, other=2) == (
+        "passed",
+        (prompts, "t"),
+        {"prompt_extras": None, "other": 2},
+    )
+
+
+async def test_messages_that_are_no_objects_are_left_to_vllm(marks):
+    """Those of its Harmony format."""
+    chat = [[SimpleNamespace(content="x")]]
+    assert (await SegmentRenderer(FakeRenderer(), marks, 100).render_chat_async(chat, "p"))[0] == "passed"
+
+
+async def test_a_marked_completion_is_tokenized_segment_by_segment(marks):
+    renderer = SegmentRenderer(FakeRenderer(), marks, 100)
+    with marks.issue(TICKET, DOCUMENTS) as marked:
+        (engine_input,) = await renderer.render_cmpl_async([{"prompt": f"<s>sys{marked}why?"}])
+    prompt, tokenizer = engine_input[REQUEST_KEY].prompt, make_tokenizer()
+    assert prompt.system == tuple(tokenizer.encode("<s>sys"))
+    assert prompt.question == tuple(tokenizer.encode("why?"))
+    assert tokenizer.decode(engine_input["prompt_token_ids"]) == "<s>sysone </s>\n\ntwo\n\nwhy?"
+
+
+async def test_a_document_longer_than_a_chunk_may_be_is_several(marks):
+    _, (engine_input,) = await render_chat(marks, max_chunk_tokens=4)
+    prompt, whole = engine_input[REQUEST_KEY].prompt, make_tokenizer().encode("two\n\n")
+    pieces = [chunk for chunk in prompt.chunks if chunk.document == 1]
+    assert [token for chunk in pieces for token in chunk.token_ids] == whole
+    assert [(chunk.num_tokens, chunk.part, chunk.id) for chunk in pieces] == [(4, (1, 2), None), (1, (2, 2), None)]
+    assert {chunk.id for chunk in prompt.chunks if chunk.document == 0} == {"d1"}
+    assert engine_input["prompt"] == "<s>one </s>\n\ntwo\n\nwhy?</s>"
+
+
+async def test_scope_isolated_brings_the_opening_of_a_lone_user_message(marks):
+    _, (engine_input,) = await render_chat(marks, FakeRenderer("<s>hello {}</s>"), cache=CacheOptions(scope="isolated"))
+    prompt = engine_input[REQUEST_KEY].prompt
+    assert prompt.opening == tuple(make_tokenizer().encode("<s>hello "))
+    _, (engine_input,) = await render_chat(marks)
+    assert engine_input[REQUEST_KEY].prompt.opening is None
+
+
+async def test_everything_else_is_vllms_renderers(marks):
+    renderer = FakeRenderer()
+    assert SegmentRenderer(renderer, marks, 100).tokenizer is renderer.tokenizer

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ingestion in rounds: what a round takes, and how it leaves the engine to others. Time passes when all wait for it."""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.errors import ChunkCacheError
+from cache.hashing import CacheScope
+from cache.layout import Chunk, ChunkedPrompt, pack
+from engine_ext.client.background import (
+    BUSY_ROUND_TOKENS,
+    IDLE_ROUND_TOKENS,
+    PAUSE,
+    BackgroundFills,
+    Ingested,
+    Ingestion,
+    _Queue,
+)
+from engine_ext.client.engine import ChunkEngine
+from tests.cache.helpers import PAGE_TOKENS
+from tests.engine_ext.fake_llm import FakeLLM, chunk, make_engine, turns
+
+SYSTEM = (1, 2, 3)
+
+
+class _Skipping(selectors.SelectSelector):
+    """Instead of waiting, moves the clock."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.now += timeout or 0
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in which nothing takes any time but sleeping, which takes exactly what it says."""
+
+    def __init__(self) -> None:
+        self.clock = _Skipping()
+        super().__init__(self.clock)
+
+    def time(self) -> float:
+        return self.clock.now
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
+    """Runs a coroutine in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        loop = runner.get_loop()
+        monkeypatch.setattr("engine_ext.client.background.time", SimpleNamespace(monotonic=loop.time))
+        yield runner.run
+
+
+def ingestion(keep: Callable[..., None] = lambda chunk, entry: None, opening: Any = None) -> Ingestion:
+    frame = ChunkedPrompt(SYSTEM, (Chunk(pack((8,))),), (9,), opening)
+    return Ingestion(frame, CacheScope(), None, None, keep)
+
+
+def distinct(lengths: Sequence[int]) -> list[Chunk]:
+    return [chunk(100_000 * (i + 1), length) for i, length in enumerate(lengths)]
+
+
+async def results(background: BackgroundFills, chunks: Sequence[Chunk], **options: Any) -> list[Ingested]:
+    return [result async for result in background.run(ingestion(**options), chunks)]
+
+
+class Rounds:
+    """Makes each fill take a millisecond per token, all those of a round at once; notes when rounds ran."""
+
+    def __init__(self, engine: ChunkEngine, llm: FakeLLM) -> None:
+        assert engine.background is not None
+        self.background, self.spans, self.tokens = engine.background, [], []
+        self._round = engine.background._round
+        engine.background._round = self.noted
+        llm.work = lambda num_tokens: asyncio.sleep(num_tokens / 1000)
+
+    async def noted(self, of: Ingestion, chunks: list[Chunk]) -> list[Ingested]:
+        started = asyncio.get_running_loop().time()
+        done = await self._round(of, chunks)
+        self.spans.append((started, asyncio.get_running_loop().time()))
+        self.tokens.append(sum(result.chunk.num_tokens for result in done))
+        return done
+
+    @property
+    def gaps(self) -> list[float]:
+        """Between the end of each round and the start of the next."""
+        return [after[0] - before[1] for before, after in zip(self.spans, self.spans[1:], strict=False)]
+
+
+def large_engine() -> tuple[ChunkEngine, FakeLLM]:
+    return make_engine(num_pages=20_000, max_running=1000)
+
+
+@given(st.lists(st.integers(1, 50)), st.lists(st.integers(0, 120), min_size=1), st.randoms())
+def test_takes_are_the_chunks_in_order_and_exceed_the_budget_only_by_one_alone(lengths, budgets, random):
+    chunks = distinct(lengths)
+    queue, taken = _Queue(chunks), []
+    for turn in range(1000):
+        budget = budgets[turn % len(budgets)]
+        now = queue.take(budget)
+        if not now:
+            break
+        assert len(now) == 1 or sum(c.num_tokens for c in now) <= budget
+        rest = chunks[len(taken) + len(now) :]
+        assert not rest or sum(c.num_tokens for c in [*now, rest[0]]) > budget
+        kept = random.randrange(1, len(now) + 1)
+        queue.put_back(now[kept:])
+        taken += now[:kept]
+    assert taken == chunks
+
+
+def test_an_idle_engine_gets_large_rounds_without_a_pause(run):
+    engine, llm = large_engine()
+    rounds = Rounds(engine, llm)
+    done = run(results(rounds.background, distinct([1000] * 20)))
+    assert [result.status for result in done] == ["filled"] * 20
+    assert rounds.tokens == [IDLE_ROUND_TOKENS // 1000 * 1000] * 2 + [4000]
+    assert rounds.gaps == [0, 0]
+
+
+def test_beside_requests_rounds_are_small_and_leave_them_most_of_the_time(run):
+    engine, llm = large_engine()
+    rounds = Rounds(engine, llm)
+    llm.num_others = 1
+    run(results(rounds.background, distinct([200, 200, 200, 5000, 10, 20])))
+    assert rounds.tokens == [400, 200, 5000, 30]
+    assert all(tokens <= BUSY_ROUND_TOKENS for tokens in rounds.tokens if tokens != 5000)
+    for gap, (started, ended) in zip(rounds.gaps, rounds.spans, strict=False):
+        assert gap == pytest.approx(PAUSE * (ended - started))
+
+
+def test_a_pause_ends_soon_after_the_last_request(run):
+    engine, llm = large_engine()
+    rounds = Rounds(engine, llm)
+    llm.num_others = 1
+
+    async def leave() -> None:
+        ingesting = asyncio.create_task(results(rounds.background, distinct([5000, 5000])))
+        while not rounds.spans:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.5)
+        llm.num_others = 0
+        await ingesting
+
+    run(leave())
+    (gap,) = rounds.gaps
+    assert 0.5 <= gap < 0.55
+
+
+def test_two_ingestions_take_turns(run):
+    engine, llm = large_engine()
+    rounds, order = Rounds(engine, llm), []
+
+    async def one(name: str, chunks: list[Chunk]) -> None:
+        async for _ in rounds.background.run(ingestion(), chunks):
+            order.append(name)
+
+    async def both() -> None:
+        chunks = distinct([8000] * 6)
+        await asyncio.gather(one("a", chunks[:3]), one("b", chunks[3:]))
+
+    run(both())
+    assert order == ["a", "b", "a", "b", "a", "b"]
+    assert rounds.gaps == [0] * 5, "one round at a time"
+
+
+@pytest.mark.parametrize("num_pages", [6, 8, 16, 100])
+def test_rounds_that_the_pool_can_not_hold_are_cut_short(run, num_pages):
+    """Twelve chunks of one page, more of them in a round's tokens than there are pages, then one of four."""
+    engine, llm = make_engine(num_pages)
+    rounds = Rounds(engine, llm)
+    done = run(results(rounds.background, distinct([1] * 12 + [4 * PAGE_TOKENS])))
+    assert [result.error for result in done] == [None] * 13
+    assert [result.chunk for result in done] == distinct([1] * 12 + [4 * PAGE_TOKENS])
+    assert sum(llm.computed.values()) >= 13
+    assert engine.manager.is_idle
+
+
+def test_a_chunk_that_does_not_fit_the_pool_fails_alone(run):
+    engine, llm = make_engine(num_pages=6)
+    rounds = Rounds(engine, llm)
+    done = run(results(rounds.background, distinct([3, 6 * PAGE_TOKENS, 3])))
+    assert [result.status for result in done] == ["filled", None, "filled"]
+    assert "more pages of 4 tokens" in done[1].error
+
+
+def test_a_chunk_that_does_not_fit_the_model_fails_alone(run):
+    engine, llm = large_engine()
+    llm.model_config.max_model_len = 50
+    done = run(results(engine.background, distinct([46, 47, 3])))
+    assert [result.status for result in done] == ["filled", None, "filled"]
+    assert done[1].error == "50 tokens don't fit the model's context length of 50"
+
+
+def test_what_is_not_kept_fails_with_the_reason(run):
+    engine, _ = make_engine()
+    chunks = distinct([3, 3])
+
+    def keep(chunk: Chunk, entry: Any) -> None:
+        if chunk is chunks[1]:
+            raise ChunkCacheError("no room for pins")
+
+    done = run(results(engine.background, chunks, keep=keep))
+    assert [(result.status, result.error) for result in done] == [("filled", None), (None, "no room for pins")]
+    assert done[1].key
+
+
+def test_a_lost_fill_fails_its_chunk_alone(run):
+    engine, llm = make_engine()
+    chunks = distinct([3, 3])
+    llm.loses = lambda prompt_ids: prompt_ids[-3:] == chunks[1].token_ids
+    done = run(results(engine.background, chunks))
+    assert [result.status for result in done] == ["filled", None]
+    assert "nothing saved" in done[1].error
+
+
+def test_chunks_that_were_cleared_while_they_were_computed_say_so(run):
+    engine, _ = make_engine()
+
+    async def cleared() -> list[Ingested]:
+        ingesting = asyncio.create_task(results(engine.background, distinct([3, 3])))
+        await turns(3)
+        assert len(engine.manager.clear()) == 3
+        return await ingesting
+
+    done = run(cleared())
+    assert {result.error for result in done} == {"it was removed while it was computed"}
+    assert engine.manager.is_idle
+
+
+def test_an_isolated_ingestion_computes_behind_the_opening(run):
+    engine, _ = make_engine()
+    (done,) = run(results(engine.background, distinct([3]), opening=(7,)))
+    assert done.status == "filled"
+    (entry,) = (entry for entry in engine.manager.index if not entry.is_system)
+    assert entry.identity.prefix_ids == (7,)
+
+
+@pytest.mark.parametrize("leaves_after", range(20))
+def test_a_client_that_leaves_at_any_turn_leaves_nothing_held(run, leaves_after):
+    engine, llm = make_engine()
+
+    async def leave() -> None:
+        first = asyncio.create_task(results(engine.background, distinct([3, 30, 40, 50, 3])))
+        second = asyncio.create_task(results(engine.background, distinct([3, 30, 40, 50, 3])))
+        await turns(leaves_after)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert [result.error for result in await second] == [None] * 5
+        await turns(5)
+
+    run(leave())
+    assert engine.manager.is_idle
+    assert llm.running == set()
+    engine.manager.check_integrity()

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM-Ascend's caches, writers, allocator and refusals, beside fakes of its modules."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine_ext.core import ascend
+from engine_ext.core.layers import UnsupportedModelError, attention_layers
+from engine_ext.core.worker import WorkerHalf
+from tests.kernels.fake_npu import DEVICE_OPERATORS, ContractError, FakeCaMemAllocator, FakeTorchNpu
+
+BLOCKS, BLOCK = 4, 128
+
+
+class Rope(nn.Module):
+    """Table-driven, as vLLM's: GPT-J style, of a narrow part of the head."""
+
+    def __init__(self, width: int, is_neox_style: bool) -> None:
+        super().__init__()
+        self.head_size, self.rotary_dim, self.is_neox_style = width, width, is_neox_style
+        self.cos_sin_cache = self._compute_cos_sin_cache()
+
+    def _compute_cos_sin_cache(self) -> Tensor:
+        inv_freq = 1.0 / 10000.0 ** (torch.arange(0, self.rotary_dim, 2, dtype=torch.float) / self.rotary_dim)
+        angles = torch.outer(torch.arange(256, dtype=torch.float), inv_freq)
+        return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+    def forward_native(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self.cos_sin_cache[positions].chunk(2, dim=-1)
+        if self.is_neox_style:
+            one, other = key.chunk(2, dim=-1)
+            return query, torch.cat((one * cos - other * sin, other * cos + one * sin), dim=-1)
+        one, other = key[..., ::2], key[..., 1::2]
+        return query, torch.stack((one * cos - other * sin, other * cos + one * sin), dim=-1).flatten(-2)
+
+
+class Layer(nn.Module):
+    """vLLM's attention layer as far as it is looked at."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__()
+        self.layer_name, self.impl = "model.layers.0.attn", SimpleNamespace()
+        vars(self).update(fields)
+
+
+class Model(nn.Module):
+    def __init__(self, rope: Rope, layer: Layer) -> None:
+        super().__init__()
+        self.rotary_emb, self.attn = rope, layer
+
+
+@pytest.fixture(params=DEVICE_OPERATORS)
+def on_ascend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """vLLM-Ascend's modules; what is set in the dictionary is what they say."""
+    said = {"is_310p": False, "enable_kv_nz": False, "allocator": FakeCaMemAllocator()}
+    npu = FakeTorchNpu()
+    modules = {
+        "torch_npu": npu,
+        "vllm_ascend.device.device_op": SimpleNamespace(DeviceOperator=DEVICE_OPERATORS[request.param](npu)),
+        "vllm_ascend.ascend_config": SimpleNamespace(
+            get_ascend_config=lambda: SimpleNamespace(enable_kv_nz=said["enable_kv_nz"])
+        ),
+        "vllm_ascend.utils": SimpleNamespace(is_310p=lambda: said["is_310p"]),
+        "vllm_ascend.device_allocator.camem": SimpleNamespace(CaMemAllocator=said["allocator"]),
+    }
+    for name in ("vllm_ascend", "vllm_ascend.device", "vllm_ascend.device_allocator"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(ascend, "is_ascend", lambda: True)
+    return said
+
+
+def config(has_sleep_mode: bool = True, **model: Any) -> Any:
+    fields = {"hf_text_config": SimpleNamespace(**model), "enable_sleep_mode": has_sleep_mode}
+    return SimpleNamespace(model_config=SimpleNamespace(**fields))
+
+
+def caches(*widths: int, heads: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros(BLOCKS, BLOCK, heads, width, dtype=dtype) for width in widths)
+
+
+def test_a_pair_of_caches_is_probed_and_written_by_the_engines_writer(on_ascend) -> None:
+    pair = caches(64, 64)
+    model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
+    [layer] = attention_layers(model, {"model.layers.0.attn": model.attn}, {"model.layers.0.attn": pair})
+    assert (layer.cache.key_cache, layer.cache.value_cache) == pair
+    half = WorkerHalf(1 << 20, 32, BLOCK)
+    layout = half.probe(layer)
+    assert layout.key_view(pair[0]).stride() == pair[0].stride()
+    assert layout.value_view(pair[1]).data_ptr() == pair[1].data_ptr()
+    assert half.prepare([layer], ascend.reshape_and_cache()).page_bytes == 32 * 2 * 128 * 4
+
+
+def test_of_latent_attention_only_the_second_cache_turns_and_by_halves(on_ascend) -> None:
+    latent, rope = caches(512, 64, heads=1)
+    model = Model(Rope(64, False), Layer(kv_lora_rank=512, qk_rope_head_dim=64))
+    [layer] = attention_layers(model, {"model.layers.0.attn": model.attn}, {"model.layers.0.attn": (latent, rope)})
+    assert layer.cache.key_cache is rope
+    assert layer.cache.value_cache is latent
+    assert (layer.cache.num_kv_heads, layer.cache.key_size, layer.cache.value_size) == (1, 64, 512)
+    assert layer.frequencies.is_neox
+    layout = WorkerHalf(1 << 20, 32, BLOCK).probe(layer)
+    assert layout.key_view(rope).shape == (BLOCKS, BLOCK, 1, 64)
+    assert layout.value_view(latent).shape == (BLOCKS, BLOCK, 1, 512)
+
+
+@pytest.mark.parametrize(
+    ("kv_caches", "reason"),
+    [
+        (caches(64, 64, 64), "not one tensor, or two"),
+        (caches(64, 64, dtype=torch.int8), "quantized"),
+    ],
+)
+def test_other_caches_are_refused(on_ascend, kv_caches, reason) -> None:
+    """Of sparse attention (a third tensor) and of C8 (int8)."""
+    model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
+    with pytest.raises(UnsupportedModelError, match=reason):
+        attention_layers(model, {"model.layers.0.attn": model.attn}, {"model.layers.0.attn": kv_caches})
+
+
+def test_elsewhere_a_pair_of_caches_is_refused() -> None:
+    model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
+    with pytest.raises(UnsupportedModelError, match="not one tensor, or two"):
+        attention_layers(model, {"model.layers.0.attn": model.attn}, {"model.layers.0.attn": caches(64, 64)})
+
+
+def test_slots_are_converted_for_the_writer(on_ascend) -> None:
+    pair, tokens = caches(8, 8, heads=1), torch.ones(2, 1, 8)
+    ascend.write_tokens(*pair, tokens, tokens, torch.tensor([3, 200]))
+    assert pair[0].sum(dim=(2, 3)).nonzero().tolist() == [[0, 3], [1, 72]]
+
+
+def test_the_writer_refuses_what_it_would_misread(on_ascend) -> None:
+    pair = caches(8, 8, heads=1)
+    with pytest.raises(ContractError):
+        ascend.write_tokens(*pair, torch.ones(2, 1, 4), torch.ones(2, 1, 8), torch.tensor([3, 4]))
+
+
+@pytest.mark.parametrize(
+    ("said", "model", "reason"),
+    [
+        ({"is_310p": True}, {}, "310P"),
+        ({"enable_kv_nz": True}, {}, "enable_kv_nz"),
+        ({}, {"index_topk": 2048}, "DSA"),
+        ({}, {}, None),
+    ],
+)
+def test_what_cannot_be_read_token_by_token_is_refused_with_its_reason(on_ascend, said, model, reason) -> None:
+    on_ascend.update(said)
+    found = ascend.unsupported_reason(config(**model))
+    assert (found is None) if reason is None else reason in found
+
+
+def test_the_pools_memory_carries_its_tag(on_ascend) -> None:
+    allocator = on_ascend["allocator"]
+    with ascend.pool_memory(config()):
+        assert allocator.open_tag == "chunk_cache"
+    assert allocator.tags == ["chunk_cache"]
+    assert allocator.open_tag is None
+
+
+def test_without_sleep_mode_the_pools_memory_is_ordinary(on_ascend) -> None:
+    with ascend.pool_memory(config(has_sleep_mode=False)):
+        pass
+    assert on_ascend["allocator"].tags == []

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of vLLM that turn the chunk cache off, each with its reason."""
+
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import CUDAGraphMode, KVTransferConfig, ModelConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from engine_ext.core.layers import UnsupportedModelError, attention_layers
+from engine_ext.start.support import in_place_reason, shift_reason, unsupported_reason
+from tests.engine_ext.test_ascend import Layer, Model, Rope
+from tools.random_model import build_preset
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    path = build_preset("tiny-llama", tmp_path_factory.mktemp("support") / "model")
+    return AsyncEngineArgs(model=str(path), dtype="float32").create_model_config()
+
+
+def reason(model: ModelConfig, **flags: Any) -> str | None:
+    return unsupported_reason(AsyncEngineArgs(model=model.model, **flags), model)
+
+
+def connector(name: str, **extra: Any) -> KVTransferConfig:
+    return KVTransferConfig(kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra)
+
+
+def several(*names: str) -> KVTransferConfig:
+    return connector("MultiConnector", connectors=[{"kv_connector": name, "kv_role": "kv_both"} for name in names])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"kv_cache_dtype": "bfloat16"},
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"enable_lora": True},
+        {"enable_prefix_caching": False},
+        {"scheduling_policy": "priority"},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+    ],
+)
+def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
+    assert reason(model, **flags) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype=fp8: a quantized KV cache can't be rotated exactly"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype=fp8_e5m2: a quantized"),
+        ({"kv_offloading_size": 1}, "--kv-offloading-size: not proven beside the chunk cache"),
+        ({"decode_context_parallel_size": 2}, "context parallelism"),
+        ({"worker_extension_cls": "a.B"}, "--worker-extension-cls"),
+        (
+            {"kv_transfer_config": connector("ExampleConnector")},
+            "--kv-transfer-config: ExampleConnector: it finds KV by token ids",
+        ),
+        ({"kv_transfer_config": connector("NixlConnector")}, "NixlConnector: a split into prefill and decode"),
+        (
+            {"kv_transfer_config": connector("FlexKVConnectorV1")},
+            "FlexKVConnectorV1: not proven beside the chunk cache, which is a KV connector itself",
+        ),
+        (
+            {"kv_transfer_config": several("OffloadingConnector", "ExampleConnector")},
+            "--kv-transfer-config: OffloadingConnector: not proven beside the chunk cache, whose own "
+            "--chunk-cache-tiers keep chunks in host memory and files; ExampleConnector: it finds KV by token ids",
+        ),
+        ({"kv_transfer_config": several()}, "it names no connector"),
+    ],
+)
+def test_refused(model: ModelConfig, flags: dict[str, Any], words: str) -> None:
+    assert words in (reason(model, **flags) or "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint8])
+def test_a_quantized_cache_that_a_checkpoint_asks_for(dtype: torch.dtype) -> None:
+    model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
+    kv_caches = {"model.layers.0.attn": torch.zeros(4, 2, 32, 128, dtype=dtype)}
+    with pytest.raises(UnsupportedModelError, match="quantized KV cache"):
+        attention_layers(model, {"model.layers.0.attn": model.attn}, kv_caches)
+
+
+@pytest.fixture
+def config(model: ModelConfig) -> VllmConfig:
+    return AsyncEngineArgs(model=model.model, dtype="float32", enforce_eager=True).create_engine_config()
+
+
+def test_blocks_can_be_shared_in_place(config: VllmConfig) -> None:
+    assert in_place_reason(config) is None
+    assert shift_reason(config) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "words"),
+    [
+        ("cache_config", "enable_prefix_caching", False, "prefix cache"),
+        ("model_config", "disable_cascade_attn", False, "cascade attention"),
+    ],
+)
+def test_why_blocks_are_not_shared_in_place(
+    part: str, field: str, value: Any, words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(getattr(config, part), field, value)
+    assert words in str(in_place_reason(config))
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "words"),
+    [
+        ("model_config", "enable_sleep_mode", True, "sleep mode"),
+        ("parallel_config", "enable_dbo", True, "--enable-dbo"),
+        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "full CUDA graphs"),
+    ],
+)
+def test_why_positions_are_not_shifted(
+    part: str, field: str, value: Any, words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them hinders blocks shared in place by a server whose questions stand where they are."""
+    monkeypatch.setattr(getattr(config, part), field, value)
+    assert words in str(shift_reason(config))
+    assert in_place_reason(config) is None
+
+
+def test_drafted_tokens_would_see_other_positions(model: ModelConfig) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    arguments = AsyncEngineArgs(model=model.model, dtype="float32", speculative_config=drafts)
+    assert "drafts" in str(shift_reason(arguments.create_engine_config()))

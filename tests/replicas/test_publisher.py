@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replica that tells a real Redis what it holds, whatever becomes of that."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+import pytest
+
+from cache.holdings import Holdings
+from replicas import publisher as publisher_module
+from replicas.publisher import Publisher
+from replicas.redis_registry import RedisRegistry
+from tests.cache.registries import entry_of, key, replica
+
+PAGE_BYTES = 100
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(publisher_module, "BEAT_S", 0.2)
+    monkeypatch.setattr(publisher_module, "FLUSH_S", 0.02)
+
+
+class Running:
+    """A publisher under way, and what others see of it."""
+
+    def __init__(self, redis_server):
+        self.registry = RedisRegistry(redis_server.url, timeout_s=0.2, lease_s=2)
+        self.holdings = Holdings(PAGE_BYTES)
+        self.takes_requests = True
+        self.publisher = Publisher(self.registry, self.describe, self.holdings)
+
+    def describe(self, id):
+        return replica(1, id=id) if self.takes_requests else None
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(self.publisher.run())
+        return self
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+        self.left = await self.registry.replicas() if self.publisher.is_up else None
+        await self.registry.close()
+
+    async def seen(self, *documents):
+        """Tokens that a living replica claims of each document."""
+        alive = {each.id for each in await self.registry.replicas()}
+        found = await self.registry.claims(documents)
+        return [sum(claim.holding.tokens for claim in claims if claim.replica in alive) for claims in found]
+
+    async def until(self, documents, tokens, seconds=10):
+        deadline = time.monotonic() + seconds
+        while True:
+            with suppress(Exception):
+                if await self.seen(*documents) == tokens:
+                    return
+            assert time.monotonic() < deadline, self.publisher.num_errors
+            await asyncio.sleep(0.02)
+
+
+async def test_documents_are_claimed_while_they_are_held(redis_server):
+    async with Running(redis_server) as running:
+        entries = [entry_of(number, tokens=10 * number) for number in (1, 2)]
+        for number, entry in enumerate(entries, 1):
+            running.holdings.add(key(number), entry)
+        await running.until([key(1), key(2)], [10, 20])
+        running.holdings.removed(entries[0].key)
+        await running.until([key(1), key(2)], [0, 20])
+    assert running.left == []
+
+
+async def test_nothing_is_told_twice(redis_server):
+    async with Running(redis_server) as running:
+        running.holdings.add(key(1), entry_of(1))
+        await running.until([key(1)], [10])
+        before = running.publisher.num_published
+        running.holdings.add(key(1), entry_of(1))
+        await asyncio.sleep(0.5)
+        assert running.publisher.num_published == before == 1
+
+
+async def test_a_replica_that_stops_leaves_while_it_still_runs(redis_server):
+    async with Running(redis_server) as running:
+        running.holdings.add(key(1), entry_of(1))
+        await running.until([key(1)], [10])
+        running.takes_requests = False
+        await running.until([key(1)], [0])
+
+
+async def test_an_emptied_redis_is_told_everything_again(redis_server):
+    async with Running(redis_server) as running:
+        running.holdings.add(key(1), entry_of(1))
+        await running.until([key(1)], [10])
+        redis_server.client.flushall()
+        await running.until([key(1)], [10])
+        assert running.publisher.num_errors == 0
+
+
+@pytest.mark.parametrize("fault", ["stopped", "frozen", "full"])
+async def test_what_changed_while_redis_was_lost_is_right_afterwards(redis_server, fault):
+    async with Running(redis_server) as running:
+        old, new = entry_of(1), entry_of(2, tokens=20)
+        running.holdings.add(key(1), old)
+        await running.until([key(1)], [10])
+
+        async def change():
+            while running.publisher.is_up:
+                await asyncio.sleep(0.02)
+            running.holdings.removed(old.key)
+            running.holdings.add(key(2), new)
+            await asyncio.sleep(0.5)
+
+        if fault == "stopped":
+            redis_server.stop()
+            await change()
+            redis_server.start()
+        elif fault == "frozen":
+            with redis_server.frozen():
+                await change()
+        else:
+            with redis_server.configured(maxmemory="1"):
+                await change()
+        await running.until([key(1), key(2)], [0, 20])
+        assert len(await running.registry.replicas()) == 1
+        assert running.publisher.num_errors > 0
+    assert running.left == []
+
+
+async def test_claims_are_repeated_before_they_expire(redis_server, monkeypatch):
+    monkeypatch.setattr(publisher_module, "CLAIM_TTL_S", 1)
+    async with Running(redis_server) as running:
+        running.holdings.add(key(1), entry_of(1))
+        await running.until([key(1)], [10])
+        await asyncio.sleep(1.2)
+        assert running.publisher.num_published >= 2

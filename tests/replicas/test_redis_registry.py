@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry, in this process and in a real Redis."""
+
+import asyncio
+import json
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from replicas.redis_registry import BATCH, RedisRegistry
+from replicas.registry import FILL_S, Claim, Found, InProcessRegistry, RegistryError
+from replicas.routing import Candidate, Wanted, rank
+from tests.cache.registries import holding, key, replica
+from tests.fuzzing import ends, json_values, objects
+
+PATIENT_S = 10
+HANGS_S = 1
+"""For tests in which Redis hangs: even on a busy machine it answers sooner when it does not."""
+
+
+@pytest.fixture
+async def redis_registry(redis_server):
+    registry = RedisRegistry(redis_server.url, timeout_s=PATIENT_S, lease_s=2)
+    yield registry
+    await registry.close()
+
+
+@pytest.fixture(params=["in process", "redis"])
+def registry(request):
+    return InProcessRegistry() if request.param == "in process" else request.getfixturevalue("redis_registry")
+
+
+async def test_replicas_are_there_from_their_first_beat_until_they_leave(registry):
+    assert await registry.replicas() == []
+    assert not await registry.beat(replica(2))
+    assert not await registry.beat(replica(1))
+    assert await registry.beat(replica(2, load=5))
+    assert await registry.replicas() == [replica(1), replica(2, load=5)]
+    await registry.leave(replica(1).id)
+    assert await registry.replicas() == [replica(2, load=5)]
+
+
+async def test_claims_come_and_go(registry):
+    one, two = replica(1).id, replica(2).id
+    await registry.publish(one, {key(1): holding(10), key(2): holding(20)})
+    await registry.publish(two, {key(1): holding(30), key(3): None})
+    found = await registry.claims([key(1), key(2), key(3)])
+    assert [sorted(claims) for claims in found] == [
+        [Claim(one, holding(10)), Claim(two, holding(30))],
+        [Claim(one, holding(20))],
+        [],
+    ]
+    await registry.publish(one, {key(1): None, key(2): holding(21)})
+    assert await registry.claims([key(2), key(1)]) == [[Claim(one, holding(21))], [Claim(two, holding(30))]]
+    assert await registry.claims([]) == []
+
+
+async def test_many_claims_go_in_batches(registry):
+    await registry.publish(replica(1).id, {key(i): holding(i) for i in range(2 * BATCH + 7)})
+    found = await registry.claims([key(i) for i in range(2 * BATCH + 7)])
+    assert [claim.holding.tokens for (claim,) in found] == list(range(2 * BATCH + 7))
+
+
+async def test_a_replica_that_is_not_heard_of_is_gone_when_its_lease_ends(redis_registry, redis_server):
+    await redis_registry.beat(replica(1))
+    await asyncio.sleep(1.2)
+    await redis_registry.beat(replica(2))
+    await asyncio.sleep(1.2)
+    assert await redis_registry.replicas() == [replica(2)]
+    assert redis_server.client.smembers("tessera:replicas") == {replica(2).id.encode()}
+    assert not await redis_registry.beat(replica(1))
+
+
+async def test_everything_in_redis_expires(redis_registry, redis_server):
+    await redis_registry.beat(replica(1))
+    await redis_registry.publish(replica(1).id, {key(1): holding()})
+    names = redis_server.client.keys("*")
+    assert len(names) == 3
+    assert all(redis_server.client.ttl(name) > 0 for name in names if name != b"tessera:replicas")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"not json",
+        b"[" * 100_000,
+        b"{}",
+        b"[]",
+        json.dumps({**replica(1).to_dict(), "load": -1}).encode(),
+        json.dumps({**replica(1).to_dict(), "load": True}).encode(),
+        json.dumps({**replica(1).to_dict(), "url": "file:///etc/passwd"}).encode(),
+        json.dumps({**replica(1).to_dict(), "models": "m"}).encode(),
+        json.dumps({**replica(1).to_dict(), "more": 1}).encode(),
+        json.dumps({**replica(1).to_dict(), "load": 10**400}).encode(),
+        json.dumps({**replica(1).to_dict(), "name": "a\r\nx-other: b"}).encode(),
+        json.dumps({**replica(1).to_dict(), "name": "\ud800"}).encode(),
+        json.dumps({**replica(1).to_dict(), "url": "http://"}).encode(),
+        json.dumps({**replica(1).to_dict(), "url": "http://a:99999"}).encode(),
+        json.dumps({**replica(1).to_dict(), "url": "http://[::1"}).encode(),
+        json.dumps({**replica(1).to_dict(), "url": "http://999.1.1.1"}).encode(),
+        json.dumps(replica(2).to_dict()).encode(),
+    ],
+)
+async def test_what_is_no_heartbeat_is_ignored_and_counted(redis_registry, redis_server, value):
+    await redis_registry.beat(replica(2))
+    redis_server.client.sadd("tessera:replicas", replica(1).id)
+    redis_server.client.set(f"tessera:r:{replica(1).id}", value)
+    assert await redis_registry.replicas() == [replica(2)]
+    assert redis_registry.num_invalid == 1
+
+
+async def test_what_is_no_claim_is_ignored_and_counted(redis_registry, redis_server):
+    await redis_registry.publish(replica(1).id, {key(1): holding(), key(3): holding()})
+    client = redis_server.client
+    client.hset(b"tessera:d:" + key(1).digest, b"\0\1", b"short")
+    client.hset(b"tessera:d:" + key(1).digest, b"\0\2", bytes([200]) + bytes(12))
+    client.set(b"tessera:d:" + key(2).digest, "no hash")
+    found = await redis_registry.claims([key(1), key(2), key(3)])
+    assert found == [[Claim(replica(1).id, holding())], [], [Claim(replica(1).id, holding())]]
+    assert redis_registry.num_invalid == 3
+
+
+async def test_ids_that_are_no_text_are_ignored_and_forgotten(redis_registry, redis_server):
+    redis_server.client.sadd("tessera:replicas", b"\xff\xfe", "")
+    assert await redis_registry.replicas() == []
+    assert redis_server.client.smembers("tessera:replicas") == set()
+
+
+@pytest.mark.parametrize("call", ["beat", "replicas", "publish", "claims", "leave"])
+async def test_a_redis_that_does_not_answer_costs_the_timeout_only(redis_server, call):
+    registry = RedisRegistry(redis_server.url, timeout_s=HANGS_S)
+    calls = {
+        "beat": lambda: registry.beat(replica(1)),
+        "replicas": registry.replicas,
+        "publish": lambda: registry.publish(replica(1).id, {key(1): holding()}),
+        "claims": lambda: registry.claims([key(1)]),
+        "leave": lambda: registry.leave(replica(1).id),
+    }
+    await calls[call]()
+    with redis_server.frozen(), pytest.raises(RegistryError, match=f"did not answer within {HANGS_S} s"):
+        await calls[call]()
+    await asyncio.sleep(0.1)
+    await calls[call]()
+    redis_server.stop()
+    with pytest.raises(RegistryError, match="Redis"):
+        await calls[call]()
+    redis_server.start()
+    await calls[call]()
+    await registry.close()
+
+
+async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(redis_server):
+    registry = RedisRegistry(redis_server.url, timeout_s=HANGS_S)
+    await registry.publish(replica(1).id, {key(1): holding(1), key(2): holding(2)})
+    with redis_server.frozen(), pytest.raises(RegistryError):
+        await registry.claims([key(1)])
+    assert await registry.claims([key(2)]) == [[Claim(replica(1).id, holding(2))]]
+    await registry.close()
+
+
+async def test_a_full_redis_still_answers_questions(redis_registry, redis_server):
+    await redis_registry.publish(replica(1).id, {key(1): holding()})
+    with redis_server.configured(maxmemory="1", **{"maxmemory-policy": "noeviction"}):
+        with pytest.raises(RegistryError, match="memory"):
+            await redis_registry.publish(replica(1).id, {key(2): holding()})
+        with pytest.raises(RegistryError, match="memory"):
+            await redis_registry.beat(replica(1))
+        assert await redis_registry.claims([key(1)]) == [[Claim(replica(1).id, holding())]]
+
+
+async def test_nobody_else_sees_a_prefix(redis_server):
+    ours, theirs = (RedisRegistry(redis_server.url, prefix=prefix, timeout_s=PATIENT_S) for prefix in ("a:", "b:"))
+    await ours.beat(replica(1))
+    await ours.publish(replica(1).id, {key(1): holding()})
+    assert await theirs.replicas() == []
+    assert await theirs.claims([key(1)]) == [[]]
+    await ours.close()
+    await theirs.close()
+
+
+async def test_a_password_is_not_repeated_in_errors(redis_server):
+    registry = RedisRegistry(redis_server.url.replace("redis://", "redis://user:secret@"), timeout_s=PATIENT_S)
+    with pytest.raises(RegistryError) as caught:
+        await registry.replicas()
+    assert "secret" not in str(caught.value)
+    await registry.close()
+
+
+def test_another_scheme_is_refused():
+    with pytest.raises(ValueError, match="scheme"):
+        RedisRegistry("http://127.0.0.1:6379")
+
+
+async def test_a_look_up_of_many_documents_is_one_round_trip(redis_registry, redis_server):
+    await redis_registry.publish(replica(1).id, {key(i): holding() for i in range(20)})
+    started = redis_server.client.info("stats")["total_reads_processed"]
+    await redis_registry.claims([key(i) for i in range(20)])
+    ended = redis_server.client.info("stats")["total_reads_processed"]
+    # One read for the look-up, one for the second question of this test.
+    assert ended - started == 2
+
+
+async def test_who_says_first_that_it_computes_a_document_is_told_to_the_others(registry):
+    one, two = replica(1).id, replica(2).id
+    await registry.publish(two, {key(2): holding(20)})
+    assert await registry.begin_fills(one, [key(1), key(2)]) == [
+        Found([], one),
+        Found([Claim(two, holding(20))], one),
+    ]
+    assert await registry.begin_fills(two, [key(1), key(3)]) == [Found([], one), Found([], two)]
+    assert await registry.begin_fills(one, [key(1)]) == [Found([], one)]
+    await registry.publish(one, {key(1): holding(10)})
+    assert await registry.begin_fills(two, [key(1)]) == [Found([Claim(one, holding(10))], two)]
+    assert await registry.begin_fills(two, []) == []
+
+
+async def test_what_is_to_be_computed_expires(redis_registry, redis_server):
+    await redis_registry.begin_fills(replica(1).id, [key(1)])
+    (name,) = redis_server.client.keys("tessera:f:*")
+    assert 0 < redis_server.client.pttl(name) <= FILL_S * 1000
+
+
+async def test_a_full_redis_keeps_nobody_from_computing(redis_registry, redis_server):
+    await redis_registry.publish(replica(2).id, {key(1): holding(10)})
+    with redis_server.configured(maxmemory="1"):
+        found = await redis_registry.begin_fills(replica(1).id, [key(1), key(2)])
+    assert found == [Found([Claim(replica(2).id, holding(10))], replica(1).id), Found([], replica(1).id)]
+
+
+async def test_who_is_there_is_one_round_trip_unless_it_has_changed(redis_registry, redis_server):
+    async def commands():
+        redis_server.client.config_resetstat()
+        found = await redis_registry.replicas()
+        stats = redis_server.client.info("commandstats")
+        return len(found), stats["cmdstat_smembers"]["calls"]
+
+    assert await commands() == (0, 1)
+    await redis_registry.beat(replica(1))
+    assert await commands() == (1, 2)
+    assert await commands() == (1, 1)
+    await redis_registry.beat(replica(2))
+    assert await commands() == (2, 2)
+    await redis_registry.leave(replica(1).id)
+    assert await commands() == (1, 2)
+    assert await commands() == (1, 1)
+
+
+async def test_who_joins_while_others_are_asked_for_stays(redis_registry, redis_server):
+    newcomer = RedisRegistry(redis_server.url, timeout_s=PATIENT_S)
+    await asyncio.gather(
+        *(redis_registry.replicas() for _ in range(20)), *(newcomer.beat(replica(n)) for n in range(9))
+    )
+    assert len(await redis_registry.replicas()) == 9
+    await newcomer.close()
+
+
+IDS = [replica(1).id.encode(), replica(2).id.encode(), b"\xff", b"", b"ab cd", b"AB", b"x"]
+urls = ["http://a:1", "https://[::1]:2/x", "http://", "http://[", "http://a:99999", "http://999.1.1.1", "http://a b"]
+names = ["a", "é", "", " a", "a\r\nb: c", "\ud800"]
+changes = st.one_of(
+    objects(url=st.sampled_from(urls)),
+    objects(name=st.sampled_from(names)),
+    objects(load=st.sampled_from([0, 10**18, 10**400, -1, 0.5])),
+    objects(id=st.sampled_from([replica(2).id, "ab cd", "AB", "\ud800"])),
+    objects(fingerprint=json_values, models=json_values, capacity_tokens=json_values, more=json_values),
+)
+heartbeats = st.binary(max_size=40) | changes.map(
+    lambda changed: json.dumps({**replica(1).to_dict(), **changed}).encode()
+)
+values = st.one_of(
+    heartbeats,
+    st.dictionaries(st.sampled_from(IDS) | st.binary(max_size=8), st.binary(max_size=14), min_size=1, max_size=3),
+    st.sets(st.sampled_from(IDS) | st.binary(max_size=8), min_size=1, max_size=3),
+    st.lists(st.binary(max_size=8), min_size=1, max_size=3),
+)
+ours = st.sampled_from([b"replicas", *(b"r:" + id for id in IDS), *(kind + key(1).digest for kind in (b"d:", b"f:"))])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(ours, values, max_size=5), st.sets(st.sampled_from(IDS), max_size=4), heartbeats)
+def test_whatever_redis_holds_under_our_names_it_is_ignored_or_can_be_used(redis_server, held, members, heartbeat):
+    client = redis_server.client
+    held = {b"r:" + IDS[0]: heartbeat, **held}
+    client.flushall()
+    for name, value in held.items():
+        put = {dict: lambda n, v: client.hset(n, mapping=v), set: lambda n, v: client.sadd(n, *v)}
+        put |= {list: lambda n, v: client.rpush(n, *v), bytes: client.set}
+        put[type(value)](b"tessera:" + name, value)
+    if not isinstance(held.get(b"replicas"), bytes | list | dict):
+        client.sadd("tessera:replicas", *members, IDS[0])
+    with ends():
+        asyncio.run(use(redis_server.url))
+
+
+async def use(url: str) -> None:
+    """Everything that replicas and routers do with what they read."""
+    registry = RedisRegistry(url, timeout_s=PATIENT_S)
+    asked = [key(1), key(2)]
+    replicas = []
+    for _ in range(2):
+        with wrong_type():
+            replicas = await registry.replicas()
+    claims = await registry.claims(asked)
+    assert len(claims) == len(await registry.begin_fills(replica(3).id, asked)) == 2
+    wanted = [Wanted(each, 5, found) for each, found in zip(asked, claims, strict=True)]
+    ranked = rank(wanted, [Candidate(each.id, each.name, each.load) for each in replicas])
+    assert len(ranked) == len({each.id for each in replicas})
+    for each in replicas:
+        httpx.Request("GET", httpx.URL(each.url).copy_with(raw_path=b"/x"), headers={b"name": each.name.encode()})
+        with wrong_type():
+            await registry.publish(each.id, {key(2): holding()})
+    await registry.close()
+
+
+@contextmanager
+def wrong_type():
+    """The only reason for which whole calls may fail while Redis answers."""
+    try:
+        yield
+    except RegistryError as error:
+        if "WRONGTYPE" not in str(error):
+            raise

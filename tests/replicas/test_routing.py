@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where requests go: a pure function."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicas.registry import Claim, DocumentKey, Holding, Tier
+from replicas.routing import LOAD_TOKENS, Candidate, Wanted, home_of, rank
+
+
+def key(number):
+    return DocumentKey(number.to_bytes(16, "big"))
+
+
+def replicas(number, loads=()):
+    given = [*loads, *[0] * number]
+    return [Candidate(f"id{i}", f"replica-{i}", given[i]) for i in range(number)]
+
+
+def held_by(*ids, tokens=1000, tier=Tier.DEVICE):
+    return [Claim(id, Holding(tier, tokens, 8 * tokens)) for id in ids]
+
+
+def first(documents, candidates):
+    return rank(documents, candidates)[0].candidate.id
+
+
+def test_a_request_goes_where_most_of_its_tokens_are():
+    documents = [Wanted(key(1), 10, held_by("id1", tokens=300)), Wanted(key(2), 10, held_by("id2", tokens=500))]
+    ranked = rank(documents, replicas(3))
+    assert [each.candidate.id for each in ranked] == ["id2", "id1", "id0"]
+    assert [each.held_tokens for each in ranked] == [500, 300, 0]
+
+
+def test_what_a_claim_says_counts_not_the_estimate():
+    documents = [Wanted(key(1), 9999, held_by("id1", tokens=1)), Wanted(key(2), 1, held_by("id2", tokens=100))]
+    assert first(documents, replicas(3)) == "id2"
+
+
+def test_a_faster_tier_is_preferred():
+    slow, fast = held_by("id0", tier=Tier.DISK), held_by("id1", tier=Tier.HOST)
+    assert first([Wanted(key(1), 10, slow + fast)], replicas(3)) == "id1"
+    assert first([Wanted(key(1), 10, slow)], replicas(3)) == "id0"
+
+
+def test_a_hot_document_gets_another_replica_when_its_holder_has_too_much_to_do():
+    documents = [Wanted(key(1), 10, held_by("id0", tokens=3 * LOAD_TOKENS))]
+    assert first(documents, replicas(2, [2])) == "id0"
+    assert first(documents, replicas(2, [4])) == "id1"
+
+
+def test_claims_of_replicas_that_are_gone_count_for_nothing():
+    documents = [Wanted(key(1), 10, held_by("gone"))]
+    assert rank(documents, replicas(2)) == rank([Wanted(key(1), 10)], replicas(2))
+
+
+def test_cold_requests_with_documents_in_common_meet():
+    candidates = replicas(4)
+    together = [Wanted(key(i), 100) for i in range(8)]
+    homes = Counter(home_of(each.key.digest, candidates).id for each in together)
+    assert first(together, candidates) == homes.most_common(1)[0][0]
+    large = Wanted(key(99), 5000)
+    assert first([*together, large], candidates) == home_of(large.key.digest, candidates).id
+
+
+def test_only_who_claims_an_id_can_serve_it():
+    by_id = Wanted(key(1), 0, held_by("id1", tokens=1), is_required=True)
+    by_text = Wanted(key(2), 10, held_by("id0", tokens=100_000))
+    assert first([by_id, by_text], replicas(2, [0, 50])) == "id1"
+
+
+def test_homes_are_spread_evenly_and_few_move_when_a_replica_goes():
+    candidates = replicas(8)
+    homes = {i: home_of(key(i).digest, candidates).id for i in range(4000)}
+    counts = Counter(homes.values())
+    assert max(counts.values()) < 1.25 * 4000 / 8
+    left = [each for each in candidates if each.id != "id3"]
+    moved = [i for i in homes if home_of(key(i).digest, left).id != homes[i]]
+    assert all(homes[i] == "id3" for i in moved)
+
+
+def test_requests_without_documents_go_to_the_least_loaded():
+    assert first([], replicas(3, [2, 0, 1])) == "id1"
+
+
+def test_without_candidates_there_is_no_answer():
+    assert rank([Wanted(key(1), 10)], []) == []
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.data())
+def test_the_order_of_documents_and_candidates_does_not_matter(data):
+    candidates = replicas(data.draw(st.integers(1, 6)), data.draw(st.lists(st.integers(0, 5), max_size=6)))
+    ids = st.sampled_from([each.id for each in candidates])
+    claims = st.lists(ids, unique=True).map(lambda chosen: held_by(*chosen, tokens=64))
+    documents = [Wanted(key(i), 50, data.draw(claims)) for i in range(data.draw(st.integers(0, 5)))]
+    ranked = rank(documents, candidates)
+    assert {each.candidate for each in ranked} == set(candidates)
+    assert rank(data.draw(st.permutations(documents)), data.draw(st.permutations(candidates))) == ranked

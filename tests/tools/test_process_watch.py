@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes whose parent is killed end by themselves; real processes, without an engine."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from importlib.metadata import entry_points
+
+import pytest
+
+from engine_ext import orphans, plugin
+from tests.engine.server import wait_until_gone
+from tools.server_process import ROOT, python_path
+
+PARENT = """
+import multiprocessing, sys
+from tests.engine_ext.test_orphans import child
+if __name__ == "__main__":
+    multiprocessing.get_context(sys.argv[1]).Process(target=child, args=(sys.argv[2],)).start()
+"""
+STARTED = """
+import time
+from tools.process_watch import end_with_starter
+end_with_starter()
+print("ready", flush=True)
+time.sleep(600)
+"""
+STARTER = """
+import os, subprocess, sys
+from tools.process_watch import starter_environment
+subprocess.run([sys.executable, "-c", sys.argv[1]], env={**os.environ, **starter_environment()})
+"""
+
+
+def child(kind: str) -> None:
+    """A process of an engine, or of something else."""
+    if kind == "with its own":  # like a worker that vLLM has just started: it imports for half a minute
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+    if kind in ("stubborn", "with its own"):
+        orphans.GRACE_S = 0.1
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if kind != "foreign":
+        orphans.mark_engine()
+    orphans.end_with_parent()
+    print("watched" if any(thread.name == "orphan" for thread in threading.enumerate()) else "alone", flush=True)
+    time.sleep(600)
+
+
+def killed(*arguments: str) -> tuple[str, int]:
+    """What the child of a process said, and the group of both; the parent has been killed."""
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    environment.pop("_TESSERA_ENGINE", None)  # left by an engine in this process
+    parent = subprocess.Popen(
+        [sys.executable, "-c", *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True
+    )
+    said = parent.stdout.readline().decode().strip()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    return said, parent.pid
+
+
+@pytest.mark.parametrize("kind", ["orderly", "stubborn", "with its own"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_engines_process_ends_with_its_parent(method, kind):
+    said, group = killed(PARENT, method, kind)
+    assert said == "watched"
+    wait_until_gone(group)
+
+
+def test_processes_of_other_programs_are_left_alone():
+    said, group = killed(PARENT, "fork", "foreign")
+    os.killpg(group, signal.SIGKILL)
+    assert said == "alone"
+
+
+def test_a_command_ends_with_the_process_that_started_it():
+    said, group = killed(STARTER, STARTED)
+    assert said == "ready"
+    wait_until_gone(group)
+
+
+def test_nothing_is_watched_over_that_nobody_asked_for(monkeypatch):
+    monkeypatch.delenv("_TESSERA_STARTER", raising=False)
+    monkeypatch.setenv("_TESSERA_ENGINE", "1")
+    orphans.end_with_starter()
+    assert multiprocessing.parent_process() is None
+    orphans.end_with_parent()
+    assert not any(thread.name == "orphan" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(("given", "then"), [("a,b", "a,b,tessera"), ("tessera", "tessera"), (None, None)])
+def test_a_list_of_plugins_gets_this_one(given, then, monkeypatch):
+    monkeypatch.setenv("_TESSERA_ENGINE", "")
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", given)
+    orphans.mark_engine()
+    assert os.environ.get("VLLM_PLUGINS") == then
+
+
+def test_vllm_finds_the_plugin():
+    """If not: pyproject.toml has changed since this was installed; `make setup` does it again."""
+    found = entry_points(group="vllm.general_plugins", name=orphans.PLUGIN)
+    assert {entry.load() for entry in found} == {plugin.load}

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that serve on ports of their own."""
+
+import socket
+
+import pytest
+
+from tools.server_process import is_free, reserved_port
+
+
+def test_a_reserved_port_is_for_the_server_that_it_is_reserved_for():
+    with reserved_port() as reserved:
+        port = reserved.getsockname()[1]
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        assert is_free(port)
+        with socket.create_server(("127.0.0.1", port)):  # sets SO_REUSEADDR
+            assert not is_free(port)
+            socket.create_connection(("127.0.0.1", port)).close()

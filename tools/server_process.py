@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `tessera serve` process and a client for it: for the demo, the evaluation, benchmarks and tests."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Self
+
+import httpx
+
+from tools.process_watch import starter_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+START_TIMEOUT_S = 600
+_HEALTH_S = 5
+TESSERA_SERVE = ("app.cli", "serve")
+
+
+class ServerProcess:
+    """One server process on the loopback interface, and a client for it.
+
+    What it prints goes to the file `log`. Without `port` it gets a free one. `serve` is the module to run and its
+    command, by default `tessera serve`. Tessera's commands end if this process does, whatever ended it.
+    """
+
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        port: int | None = None,
+        environment: dict[str, str] | None = None,
+        serve: tuple[str, str] = TESSERA_SERVE,
+    ) -> None:
+        self._reserved = None
+        if port is None:
+            self._reserved = reserved_port()  # it is seconds until the process listens
+            port = int(self._reserved.getsockname()[1])
+        self.port = port
+        self._port_is_free = is_free(self.port)  # else somebody else would answer, and this process will not start
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self.model = served_name(arguments) if serve == TESSERA_SERVE else arguments[0]
+        """The name that requests call the model by."""
+        address = ("--host", "127.0.0.1", "--port", str(self.port))
+        command = [sys.executable, "-m", *serve, *arguments, *address]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **starter_environment(), "PYTHONPATH": python_path(), **(environment or {})},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.client = httpx.Client(base_url=self.url, timeout=300)
+
+    def wait_ready(self) -> Self:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"server exited with {self.process.returncode}:\n{self.log.read_text()[-4000:]}")
+            if self._is_ready():
+                return self
+            time.sleep(0.2)
+        self.stop()
+        raise TimeoutError(f"server not ready:\n{self.log.read_text()[-4000:]}")
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._port_is_free and self.client.get("/health", timeout=_HEALTH_S).status_code == HTTPStatus.OK
+        except httpx.TransportError:
+            return False
+
+    def stop(self, sent: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(sent)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        finally:
+            self.client.close()
+            if self._reserved is not None:
+                self._reserved.close()
+
+
+def served_name(arguments: Sequence[str]) -> str:
+    """What `tessera serve` with these arguments calls its model."""
+    if "--served-model-name" in arguments:
+        return arguments[arguments.index("--served-model-name") + 1]
+    model = Path(arguments[0])
+    return model.resolve().name if model.is_dir() else arguments[0]
+
+
+def last_words(log: Path) -> str:
+    """The last line that a server printed."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def python_path() -> str:
+    """The parent's import path with this package's folder, which need not be installed."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def group_members(process_group: int) -> list[int]:
+    """Living processes of a process group."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[2]) == process_group and fields[0] != "Z":
+            members.append(int(stat.parent.name))
+    return members
+
+
+def reserved_port() -> socket.socket:
+    """A socket at a free port of loopback, where a server may listen (by ``SO_REUSEADDR``, as servers do).
+
+    Until it is closed, nobody else is given that port.
+    """
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return sock
+
+
+def free_port() -> int:
+    with reserved_port() as sock:
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does: servers have sessions of their own, and would live on."""
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
