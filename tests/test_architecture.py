@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("app", "benchmarks", "cache", "engine_ext", "evaluation", "kernels", "training", "web")
+PACKAGES = ("app", "benchmarks", "cache", "engine_ext", "evaluation", "kernels", "replicas", "tools", "training", "web")
 MODULES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 FORBIDDEN = {
     "kernels": {"vllm", "fastapi", "cache", "engine_ext", "app"},
@@ -18,6 +18,8 @@ FORBIDDEN = {
     "evaluation": {"vllm", "fastapi", "torch", "cache", "engine_ext", "kernels"},
     "training": {"vllm", "fastapi", "cache", "engine_ext", "kernels", "evaluation"},
     "web": {"vllm", "torch", "app", "cache", "engine_ext", "kernels", "evaluation", "training"},
+    "replicas": {"vllm", "fastapi", "torch", "kernels", "engine_ext", "app"},
+    "tools": {"vllm", "fastapi", "cache", "kernels", "engine_ext", "app"},
     "app": set(),
 }
 COMPAT = "engine_ext/wire/vllm_compat.py"

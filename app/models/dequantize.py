@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m app.models.dequantize GGUF FOLDER``: a model of llama.cpp's format as transformers' and vLLM's, in bfloat16."""
+"""Converts a GGUF model to bfloat16 for transformers and vLLM: ``python -m app.models.dequantize GGUF FOLDER``."""
 
 import functools
 import sys

@@ -38,7 +38,7 @@ class EngineReplica:
         app.state.server = _Actor()
         self._engine = app.state.engine_client
         self._app = named(app, self.name)
-        await self._running.enter_async_context(app.cluster.router.lifespan_context(app))
+        await self._running.enter_async_context(app.router.lifespan_context(app))
         await self._running.enter_async_context(registered(app, args, settings))
 
     async def handle(

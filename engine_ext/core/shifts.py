@@ -2,8 +2,8 @@
 """Positions of tokens, shifted by the block that they are in: in a worker, before the model sees them.
 
 vLLM gives each token its index in the sequence as its position. Behind a composition it has to be an earlier one
-(:mod:`engine_ext.core.block_hashes`). A table in the device's memory has the shift of each block, and the model's class,
-wrapped, takes it off the positions: a few operations of fixed shape, in front of what vLLM compiles.
+(:mod:`engine_ext.core.block_hashes`). A table in the device's memory has the shift of each block, and the model's
+class, wrapped, takes it off the positions: a few operations of fixed shape, in front of what vLLM compiles.
 """
 
 import functools

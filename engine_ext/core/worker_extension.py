@@ -67,7 +67,7 @@ class ChunkCacheWorkerExtension:
         return _worker_half().describe()
 
     def chunk_cache_serve_transfers(self, folder: str, tier_urls: Sequence[str], tier_timeout_s: float) -> str | None:
-        """Serves :class:`~engine_ext.chunks.transfers.PoolTransfers`; its address, or ``None`` if ``folder`` is not here."""
+        """Serves files to :mod:`engine_ext.chunks.transfers`; gives its address, or ``None`` without ``folder``."""
         if not Path(folder).is_dir():
             return None
         address = f"{folder}/{self.rank}"

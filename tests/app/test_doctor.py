@@ -30,7 +30,8 @@ from app.models.default_model import present_model
 from app.models.demo_model import DEMO_MODEL
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
-from engine_ext import support, vllm_compat
+from engine_ext.start import support
+from engine_ext.wire import vllm_compat
 from tests.redis_server import RedisServer
 from tools.server_process import ROOT, group_members
 
@@ -327,7 +328,7 @@ def test_nothing_of_a_trial_lives_on(stubborn: bool, tmp_path: Path, monkeypatch
 
 def constants() -> Iterator[str]:
     """All text in the packages that give reasons."""
-    for path in (*ROOT.glob("engine_ext/*.py"), *ROOT.glob("kernels/*.py")):
+    for path in (*(ROOT / "engine_ext").rglob("*.py"), *ROOT.glob("kernels/*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicas.registry import InProcessRegistry
-from tests.app.test_peers import A, Node
+from tests.app.cluster.test_peers import A, Node
 from tests.fuzzing import ends
 
 

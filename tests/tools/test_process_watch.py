@@ -12,13 +12,14 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from engine_ext import orphans, plugin
+from engine_ext.start import plugin
 from tests.engine.server import wait_until_gone
+from tools import process_watch as orphans
 from tools.server_process import ROOT, python_path
 
 PARENT = """
 import multiprocessing, sys
-from tests.engine_ext.test_orphans import child
+from tests.tools.test_process_watch import child
 if __name__ == "__main__":
     multiprocessing.get_context(sys.argv[1]).Process(target=child, args=(sys.argv[2],)).start()
 """

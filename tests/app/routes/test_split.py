@@ -15,7 +15,7 @@ from app.routes.split import router
 from app.settings import Settings
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from tests.app.pdfs import make_pdf
-from tests.app.test_splitting import words
+from tests.app.documents.test_splitting import words
 
 
 async def split(file, filename="a.txt", **params):
