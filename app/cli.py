@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``tessera``."""
 
-import argparse
-import errno
+import importlib
 import importlib.metadata
-import os
 import sys
-from collections.abc import Callable, Sequence
-
-from pydantic import ValidationError
+from collections.abc import Sequence
+from typing import Final
 
 from tools.process_watch import end_with_starter
-from tools.progress import first_line, say
+from tools.progress import say
 
 _USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-… flag]
        tessera doctor [MODEL] [--json] [any tessera serve flag]
@@ -43,6 +40,22 @@ commands:
 tessera serve --help shows the flags, tessera serve --help=all vLLM's as well."""
 
 
+_COMMANDS: Final = {
+    "serve": "app.commands.serve",
+    "doctor": "app.commands.doctor.command",
+    "demo": "app.commands.demo",
+    "model": "app.commands.model",
+    "eval": "evaluation.command",
+    "calibrate": "evaluation.calibration",
+    "bench": "benchmarks.command",
+    "route": "app.cluster.router.command",
+    "cluster": "app.commands.cluster",
+    "cache": "app.commands.cache",
+    "key": "app.commands.key",
+}
+"""The module of each command, whose ``main`` takes the arguments and returns the exit code."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code.
 
@@ -61,164 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_USAGE, file=sys.stderr)
         return 2
     end_with_starter()
-    return _COMMANDS[command](arguments[1:])
-
-
-def _serve(arguments: list[str]) -> int:
-    # vLLM's INFO log would bury the few lines that matter here; set the variable to see it.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    try:
-        args = parse(arguments)
-    except ImportError as error:
-        say(f"{error}: install an engine with pip install 'tessera-rag[cpu]' (or [cuda], [ascend]); see tessera doctor")
-        return 2
-    import uvloop
-
-    from app.models.default_model import default_model
-    from app.server import run
-    from app.settings import load_settings
-
-    try:
-        settings = load_settings(args)
-        args.model = args.model_tag or default_model()
-        args.enforce_eager |= args.model_tag is None  # compiling so small a model takes longer than it saves
-        return uvloop.run(run(args, settings))
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
-    except Exception as error:
-        if (words := refusal(error, args)) is None:
-            raise
-        say(words)
-        return 2
-
-
-def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespace:
-    """The flags of ``tessera serve``, vLLM's among them. Exits with 2 for one that there is not."""
-    from app.settings import add_flags, add_missing_flags
-    from engine_ext.wire.vllm_compat import (
-        FlexibleArgumentParser,
-        cli_env_setup,
-        make_arg_parser,
-        validate_parsed_serve_args,
-    )
-
-    cli_env_setup()
-    parser = FlexibleArgumentParser(prog=prog, description="Serve a model with the chunk cache.")
-    add_flags(parser)
-    parser = make_arg_parser(parser)
-    add_missing_flags(parser)
-    args: argparse.Namespace = parser.parse_args(arguments)
-    validate_parsed_serve_args(args)
-    return args
-
-
-def refusal(error: Exception, args: argparse.Namespace) -> str | None:
-    """What is wrong with the command that ``error`` came of, in one line; ``None`` if something else is wrong."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    from app.access.exposure import ExposedError
-    from app.access.tenants import TenantsFileError
-    from app.profile import ProfileError
-    from app.settings import UnknownSettingError
-    from cache.tiers.tier import TierConfigError
-    from engine_ext.start.support import UnsupportedFlagError
-
-    if isinstance(error, ValidationError):
-        return _first_error(error)
-    ours = (ExposedError, TenantsFileError, UnknownSettingError, UnsupportedFlagError, TierConfigError, ProfileError)
-    if isinstance(error, ours):
-        return str(error)
-    if isinstance(error, HFValidationError | HfHubHTTPError | LocalEntryNotFoundError):
-        return f"model {args.model}: no such folder, and not to be had from the model hub: {first_line(error)}"
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return f"port {args.port} is in use; choose another with --port"
-    return None
-
-
-def _first_error(error: ValidationError) -> str:
-    """Names the setting at fault; vLLM's own configurations have a message only."""
-    first = error.errors()[0]
-    if not first["loc"]:
-        return " ".join(first["msg"].split())
-    name = str(first["loc"][0])
-    given = "" if "secret" in name else f" (got {first['input']!r})"
-    return f"--{name.replace('_', '-')}: {first['msg']}{given}"
-
-
-def _doctor(arguments: list[str]) -> int:
-    from app.commands.doctor.command import main
-
-    return main(arguments)
-
-
-def _demo(arguments: list[str]) -> int:
-    from app.commands.demo import main
-
-    return main(arguments)
-
-
-def _model(arguments: list[str]) -> int:
-    from app.commands.model import main
-
-    return main(arguments)
-
-
-def _eval(arguments: list[str]) -> int:
-    from evaluation.command import main
-
-    return main(arguments)
-
-
-def _calibrate(arguments: list[str]) -> int:
-    from evaluation.calibration import main
-
-    return main(arguments)
-
-
-def _bench(arguments: list[str]) -> int:
-    from benchmarks.command import main
-
-    return main(arguments)
-
-
-def _route(arguments: list[str]) -> int:
-    from app.cluster.router.command import main
-
-    return main(arguments)
-
-
-def _cluster(arguments: list[str]) -> int:
-    from app.commands.cluster import main
-
-    return main(arguments)
-
-
-def _cache(arguments: list[str]) -> int:
-    from app.commands.cache import main
-
-    return main(arguments)
-
-
-def _key(arguments: list[str]) -> int:
-    from app.commands.key import main
-
-    return main(arguments)
-
-
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "serve": _serve,
-    "doctor": _doctor,
-    "demo": _demo,
-    "model": _model,
-    "eval": _eval,
-    "calibrate": _calibrate,
-    "bench": _bench,
-    "route": _route,
-    "cluster": _cluster,
-    "cache": _cache,
-    "key": _key,
-}
+    exit_code: int = importlib.import_module(_COMMANDS[command]).main(arguments[1:])
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, peer, rag, split
 from app.settings import Settings
+from cache.strategy import DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.client.engine import ChunkEngine, FillLimits
 from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
 from engine_ext.start.startup import ChunkCacheOptions, start_chunk_engine
-from engine_ext.start.strategy import DefaultStrategy
 from engine_ext.start.support import check_flags
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from tools.progress import progress, say

@@ -16,8 +16,8 @@ from app.access.settings import AccessSettings
 from cache.config import HashAlgorithm
 from cache.eviction import EvictionPolicyName
 from cache.layout import PositionStrategy
+from cache.strategy import UNKNOWN
 from cache.tiers.config import parse_tiers
-from engine_ext.start.strategy import UNKNOWN
 from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions, PlacementName
 
 LogFormat = Literal["text", "json"]

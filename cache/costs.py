@@ -19,7 +19,7 @@ class Pace:
         self._seconds_per_unit = 0.0
         self._seen_at = -RELEVANT_S
 
-    def saw(self, amount: float, seconds: float) -> None:
+    def observe(self, amount: float, seconds: float) -> None:
         """Something of the size ``amount`` took ``seconds``."""
         now, pace = self._clock(), seconds / amount
         is_known = now - self._seen_at < RELEVANT_S

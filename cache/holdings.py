@@ -2,10 +2,33 @@
 """Which documents a replica holds, as others ask for them, and what has changed since it last told them."""
 
 from collections import defaultdict
+from enum import IntEnum
+from typing import NamedTuple
 
 from cache.hashing import ChunkHash
 from cache.index import ChunkKVCache
-from replicas.registry import DocumentKey, Holding, Tier
+
+
+class Tier(IntEnum):
+    """Where a replica holds a document's KV, the fastest first."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+
+
+class DocumentKey(NamedTuple):
+    """Names one document behind one system prompt in one namespace (:mod:`replicas.document_keys`); 16 bytes."""
+
+    digest: bytes
+
+
+class Holding(NamedTuple):
+    """What one replica has of one document: tokens, and bytes on all of its devices together."""
+
+    tier: Tier
+    tokens: int
+    num_bytes: int
 
 
 class Holdings:

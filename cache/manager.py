@@ -22,14 +22,13 @@ from cache.errors import CapacityError, IntegrityError
 from cache.eviction import EvictionPolicy, make_policy, prefill_cost
 from cache.expiry import ExpiryQueue
 from cache.hashing import CacheScope, ChunkHash, ChunkHasher
-from cache.holdings import Holdings
+from cache.holdings import DocumentKey, Holdings
 from cache.index import ChunkHashIndex, ChunkKVCache, EntryState, SegmentIdentity
 from cache.layout import ChunkedPrompt, Layout, Placement, pack
 from cache.lease import ChunkStatus, FillJob, Lease, LeasedSegment, fill_jobs, status_of
 from cache.metrics import ChunkCacheMetrics
 from cache.pool import ChunkBlockPool
 from cache.quotas import Usage
-from replicas.registry import DocumentKey
 
 
 class Removal(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import xxhash
 
 from cache.hashing import framed
-from replicas.registry import DocumentKey
+from cache.holdings import DocumentKey
 
 
 def text_keys(context: Iterable[str], texts: Iterable[str]) -> list[DocumentKey]:

@@ -20,7 +20,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from replicas.registry import FILL_S, Claim, DocumentKey, Found, Holding, RegistryError, Replica, Tier
+from cache.holdings import DocumentKey, Holding, Tier
+from replicas.registry import FILL_S, Claim, Found, RegistryError, Replica
 
 CLAIM_TTL_S = 3600
 """Claims that nobody repeats are dropped after so long."""

@@ -10,11 +10,12 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import httpx
+
+from cache.holdings import DocumentKey, Holding
 
 FILL_S: Final = 10.0
 """How long a replica that has said that it computes a document keeps others from doing so."""
@@ -22,28 +23,6 @@ FILL_S: Final = 10.0
 
 _MOST: Final = 1 << 63
 """Numbers of a heartbeat are smaller: prices are reckoned in floating point, and metrics are exported so."""
-
-
-class Tier(IntEnum):
-    """Where a replica holds a document's KV, the fastest first."""
-
-    DEVICE = 0
-    HOST = 1
-    DISK = 2
-
-
-class DocumentKey(NamedTuple):
-    """Names one document behind one system prompt in one namespace (:mod:`replicas.document_keys`); 16 bytes."""
-
-    digest: bytes
-
-
-class Holding(NamedTuple):
-    """What one replica has of one document: tokens, and bytes on all of its devices together."""
-
-    tier: Tier
-    tokens: int
-    num_bytes: int
 
 
 class Claim(NamedTuple):

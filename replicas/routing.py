@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from replicas.registry import Claim, DocumentKey, Tier
+from cache.holdings import DocumentKey, Tier
+from replicas.registry import Claim
 
 LOAD_TOKENS: Final = 16
 """What one unfinished request is worth: little, since an engine computes many at once (docs/scaling.md)."""

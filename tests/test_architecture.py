@@ -10,21 +10,55 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("app", "benchmarks", "cache", "engine_ext", "evaluation", "kernels", "replicas", "tools", "training", "web")
 MODULES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
-FORBIDDEN = {
-    "kernels": {"vllm", "fastapi", "cache", "engine_ext", "app"},
-    "cache": {"vllm", "fastapi", "torch", "kernels", "engine_ext", "app"},
-    "engine_ext": {"fastapi", "app"},
-    "benchmarks": {"vllm", "fastapi", "engine_ext"},
-    "evaluation": {"vllm", "fastapi", "torch", "cache", "engine_ext", "kernels"},
-    "training": {"vllm", "fastapi", "cache", "engine_ext", "kernels", "evaluation"},
-    "web": {"vllm", "torch", "app", "cache", "engine_ext", "kernels", "evaluation", "training"},
-    "replicas": {"vllm", "fastapi", "torch", "kernels", "engine_ext", "app"},
-    "tools": {"vllm", "fastapi", "cache", "kernels", "engine_ext", "app"},
-    "app": set(),
+ROOMS = (
+    "tools",  # processes, progress, folders: knows nothing of the rest
+    "kernels",  # copies and rotates KV in the device's memory
+    "cache",  # which chunks are cached, where they lie in a prompt, what makes room
+    "cache/tiers",  # host memory, directories, object stores
+    "replicas",  # what replicas tell one another
+    "engine_ext/wire",  # what crosses between the app's process and vLLM's
+    "engine_ext/core",  # inside vLLM's processes
+    "engine_ext/chunks",  # fills, links, tiers: getting chunks into the pool
+    "engine_ext/client",  # one request through the engine
+    "engine_ext/start",  # starting an engine
+    "app/modes.py",
+    "app/profile.py",
+    "app/http",
+    "app/access",
+    "app/settings.py",
+    "app/logs.py",
+    "app/prometheus.py",
+    "app/documents",  # from bodies to documents
+    "app/prompt",  # from documents to segments of a prompt
+    "web",
+    "app/cluster",  # router, registration, peers
+    "app/routes",
+    "app/server.py",
+    "app/arguments.py",
+    "app/ray_serve",
+    "app/models",
+    "training",
+    "evaluation",
+    "benchmarks",
+    "app/commands",
+    "app/cli.py",
+)
+"""The architecture: a room imports from those above it only."""
+EXTERNAL = {
+    "tools": {"vllm", "fastapi"},
+    "kernels": {"vllm", "fastapi"},
+    "cache": {"vllm", "fastapi", "torch"},
+    "cache/tiers": {"vllm", "fastapi", "torch"},
+    "replicas": {"vllm", "fastapi", "torch"},
+    "engine_ext/wire": {"fastapi"},
+    "engine_ext/core": {"fastapi"},
+    "engine_ext/chunks": {"fastapi"},
+    "engine_ext/client": {"fastapi"},
+    "web": {"vllm", "torch"},
 }
+"""What a room does not import, and nothing that it imports when it is imported."""
+KNOWN_CIRCLE = {f"engine_ext/client/{name}.py" for name in ("background", "engine", "run")}
 COMPAT = "engine_ext/wire/vllm_compat.py"
-NAMES_FOR_ALL = "engine_ext.start.strategy"  # names and values, without the engine
-RUNS_IN_ENGINE = {"evaluation/forced.py"}  # loaded by its server, not by the evaluation
 # Modules whose names are vLLM's: its own, and the one that imports them for everybody.
 VLLM_ORIGINS = {"vllm", "vllm_ascend", "engine_ext.wire.vllm_compat"}
 # Not checks: KV that another version computed is another engine's; the doctor prints it.
@@ -129,10 +163,63 @@ def test_there_are_modules_to_check():
     assert COMPAT in MODULES
 
 
-@pytest.mark.parametrize("name", sorted(MODULES.keys() - RUNS_IN_ENGINE))
-def test_a_package_imports_only_what_it_may(name):
-    imported = {module.partition(".")[0] for module, _ in imports(parse(name)) if module != NAMES_FOR_ALL}
-    assert imported.isdisjoint(FORBIDDEN[name.partition("/")[0]])
+def room(name: str) -> str:
+    """The room of a module, the innermost one."""
+    return max((each for each in ROOMS if name == each or name.startswith(f"{each}/")), key=len)
+
+
+def imported_modules(nodes: Iterator[ast.AST]) -> set[str]:
+    """Which of :data:`MODULES` are imported."""
+    names = set()
+    for node in nodes:
+        for module, _ in own_imports(node):
+            aliases = [f"{module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+            names.update(f"{each.replace('.', '/')}.py" for each in (module, *aliases))
+    return names & MODULES.keys()
+
+
+def reached(name: str) -> set[str]:
+    """Modules that are imported, one way or another, when this one is, itself included."""
+    found, left = {name}, [name]
+    while left:
+        new = imported_modules(iter(parse(left.pop()).body)) - found
+        found |= new
+        left += new
+    return found
+
+
+PLACED = [name for name in MODULES if not name.endswith("__init__.py")]
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_imports_between_rooms_run_one_way(name):
+    imported = imported_modules(ast.walk(parse(name)))
+    rank = ROOMS.index(room(name))
+    assert [each for each in sorted(imported) if ROOMS.index(room(each)) > rank] == []
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    graph = {name: imported_modules(ast.walk(parse(name))) for name in PLACED}
+    left = dict(graph)
+    while leaves := [name for name, imported in left.items() if not imported & left.keys() - {name}]:
+        for name in leaves:
+            del left[name]
+    users = dict(left)
+    while roots := [name for name in users if not any(name in users[other] for other in users if other != name)]:
+        for name in roots:
+            del users[name]
+    assert set(users) == KNOWN_CIRCLE
+
+
+@pytest.mark.parametrize("name", [name for name in PLACED if room(name) in EXTERNAL])
+def test_a_room_does_without(name):
+    external = {
+        module.partition(".")[0]
+        for each in reached(name)
+        for node in (ast.walk(parse(each)) if each == name else iter(parse(each).body))
+        for module, _ in own_imports(node)
+    }
+    assert external.isdisjoint(EXTERNAL[room(name)])
 
 
 @pytest.mark.parametrize("name", MODULES)

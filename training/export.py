@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine_ext.start.strategy import TRAINED_FOR
+from cache.strategy import TRAINED_FOR
 from tools.folders import replaced_folder
 
 FACTS_FILE = "training.json"

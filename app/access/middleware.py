@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.access.limits import LimitExceededError, TenantLimits
 from app.access.policy import required_role
 from app.access.tenants import Role, Tenant, Tenants
+from app.http.paths import path_of
 from app.http.refusals import refusal
-from app.prompt.documents_middleware import path_of
 from engine_ext.wire.caller import CALLER, Caller
 
 

@@ -11,12 +11,13 @@ from typing import Final
 import httpx
 
 from cache.costs import Costs
+from cache.holdings import DocumentKey
 from cache.index import ChunkKVCache
 from cache.lease import ChunkStatus, FillJob
 from cache.manager import ChunkCacheManager
-from engine_ext.chunks.fills import Sourced
+from engine_ext.chunks.source import SourceResult
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
-from replicas.registry import Claim, DocumentKey, Found, Registry, RegistryError, Replica
+from replicas.registry import Claim, Found, Registry, RegistryError, Replica
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +60,12 @@ class Peers:
         self._client = client
         self._headers = {"authorization": f"Bearer {secret}", FINGERPRINT_HEADER: manager.config.fingerprint}
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
-        self._lookups = _Together(self._begin_fills)
+        self._lookups = LookupBatcher(self._begin_fills)
         self._known: dict[str, Replica] = {}
         self._known_until = 0.0
         self._refreshing = asyncio.Lock()
 
-    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> Sourced | None:
+    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> SourceResult | None:
         """Fills the job's entries from another replica, all or none."""
         keys = [documents[entry] for entry in job.entries if entry in documents]
         if len(keys) < len(job.entries) or (transfers := self._transfers()) is None:
@@ -79,7 +80,7 @@ class Peers:
                 holders = _holders_of_all(found, others)
                 if holders and self._is_worth_it(job):
                     if await self._fetched(job, peers[holders[0]], transfers, deadline):
-                        return Sourced(ChunkStatus.FETCHED, origin=peers[holders[0]].name)
+                        return SourceResult(ChunkStatus.FETCHED, origin=peers[holders[0]].name)
                     in_vain.add(holders[0])
                 elif holders or not any(each.filler in others for each in found):
                     return None
@@ -120,7 +121,7 @@ class Peers:
             self._count("fetched")
             num_bytes = self._bytes(job.entries)
             self._manager.metrics.fetched_bytes += num_bytes
-            self._costs.fetching.saw(num_bytes, time.perf_counter() - started)
+            self._costs.fetching.observe(num_bytes, time.perf_counter() - started)
             return True
         return False
 
@@ -162,7 +163,7 @@ class _AbsentError(Exception):
     """A peer no longer has what it claimed."""
 
 
-class _Together:
+class LookupBatcher:
     """Look-ups that are asked for at the same time, in one round trip."""
 
     def __init__(self, look_up: Callable[[Sequence[DocumentKey]], Awaitable[list[Found]]]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from app.documents.cache_options import CacheField, parse_cache_field
 from app.documents.document import BadRequestError, Document
 from app.documents.openai_documents import EXTRACTORS, system_texts
+from cache.holdings import DocumentKey
 from engine_ext.wire.request import cache_scope
 from replicas.document_keys import id_key, text_keys
-from replicas.registry import DocumentKey
 from replicas.routing import Wanted
 
 RAG_PATHS = frozenset({"/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks"})

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from starlette.datastructures import Headers
 
-from engine_ext.wire.request import Ticket
+from engine_ext.wire.request import RequestContext
 
 # Atomic groups: the two bytes of one CRLF are not two line ends.
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -34,7 +34,7 @@ class ReportInserter:
     whatever it is, however it is cut into parts; an event passes when its last byte has come.
     """
 
-    def __init__(self, ticket: Ticket, field: str) -> None:
+    def __init__(self, ticket: RequestContext, field: str) -> None:
         self._ticket = ticket
         self._field = field
         self._rest = bytearray()

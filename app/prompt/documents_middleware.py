@@ -16,11 +16,12 @@ from app.documents.document import BadRequestError
 from app.documents.openai_documents import EXTRACTORS, Extraction
 from app.documents.request_documents import dumped, keys_of
 from app.http.bodies import read_body, replay
+from app.http.paths import path_of
 from app.http.refusals import refusal
 from app.http.sse import ReportInserter, is_event_stream
 from app.prompt.marks import Marks
 from app.settings import Settings
-from engine_ext.wire.request import Ticket
+from engine_ext.wire.request import RequestContext
 
 
 class DocumentsMiddleware:
@@ -49,7 +50,9 @@ class DocumentsMiddleware:
             return await _refused(error)(scope, receive, send)
         return await self._run(scope, receive, send, extraction, ticket)
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send, extraction: Extraction, ticket: Ticket) -> None:
+    async def _run(
+        self, scope: Scope, receive: Receive, send: Send, extraction: Extraction, ticket: RequestContext
+    ) -> None:
         marks: Marks = scope["app"].state.tessera_marks
         with marks.issue(ticket, extraction.documents) as marked:
             extraction.insert(marked)
@@ -65,11 +68,6 @@ class DocumentsMiddleware:
 
 def _refused(error: BadRequestError) -> JSONResponse:
     return refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error), parameter=error.parameter)
-
-
-def path_of(scope: Scope) -> str:
-    """The path below the server's ``--root-path``, which a proxy may or may not have removed."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def _extract(
@@ -94,14 +92,14 @@ def _hints(separator: str | None) -> tuple[bytes, ...]:
     return (*fields, json.dumps(separator, ensure_ascii=False)[1:-1].encode(), b"\\u")
 
 
-def _ticket(extraction: Extraction, state: State) -> Ticket:
+def _ticket(extraction: Extraction, state: State) -> RequestContext:
     for field in ("echo", "store", "use_beam_search"):
         if extraction.body.get(field):
             raise BadRequestError(f"{field} can't be combined with documents", field)
     cache = parse_cache_field(extraction.cache)
     keys = keys_of(extraction.body, cache, extraction.systems, extraction.documents)
     ids = tuple(document.id for document in extraction.documents)
-    return Ticket(options_of(cache, state), ids, tuple(keys), decide=decide_of(cache, state))
+    return RequestContext(options_of(cache, state), ids, tuple(keys), decide=decide_of(cache, state))
 
 
 def _inserting(send: Send, inserter: ReportInserter) -> Send:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.documents.document import Document, in_order
-from engine_ext.wire.request import Ticket
+from engine_ext.wire.request import RequestContext
 
 _MARK = re.compile(r"\[tessera-([0-9a-f]{32})-(chunk|question)\]")
 
@@ -25,7 +25,7 @@ class MarkedPrompt:
     ``documents`` says of each chunk which of the request's documents it is.
     """
 
-    ticket: Ticket
+    ticket: RequestContext
     system: str
     chunks: tuple[str, ...]
     question: str
@@ -45,10 +45,10 @@ class Marks:
     """Marks of the requests now being rendered."""
 
     def __init__(self) -> None:
-        self._tickets: dict[str, tuple[Ticket, tuple[int, ...]]] = {}
+        self._tickets: dict[str, tuple[RequestContext, tuple[int, ...]]] = {}
 
     @contextmanager
-    def issue(self, ticket: Ticket, documents: Sequence[Document]) -> Iterator[str]:
+    def issue(self, ticket: RequestContext, documents: Sequence[Document]) -> Iterator[str]:
         """Text to put directly before the question: the chunks, marked, in the order that the ticket wants.
 
         Valid inside the ``with`` block.

@@ -15,7 +15,7 @@ from app.documents.request_documents import keys_of
 from cache.hashing import CacheScope
 from cache.layout import ChunkedPrompt
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, Ticket, cache_scope
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, RequestContext, cache_scope
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
 
 
@@ -30,7 +30,7 @@ class Rendered:
     lora_request: Any
 
 
-def open_ticket(request: RagRequest, state: State) -> tuple[Ticket, list[Document]]:
+def open_ticket(request: RagRequest, state: State) -> tuple[RequestContext, list[Document]]:
     """The request's ticket and documents; raises as :func:`app.documents.rag_request.documents_of` does."""
     engine: ChunkEngine = state.engine_client
     try:
@@ -46,7 +46,7 @@ def open_ticket(request: RagRequest, state: State) -> tuple[Ticket, list[Documen
     body = {**request.model_dump(include={"model", "system", "messages"}), **(request.model_extra or {})}
     keys = keys_of(body, request.cache, system_texts(body), documents)
     ids = tuple(document.id for document in documents)
-    return Ticket(options, ids, tuple(keys), decide=decide_of(request.cache, state)), documents
+    return RequestContext(options, ids, tuple(keys), decide=decide_of(request.cache, state)), documents
 
 
 def cache_salt_of(request: RagRequest) -> str | None:
@@ -55,7 +55,7 @@ def cache_salt_of(request: RagRequest) -> str | None:
     return salt if isinstance(salt, str) else None
 
 
-async def render(state: State, ticket: Ticket, chat_request: ChatCompletionRequest) -> Rendered | ErrorResponse:
+async def render(state: State, ticket: RequestContext, chat_request: ChatCompletionRequest) -> Rendered | ErrorResponse:
     """Renders ``chat_request``, whose marks belong to ``ticket``, as vLLM's chat serving would."""
     serving = state.openai_serving_chat
     result = await serving.render_chat_request(chat_request)

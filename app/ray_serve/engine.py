@@ -90,7 +90,7 @@ def _presence(name: str) -> list[str]:
 
 def _parsed(arguments: list[str]) -> "tuple[argparse.Namespace, Settings]":
     """Raises ``ValueError`` for flags that don't exist: to exit, as a command does, would leave Ray waiting."""
-    from app.cli import parse
+    from app.arguments import parse
     from app.settings import load_settings
 
     try:

@@ -22,16 +22,16 @@ from app.prompt.segments import SegmentRenderer
 from cache.chunk_ids import IdConflictError, RegisteredText
 from cache.errors import CapacityError
 from cache.hashing import ChunkHash
+from cache.holdings import DocumentKey
 from cache.index import ChunkKVCache, EntryState
 from cache.layout import Chunk
 from cache.manager import ChunkCacheManager, Removal
 from engine_ext.client.background import Ingested, Ingestion
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.caller import CALLER
-from engine_ext.wire.request import Ticket
+from engine_ext.wire.request import RequestContext
 from engine_ext.wire.vllm_compat import ErrorResponse, GracefulHTTPError
 from replicas.document_keys import id_key
-from replicas.registry import DocumentKey
 
 router = APIRouter(prefix="/v1/rag/chunks", tags=["Chunks"])
 
@@ -288,9 +288,9 @@ def _chunks(renderer: SegmentRenderer, documents: list[Document], namespace: str
     return [chunk for i, document in enumerate(documents) for chunk in renderer.chunks(document, i, namespace)]
 
 
-async def _frame(request: IngestRequest, ticket: Ticket, state: Any) -> Rendered | ErrorResponse:
+async def _frame(request: IngestRequest, ticket: RequestContext, state: Any) -> Rendered | ErrorResponse:
     """The request rendered with one stand-in for its chunks: their number does not matter, and they may not fit."""
-    frame = Ticket(ticket.options, (None,))
+    frame = RequestContext(ticket.options, (None,))
     with state.tessera_marks.issue(frame, [Document("-")]) as marked:
         messages = system_and_user(request.system, marked + "?")
         return await render(state, frame, chat_completion(request, messages))

@@ -13,7 +13,7 @@ from app.http.answers import EVENT_STREAM, Plan, RagChatAnswer, answers
 from app.http.sse import ReportInserter
 from app.prompt.rendering import open_ticket, render
 from engine_ext.client.plan_preview import preview
-from engine_ext.wire.request import Ticket
+from engine_ext.wire.request import RequestContext
 from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
 
 router = APIRouter(prefix="/v1/rag", tags=["RAG"])
@@ -77,12 +77,12 @@ async def rag_plan(request: RagChatRequest, raw_request: Request) -> JSONRespons
     )
 
 
-def _with_report(response: dict[str, Any], ticket: Ticket) -> dict[str, Any]:
+def _with_report(response: dict[str, Any], ticket: RequestContext) -> dict[str, Any]:
     response.pop("kv_transfer_params", None)
     return {**response, "cache": ticket.report.to_dict() if ticket.report else None}
 
 
-async def _stream(events: AsyncIterator[str], ticket: Ticket) -> AsyncIterator[bytes]:
+async def _stream(events: AsyncIterator[str], ticket: RequestContext) -> AsyncIterator[bytes]:
     inserter = ReportInserter(ticket, "cache")
     async for event in events:
         yield inserter.feed(event.encode())

@@ -6,21 +6,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.costs import Costs
+from cache.holdings import DocumentKey
 from cache.index import ChunkKVCache, EntryState
 from cache.lease import ChunkStatus, FillJob, Lease
 from cache.manager import ChunkCacheManager, Removal
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
+from engine_ext.chunks.source import ChunkSource, SourceResult
+from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.wire.plan import TransferPlan
 from engine_ext.wire.request import FullAttentionError
-from replicas.registry import DocumentKey
-
-if TYPE_CHECKING:
-    from engine_ext.chunks.tier_writer import Archive
 
 
 class FillError(FullAttentionError):
@@ -39,28 +38,10 @@ class FillResult:
 
     num_computed: int
     num_computed_of_saved: int
-    source: "Sourced | None" = None
+    source: SourceResult | None = None
 
 
 FillTask = asyncio.Task[FillResult]
-
-
-class Sourced(NamedTuple):
-    """Segments that came from ``origin``; with the status ``filled``, why they are to be computed all the same."""
-
-    status: ChunkStatus
-    origin: str | None = None
-    why: str | None = None
-
-
-class ChunkSource(Protocol):
-    """Where missing segments may be had without computing them."""
-
-    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> Sourced | None:
-        """Fills all of the job's entries; ``None`` if it has nothing to say of them.
-
-        When it returns, even if cancelled, nothing is written to the entries' pages any more.
-        """
 
 
 class FillRunner:
@@ -76,7 +57,7 @@ class FillRunner:
         self._on_end = on_end
         self._turns = asyncio.Semaphore(max_running)
         self.sources: list[ChunkSource] = []
-        self.archive: Archive | None = None
+        self.archive: TierWriter | None = None
         self.costs = Costs()
         self.num_running = 0
         self._tasks: dict[FillJob, FillTask] = {}
@@ -144,7 +125,7 @@ class FillRunner:
         cache_salt: str | None,
         generate_kwargs: dict[str, Any],
     ) -> FillResult:
-        found: Sourced | None = None
+        found: SourceResult | None = None
         for source in [] if job.is_private else self.sources:
             found = await source.fetch(job, documents) or found
             if found is not None and found.status is not ChunkStatus.FILLED:
@@ -175,7 +156,7 @@ class FillRunner:
         self._manager.metrics.fill_seconds.observe(seconds)
         result = _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
         if result.num_computed:
-            self.costs.computing.saw(result.num_computed, seconds)
+            self.costs.computing.observe(result.num_computed, seconds)
         return result
 
     async def _end_of_prefix(self, job: FillJob) -> None:

@@ -4,21 +4,19 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.hashing import ChunkHash
 from cache.index import ChunkKVCache
-from cache.manager import Removal
-from cache.tiers.config import size_of
+from cache.lease import Lease
+from cache.manager import ChunkCacheManager, Removal
 from cache.tiers.memory import MemoryTier
-from engine_ext.chunks.sources import TierSource, note_events
+from engine_ext.chunks.tier_source import note_events
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
 from engine_ext.wire.vllm_compat import num_unfinished_requests
-
-if TYPE_CHECKING:
-    from engine_ext.client.engine import ChunkEngine
 
 logger = logging.getLogger(__name__)
 
@@ -27,18 +25,25 @@ PAUSE: Final = 9
 """While requests run, each copy is followed by a pause of so many times its length."""
 
 
-class Archive:
+class TierWriter:
     """Segments that wait to be stored, in the order in which they were filled.
 
     One that is evicted before its turn is not stored.
     """
 
     def __init__(
-        self, engine: "ChunkEngine", tiers: Mapping[str, int], transfers: Callable[[], PoolTransfers | None]
+        self,
+        llm: AsyncLLM,
+        manager: ChunkCacheManager,
+        release: Callable[[Lease], None],
+        tiers: Mapping[str, int],
+        transfers: Callable[[], PoolTransfers | None],
     ) -> None:
-        """``tiers`` has their names and sizes, on all workers together."""
+        """``tiers`` has their names and sizes, on all workers together. ``release`` ends a lease of ``manager``."""
         self.tiers = tiers
-        self._engine = engine
+        self._llm = llm
+        self._manager = manager
+        self._release = release
         self._transfers = transfers
         self._waiting: dict[ChunkHash, None] = {}
         self._to_drop: set[ChunkHash] = set()
@@ -95,12 +100,11 @@ class Archive:
             await self._store(key)
         finally:
             self._is_storing = False
-        if num_unfinished_requests(self._engine.llm):
+        if num_unfinished_requests(self._llm):
             await asyncio.sleep(PAUSE * (time.monotonic() - started))
 
     async def _store(self, key: ChunkHash) -> None:
-        manager, transfers = self._engine.manager, self._transfers()
-        assert manager is not None
+        manager, transfers = self._manager, self._transfers()
         if transfers is None or (lease := manager.hold(key)) is None:
             for tier in self.tiers:
                 manager.metrics.tier_events[tier, "skipped"] += 1
@@ -112,15 +116,14 @@ class Archive:
         except TransferError as error:
             logger.warning("a chunk can't be stored: %s", error)
         finally:
-            self._engine.release(lease)
+            self._release(lease)
 
     def sleep_cold(self, idle_s: float) -> tuple[int, int]:
         """Takes segments out of the pool that are in a tier and were not used for ``idle_s``.
 
         Pinned ones stay, and those that requests hold. Returns how many went, and their pages.
         """
-        manager = self._engine.manager
-        assert manager is not None
+        manager = self._manager
         before = manager.clock() - idle_s
         cold = [
             entry
@@ -130,23 +133,3 @@ class Archive:
         for entry in cold:
             manager.detach(entry, Removal.ASLEEP)
         return len(cold), sum(entry.num_pages for entry in cold)
-
-
-@asynccontextmanager
-async def attached_tiers(engine: "ChunkEngine", urls: Sequence[str]) -> AsyncIterator[None]:
-    """Meanwhile, what is missing comes from tiers, and what is computed goes there."""
-    if engine.manager is None or engine.fills is None:
-        yield
-        return
-    workers = engine.transfers.num_workers if engine.transfers is not None else 1
-    sizes = {scheme: size * (workers if scheme == MemoryTier.name else 1) for scheme, size in map(size_of, urls)}
-    source = TierSource(list(sizes), engine.manager, lambda: engine.transfers, engine.fills.costs)
-    engine.fills.sources.append(source)
-    engine.fills.archive = archive = Archive(engine, sizes, lambda: engine.transfers)
-    engine.manager.on_expired = archive.drop_later
-    task = asyncio.create_task(archive.run(), name="archive")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])

@@ -12,8 +12,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.hashing import ChunkHash
 from cache.index import ChunkKVCache
-from engine_ext.core.file_server import Answer, Transfer, Verb
 from engine_ext.wire.chunk_file import ChunkFileLabel
+from engine_ext.wire.file_transfer import Answer, Transfer, Verb
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from cache.holdings import Holdings
 from cache.layout import BlockSharing, ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager, Removal
+from cache.strategy import UNKNOWN, DefaultStrategy
 from engine_ext.chunks.fills import FillRunner
 from engine_ext.chunks.transfers import PoolTransfers
 from engine_ext.client.adapters import Adapters
 from engine_ext.client.background import BackgroundFills
 from engine_ext.client.run import ChunkedRun
-from engine_ext.start.strategy import UNKNOWN, DefaultStrategy
 from engine_ext.wire.caller import CALLER, DEFAULT_NAMESPACE, charged
 from engine_ext.wire.plan import PARAMS_KEY
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, FullAttentionError, Outputs, PlacementName, cache_scope

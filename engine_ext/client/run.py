@@ -12,6 +12,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
+from cache.holdings import DocumentKey
 from cache.index import ChunkKVCache
 from cache.layout import Layout
 from cache.lease import ChunkStatus, Lease
@@ -24,7 +25,6 @@ from engine_ext.client.request_log import log_finished, summary
 from engine_ext.client.tracing import Span, start_request
 from engine_ext.wire.plan import Composition, TransferPlan
 from engine_ext.wire.request import ChunkedRequest, FullAttentionError, Outputs, cache_scope
-from replicas.registry import DocumentKey
 
 if TYPE_CHECKING:
     from engine_ext.client.engine import ChunkEngine

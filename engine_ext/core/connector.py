@@ -10,9 +10,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from engine_ext.core.scheduler import SchedulerHalf
+from engine_ext.core.shifts import shift_reason
 from engine_ext.core.stats import TransferMetrics, TransferStats
 from engine_ext.core.worker import WorkerHalf
-from engine_ext.start.support import shift_reason
 from engine_ext.wire.plan import StepTransfers
 
 if TYPE_CHECKING:

@@ -5,13 +5,11 @@ The app is responsible for what it names: pages that are read are leased, and pa
 that nobody can load yet.
 """
 
-import json
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, Listener
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -20,60 +18,10 @@ from cache.tiers.chain import Events, TierChain
 from cache.tiers.config import make_tier
 from cache.tiers.tier import Address
 from engine_ext.core.worker import WorkerHalf, WrongPagesError
-from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileError, ChunkFileLabel, pack_file, unpack_file
+from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileError, pack_file, unpack_file
+from engine_ext.wire.file_transfer import Answer, Transfer
 
 logger = logging.getLogger(__name__)
-
-
-Verb = Literal["read", "write", "load", "store", "drop"]
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """What to do with the pages of a segment.
-
-    ``read``: send them as a file, which follows the answer. ``write``: fill them from a file, which follows this.
-    ``load``: fill them from one of ``tiers``. ``store``: put them into every tier. ``drop``: out of every tier.
-    """
-
-    verb: Verb
-    label: ChunkFileLabel
-    pages: list[int]
-    tag: int
-    tiers: tuple[str, ...] = ()
-
-    def to_bytes(self) -> bytes:
-        """As it is sent."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Transfer":
-        """What :meth:`to_bytes` made."""
-        fields = json.loads(data)
-        return cls(label=ChunkFileLabel(**fields.pop("label")), **fields)
-
-
-@dataclass(slots=True)
-class Answer:
-    """What came of a transfer: an error, or none; ``tier`` that a load came from, or ``None``; what tiers did.
-
-    ``held`` has the bytes in each tier.
-    """
-
-    error: str = ""
-    tier: str | None = None
-    num_bytes: int = 0
-    events: list[tuple[str, str]] = field(default_factory=list)
-    held: dict[str, int] = field(default_factory=dict)
-
-    def to_bytes(self) -> bytes:
-        """As it is sent."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Answer":
-        """What :meth:`to_bytes` made."""
-        return cls(**json.loads(data))
 
 
 class TransferServer:

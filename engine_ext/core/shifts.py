@@ -13,8 +13,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.models import ModelRegistry
+
+
+def shift_reason(config: VllmConfig) -> str | None:
+    """Why tokens behind shared blocks can't be computed at earlier positions; ``None`` if they can."""
+    checks: list[tuple[Any, str]] = [
+        (config.speculative_config, "a model that drafts tokens would see them at other positions"),
+        (config.model_config.uses_mrope, "positions in three dimensions (M-RoPE) are not shifted"),
+        (config.model_config.enable_sleep_mode, "sleep mode may discard by how much blocks are shifted"),
+        (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
+        (
+            config.compilation_config.cudagraph_mode.has_full_cudagraphs(),
+            'not proven with full CUDA graphs (--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\' has none)',
+        ),
+    ]
+    return next((reason for holds, reason in checks if holds), None)
 
 
 class ShiftTable:

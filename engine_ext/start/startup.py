@@ -17,14 +17,15 @@ from cache.config import ChunkCacheConfig, HashAlgorithm
 from cache.eviction import EvictionPolicyName
 from cache.layout import BlockSharing, PositionStrategy
 from cache.manager import ChunkCacheManager
-from engine_ext.chunks.tier_writer import attached_tiers
+from cache.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
 from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.core.shifts import shift_reason
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.plugin import shift_positions
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
-from engine_ext.start.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
-from engine_ext.start.support import in_place_reason, shift_reason, unsupported_reason
+from engine_ext.start.support import in_place_reason, unsupported_reason
+from engine_ext.start.tiers import attached_tiers
 from engine_ext.wire.request import PlacementName
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
 from tools.process_watch import mark_engine

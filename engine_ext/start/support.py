@@ -41,21 +41,6 @@ def in_place_reason(config: VllmConfig) -> str | None:
     return _first(checks)
 
 
-def shift_reason(config: VllmConfig) -> str | None:
-    """Why tokens behind shared blocks can't be computed at earlier positions; ``None`` if they can."""
-    checks: list[tuple[Any, str]] = [
-        (config.speculative_config, "a model that drafts tokens would see them at other positions"),
-        (config.model_config.uses_mrope, "positions in three dimensions (M-RoPE) are not shifted"),
-        (config.model_config.enable_sleep_mode, "sleep mode may discard by how much blocks are shifted"),
-        (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
-        (
-            config.compilation_config.cudagraph_mode.has_full_cudagraphs(),
-            'not proven with full CUDA graphs (--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\' has none)',
-        ),
-    ]
-    return _first(checks)
-
-
 def _first(checks: list[tuple[Any, str]]) -> str | None:
     """The reason of the first check that holds."""
     return next((reason for holds, reason in checks if holds), None)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from cache.hashing import CacheScope
+from cache.holdings import DocumentKey
 from cache.layout import ChunkedPrompt, PositionStrategy
 from cache.report import CacheReport
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
-from replicas.registry import DocumentKey
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -81,7 +81,7 @@ Decide = Callable[[CacheOptions, int, str], CacheOptions]
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class RequestContext:
     """One HTTP request's options on the way in, its cache report on the way out.
 
     ``decide`` is there if the request leaves the server a choice: how many chunks it has is known when it is tokenized.
@@ -100,7 +100,7 @@ class Ticket:
 class ChunkedRequest:
     """A rendered prompt's segments. ``prompt`` is ``None`` if it has no chunks."""
 
-    ticket: Ticket
+    ticket: RequestContext
     prompt: ChunkedPrompt | None
 
     def options(self, adapter: str) -> CacheOptions:

@@ -7,11 +7,12 @@ import errno
 import pydantic
 import pytest
 
-from app import cli
+from app import arguments, cli
+from app.commands import serve as serve_command
 
 
 def test_serve_has_vllms_flags_and_ours():
-    args = cli.parse(["model", "--chunk-cache-memory", "1GiB", "--log-level", "INFO", "--max-model-len", "100"])
+    args = arguments.parse(["model", "--chunk-cache-memory", "1GiB", "--log-level", "INFO", "--max-model-len", "100"])
     assert (args.chunk_cache_memory, args.log_level, args.max_model_len) == ("1GiB", "INFO", 100)
 
 
@@ -45,7 +46,7 @@ def serve(monkeypatch):
 
         monkeypatch.setattr(server, "run", run)
         args = argparse.Namespace(model_tag="some/model", port=8000, enforce_eager=False, **settings)
-        monkeypatch.setattr(cli, "parse", lambda _: args)
+        monkeypatch.setattr(serve_command, "parse", lambda _: args)
         return cli.main(["serve"])
 
     return serve
@@ -98,7 +99,7 @@ def test_without_an_engine_the_message_says_what_to_install(capsys, monkeypatch)
     def parse(_):
         raise ImportError("No module named 'vllm'")
 
-    monkeypatch.setattr(cli, "parse", parse)
+    monkeypatch.setattr(serve_command, "parse", parse)
     assert cli.main(["serve"]) == 2
     assert "No module named 'vllm': install an engine with pip install 'tessera-rag[cpu]'" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from app.documents.cache_options import CacheField, decide_of, options_of
 from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
 from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
-from engine_ext.wire.request import CacheOptions, ChunkedRequest, Ticket
+from engine_ext.wire.request import CacheOptions, ChunkedRequest, RequestContext
 
 
 def make_profile(**modes: str) -> Profile:
@@ -89,7 +89,7 @@ def test_adapters_were_not_measured(adapter, chunks, mode):
 
 
 def test_chunks_are_counted_as_they_are_computed_not_as_documents_are_sent():
-    ticket = Ticket(CacheOptions(), ("one document",), decide=PROFILE.applied)
+    ticket = RequestContext(CacheOptions(), ("one document",), decide=PROFILE.applied)
     parts = tuple(Chunk(pack((1, 2)), document=0, part=(i, 9)) for i in range(1, 10))
     whole = ChunkedRequest(ticket, ChunkedPrompt((), parts[:1], (9,)))
     split = ChunkedRequest(ticket, ChunkedPrompt((), parts, (9,)))

@@ -2,9 +2,10 @@
 """What tests of the registry share."""
 
 from cache.hashing import CacheScope, ChunkHash
+from cache.holdings import DocumentKey, Holding, Tier
 from cache.index import ChunkKVCache, SegmentIdentity
 from cache.layout import pack
-from replicas.registry import DocumentKey, Holding, Replica, Tier
+from replicas.registry import Replica
 
 
 def key(number):

@@ -81,7 +81,18 @@ def test_ages_are_right_though_the_clock_is_set(clocks, jump):
 
 
 def test_the_systems_clock_is_looked_at_where_that_is_right():
-    packages = ("app", "benchmarks", "cache", "engine_ext", "evaluation", "kernels", "replicas", "tools", "training", "web")
+    packages = (
+        "app",
+        "benchmarks",
+        "cache",
+        "engine_ext",
+        "evaluation",
+        "kernels",
+        "replicas",
+        "tools",
+        "training",
+        "web",
+    )
     paths = [path for name in packages for path in (ROOT / name).rglob("*.py")]
     assert {path.relative_to(ROOT).as_posix() for path in paths if looks_at_wall_clock(path)} == set(WALL_CLOCK)
 

@@ -17,32 +17,32 @@ def test_nothing_is_known_before_the_first_measurement_or_long_after_the_last():
     clock = Clock()
     pace = Pace(clock)
     assert pace.seconds(10) is None
-    pace.saw(100, 2)
+    pace.observe(100, 2)
     assert pace.seconds(10) == pytest.approx(0.2)
     clock.now = RELEVANT_S - 1
     assert pace.seconds(10) == pytest.approx(0.2)
     clock.now = RELEVANT_S
     assert pace.seconds(10) is None
-    pace.saw(100, 8)
+    pace.observe(100, 8)
     assert pace.seconds(10) == pytest.approx(0.8)  # nothing of the old
 
 
 def test_one_slow_measurement_among_others_changes_little():
     pace = Pace(Clock())
     for _ in range(10):
-        pace.saw(100, 1)
-    pace.saw(100, 2)
+        pace.observe(100, 1)
+    pace.observe(100, 2)
     assert pace.seconds(100) == pytest.approx(1.2)
     for _ in range(30):
-        pace.saw(100, 2)
+        pace.observe(100, 2)
     assert pace.seconds(100) == pytest.approx(2, rel=0.01)
 
 
 def test_what_is_unknown_is_tried():
     costs = Costs()
     assert costs.is_worth_fetching(100, 1000)
-    costs.computing.saw(100, 1)
+    costs.computing.observe(100, 1)
     assert costs.is_worth_fetching(100, 1000)
-    costs.fetching.saw(1000, 2)
+    costs.fetching.observe(1000, 2)
     assert not costs.is_worth_fetching(100, 1000)
     assert costs.is_worth_fetching(100, 400)

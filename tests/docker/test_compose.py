@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from app.cli import _COMMANDS, parse
+from app.arguments import parse
+from app.cli import _COMMANDS
 from app.cluster.router.command import GRACE_S, parser
 from app.cluster.router.settings import RouterSettings
 from app.settings import load_settings

@@ -8,7 +8,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from cache.layout import ChunkedPrompt, PositionStrategy
 from cache.report import CacheReport
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
 from engine_ext.wire.vllm_compat import tokens_input
 
 STEPS = 8
@@ -18,7 +18,7 @@ async def ask_engine(
     engine: ChunkEngine, prompt: ChunkedPrompt, strategy: PositionStrategy = PositionStrategy.SHARED
 ) -> tuple[CacheReport, list[int], list[float]]:
     """The report, the tokens and their log probabilities of one request."""
-    ticket = Ticket(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
+    ticket = RequestContext(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
     engine_input: Any = {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(ticket, prompt)}
     params = SamplingParams(
         max_tokens=STEPS, temperature=0, ignore_eos=True, logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY

@@ -15,7 +15,7 @@ from cache.manager import ChunkCacheManager
 from cache.report import CacheReport
 from engine_ext.client.engine import ChunkEngine, FillLimits
 from engine_ext.wire.plan import Span, TransferPlan
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
 from tests.cache.helpers import PAGE_TOKENS, Clock
 
 
@@ -100,7 +100,7 @@ async def ask(
     engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions | None = None, **kwargs: Any
 ) -> CacheReport:
     """The report of one request."""
-    ticket = Ticket(options or CacheOptions(), (None,) * len(prompt.chunks))
+    ticket = RequestContext(options or CacheOptions(), (None,) * len(prompt.chunks))
     engine_input: Any = {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: ChunkedRequest(ticket, prompt)}
     async for _ in engine.generate(engine_input, SamplingParams(max_tokens=1), f"request-{id(ticket)}", **kwargs):
         pass

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cache.layout import Chunk, pack
-from engine_ext.chunks.tier_writer import Archive
+from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.client.background import Ingestion
 from engine_ext.client.engine import ChunkEngine, FillLimits
 from tests.cache.helpers import SCOPE, make_manager, make_prompt
@@ -30,8 +30,8 @@ def engine():
     return ChunkEngine(StoppableLLM(), make_manager(), None, FillLimits())
 
 
-def archive_of(engine: ChunkEngine, *tiers: str) -> Archive:
-    engine.fills.archive = Archive(engine, dict.fromkeys(tiers, 1), lambda: None)
+def archive_of(engine: ChunkEngine, *tiers: str) -> TierWriter:
+    engine.fills.archive = TierWriter(engine.llm, engine.manager, engine.release, dict.fromkeys(tiers, 1), lambda: None)
     return engine.fills.archive
 
 

@@ -19,7 +19,7 @@ from app.modes import link_tokens, strategy_of
 from cache.layout import Chunk, PositionStrategy, pack
 from cache.lease import ChunkStatus
 from cache.report import CacheReport, ChunkReport, TokenCounts
-from engine_ext.wire.request import CacheOptions, Ticket
+from engine_ext.wire.request import CacheOptions, RequestContext
 from evaluation.client import FORCED_TOKENS
 from evaluation.questions import Question
 from evaluation.results import Result, RunSettings
@@ -142,7 +142,7 @@ def _event(*choices: dict) -> bytes:
 
 def _stream(reply: Reply) -> Iterator[bytes]:
     """Events as vLLM makes them, with the report where Tessera puts it."""
-    ticket = Ticket(CacheOptions())
+    ticket = RequestContext(CacheOptions())
     inserter = ReportInserter(ticket, "cache")
     yield inserter.feed(_event({"index": 0, "delta": {"role": "assistant", "content": ""}}))
     reply.before()

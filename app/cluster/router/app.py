@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from app.access.client_limits import ClientLimitsMiddleware
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
-from app.cluster.router.broadcast import Everywhere
+from app.cluster.router.broadcast import Broadcast
 from app.cluster.router.chooser import Chooser
 from app.cluster.router.directory import Directory
 from app.cluster.router.metrics import RouterMetrics
@@ -78,6 +78,6 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
         app.add_middleware(each)
     app.include_router(page.router)
     proxy = Proxy(chooser, client, metrics)
-    everywhere = Everywhere(directory, client, proxy)
+    everywhere = Broadcast(directory, client, proxy)
     app.mount("/", everywhere)
     return app

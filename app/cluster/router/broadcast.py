@@ -17,7 +17,7 @@ from replicas.registry import Replica
 _TIMEOUT_S = 30.0
 
 
-class Everywhere:
+class Broadcast:
     """Sends ``POST /v1/cache/clear``, and what drops or pins a chunk, to every replica; the rest to ``proxy``."""
 
     def __init__(self, directory: Directory, client: httpx.AsyncClient, proxy: Proxy) -> None:

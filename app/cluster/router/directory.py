@@ -9,7 +9,8 @@ from http import HTTPStatus
 import httpx
 
 from app.cluster.router.metrics import RouterMetrics
-from replicas.registry import Claim, DocumentKey, Registry, RegistryError, Replica
+from cache.holdings import DocumentKey
+from replicas.registry import Claim, Registry, RegistryError, Replica
 
 logger = logging.getLogger(__name__)
 

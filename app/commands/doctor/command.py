@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from app.cli import parse, refusal
+from app.arguments import parse, refusal
 from app.commands.doctor import environment
 from app.commands.doctor.finding import Finding
 from app.models.default_model import present_model

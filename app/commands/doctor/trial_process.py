@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Writes what it finds as JSON to the file that is the first argument; the others are of ``tessera serve``."""
-    from app.cli import parse
+    from app.arguments import parse
     from app.models.default_model import present_model
     from app.server import abandon_start
     from app.settings import load_settings

@@ -21,13 +21,14 @@ from app.cluster.peers import Peers
 from app.routes.peer import router
 from app.settings import Settings
 from cache.config import ChunkCacheConfig
+from cache.holdings import DocumentKey, Holding, Tier
 from cache.layout import ChunkedPrompt
 from cache.manager import ChunkCacheManager
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine, FillLimits
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
 from engine_ext.wire.vllm_compat import GracefulHTTPError
-from replicas.registry import DocumentKey, Holding, InProcessRegistry, RegistryError, Replica, Tier
+from replicas.registry import InProcessRegistry, RegistryError, Replica
 from tests.cache.helpers import PAGE_TOKENS
 from tests.engine_ext.fake_llm import FakeLLM, chunk, turns
 
@@ -106,7 +107,7 @@ class Node:
         numbered = tuple(replace(each, document=i) for i, each in enumerate(chunks))
         prompt = ChunkedPrompt(SYSTEM, numbered, (9, 9))
         keys = tuple(DocumentKey(each.packed[:4] * 4) for each in chunks)
-        ticket = Ticket(CacheOptions(), (None,) * len(chunks), keys)
+        ticket = RequestContext(CacheOptions(), (None,) * len(chunks), keys)
         request = ChunkedRequest(ticket, prompt)
         lora = SimpleNamespace(lora_name=adapter, lora_int_id=1, lora_path="/none") if adapter else None
         if lora is not None:
@@ -258,8 +259,8 @@ async def test_an_adapters_chunks_are_never_fetched(nodes):
 async def test_what_is_quicker_to_compute_is_not_fetched(nodes):
     a, b = await nodes("a", "b")
     await a.ask(A)
-    b.engine.fills.costs.fetching.saw(100, 5)
-    b.engine.fills.costs.computing.saw(100, 0.001)
+    b.engine.fills.costs.fetching.observe(100, 5)
+    b.engine.fills.costs.computing.observe(100, 0.001)
     assert await b.ask(A) == [("filled", None)]
 
 

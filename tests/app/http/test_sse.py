@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.http import sse
 from app.http.sse import ReportInserter
-from engine_ext.wire.request import CacheOptions, Ticket
+from engine_ext.wire.request import CacheOptions, RequestContext
 from tests.app.helpers import make_report
 from tests.fuzzing import json_values
 
@@ -37,7 +37,7 @@ class Stream:
     """A stream whose engine reports after ``before`` events, as vLLM's does with the last output."""
 
     def __init__(self, field: str = "cache") -> None:
-        self.ticket = Ticket(CacheOptions())
+        self.ticket = RequestContext(CacheOptions())
         self.inserter = ReportInserter(self.ticket, field)
         self.report = make_report()
 
@@ -194,7 +194,7 @@ def streams(draw) -> bytes:
 @example(b"data: {}\r\n\r\ndata: [DONE]\r\n\r\n", [11], "cache")
 @example(b"event: message_stop\ndata: {}\n", [], "cache")
 def test_whatever_the_stream_and_however_it_is_cut_the_report_joins_its_end_and_all_else_stays(stream, cuts, field):
-    ticket = Ticket(CacheOptions())
+    ticket = RequestContext(CacheOptions())
     inserter = ReportInserter(ticket, field)
     assert b"".join(map(inserter.feed, parts(stream, cuts))) + inserter.end() == stream
     ticket.report = make_report()

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from app.documents.request_documents import wanted_documents
-from replicas.registry import Holding, Replica, Tier
+from cache.holdings import Holding, Tier
+from replicas.registry import Replica
 from tests.app.router.stand_in import (
     Cluster,
     StandIn,

@@ -9,7 +9,7 @@ from httpx import ASGITransport, AsyncClient
 from app.routes.cache import router
 from cache.config import ChunkCacheConfig
 from cache.manager import ChunkCacheManager
-from engine_ext.start.strategy import UNKNOWN
+from cache.strategy import UNKNOWN
 from tests.cache.helpers import acquire
 
 

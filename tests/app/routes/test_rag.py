@@ -18,7 +18,7 @@ from app.routes.rag import _with_report, router
 from app.settings import Settings
 from cache.chunk_ids import ChunkIds, RegisteredText
 from cache.hashing import ChunkHash
-from engine_ext.wire.request import CacheOptions, Ticket
+from engine_ext.wire.request import CacheOptions, RequestContext
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, GracefulHTTPError
 from tests.app.helpers import make_report
 
@@ -191,7 +191,7 @@ def test_the_first_user_message_needs_text(content):
 
 
 def test_an_answer_has_the_report_instead_of_transfer_parameters():
-    ticket = Ticket(CacheOptions())
+    ticket = RequestContext(CacheOptions())
     assert _with_report({"id": "c", "kv_transfer_params": {"cache": {}}}, ticket) == {
         "id": "c",
         "cache": None,

@@ -14,8 +14,8 @@ from app.documents.rag_request import RagChunk
 from app.routes.split import router
 from app.settings import Settings
 from engine_ext.wire.vllm_compat import GracefulHTTPError
-from tests.app.pdfs import make_pdf
 from tests.app.documents.test_splitting import words
+from tests.app.pdfs import make_pdf
 
 
 async def split(file, filename="a.txt", **params):

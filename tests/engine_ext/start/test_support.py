@@ -9,7 +9,8 @@ from vllm.config import CUDAGraphMode, KVTransferConfig, ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
-from engine_ext.start.support import in_place_reason, shift_reason, unsupported_reason
+from engine_ext.core.shifts import shift_reason
+from engine_ext.start.support import in_place_reason, unsupported_reason
 from tests.engine_ext.core.test_ascend import Layer, Model, Rope
 from tools.random_model import build_preset
 

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cache.costs import Costs
+from cache.holdings import DocumentKey
 from cache.index import ChunkKVCache
 from cache.lease import ChunkStatus, FillJob
 from cache.manager import ChunkCacheManager
 from cache.tiers.memory import MemoryTier
-from engine_ext.chunks.fills import Sourced
+from engine_ext.chunks.source import SourceResult
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
-from engine_ext.core.file_server import Answer
-from replicas.registry import DocumentKey
+from engine_ext.wire.file_transfer import Answer
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class TierSource:
         self._transfers = transfers
         self._costs = costs
 
-    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> Sourced | None:
+    async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> SourceResult | None:
         """All of the job's segments or none."""
         if (transfers := self._transfers()) is None:
             return None
@@ -42,7 +42,7 @@ class TierSource:
             num_tokens, num_bytes = entry.identity.num_tokens, self._manager.config.page_bytes * entry.num_pages
             worth = [name for name in self._names if self._costs.is_worth_loading(name, num_tokens, num_bytes)]
             if not worth:
-                return Sourced(ChunkStatus.FILLED, why=self._why(num_tokens, num_bytes))
+                return SourceResult(ChunkStatus.FILLED, why=self._why(num_tokens, num_bytes))
             started = time.perf_counter()
             try:
                 answers = await transfers.load(entry, worth)
@@ -54,9 +54,9 @@ class TierSource:
             if None in tiers:
                 return None
             last = max(self._names.index(str(tier)) for tier in tiers)
-            self._costs.loading[self._names[last]].saw(num_bytes, time.perf_counter() - started)
+            self._costs.loading[self._names[last]].observe(num_bytes, time.perf_counter() - started)
             slowest = max(slowest, last)
-        return Sourced(ChunkStatus.LOADED, origin=self._names[slowest])
+        return SourceResult(ChunkStatus.LOADED, origin=self._names[slowest])
 
     def _why(self, num_tokens: int, num_bytes: int) -> str:
         computing = self._costs.computing.seconds(num_tokens) or 0.0

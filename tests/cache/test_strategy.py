@@ -4,7 +4,7 @@
 import pytest
 
 from cache.layout import PositionStrategy
-from engine_ext.start.strategy import UNKNOWN, DefaultStrategy, strategy_for
+from cache.strategy import UNKNOWN, DefaultStrategy, strategy_for
 
 
 @pytest.mark.parametrize(
