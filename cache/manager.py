@@ -42,6 +42,8 @@ class Removal(StrEnum):
     REFUSED = "refused"
     COLLISION = "collision"
     ASLEEP = "asleep"
+    RESET = "reset"
+    """The weights may have changed, or all KV was to be forgotten."""
 
 
 class Wanted(NamedTuple):

@@ -2,13 +2,14 @@
 """`tessera cluster`: Redis, replicas and a router as processes of one machine, as docker/compose.yaml has them."""
 
 import argparse
+import functools
 import json
 import os
 import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,8 @@ from tools.server_process import ROOT, ServerProcess, ended_by_signals, free_por
 ALERTS: Final = ROOT / "docs" / "alerts.yml"
 _ROUTE = ("app.cli", "route")
 _JOIN_S = 30
+_RESTART_S: Final = (1.0, 60.0)
+"""Pause before a replica is started again: the first, doubled each time that it ends soon, and the longest."""
 _CURL = """\
 curl -s {url}/v1/rag/chat -H 'content-type: application/json' -d '{{
     "chunks": ["The access code of Falcon is 7342."], "question": "What is the access code of Falcon?"}}'"""
@@ -32,7 +35,7 @@ class ClusterError(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs until Ctrl-C; returns the exit code: 2 if it can't be started, 1 if a part of it ends."""
+    """Runs until Ctrl-C, starting replicas again that end; returns 2 if it can't be started, 1 if the router ends."""
     args, flags = _parser().parse_known_args(argv)
     try:
         with ended_by_signals(), ExitStack() as stack:
@@ -67,37 +70,81 @@ def _positive(text: str) -> int:
     return number
 
 
-def _start(args: argparse.Namespace, flags: list[str], stack: ExitStack) -> dict[str, ServerProcess]:
-    """The processes by name, all of them ready; `stack` ends them."""
+class Part:
+    """One process of the cluster, at the same address for as long as the cluster runs."""
+
+    def __init__(self, name: str, start: Callable[[int | None], ServerProcess]) -> None:
+        """``start`` starts the process at a port, or at one that is free."""
+        self.name = name
+        self._start = start
+        self._pause = _RESTART_S[0]
+        self._started = time.monotonic()
+        self._start_again_at: float | None = None
+        self.server = start(None)
+
+    def watch(self) -> None:
+        """Starts the process again some time after it has ended."""
+        if self.server.process.poll() is None:
+            return
+        now = time.monotonic()
+        if self._start_again_at is None:
+            if now - self._started > _RESTART_S[1]:
+                self._pause = _RESTART_S[0]
+            self._start_again_at = now + self._pause
+            kept = self.server.log.replace(self.server.log.with_suffix(".previous.log"))
+            say(f"{self.name} has ended with {self.server.process.returncode}; its log is {kept}")
+        elif now >= self._start_again_at:
+            say(f"starting {self.name} again")
+            self._pause = min(2 * self._pause, _RESTART_S[1])
+            self._started, self._start_again_at = now, None
+            self.stop()
+            self.server = self._start(self.server.port)
+
+    def stop(self) -> None:
+        """Ends the process."""
+        with suppress(subprocess.TimeoutExpired):  # it has been killed then
+            self.server.stop()
+
+
+def _start(args: argparse.Namespace, flags: list[str], stack: ExitStack) -> list[Part]:
+    """The replicas, and the router last, all of them ready; `stack` ends them."""
     if args.model is None:
         args.model, flags = default_model(), [*flags, *DEFAULT_MODEL_FLAGS]
     folder = tessera_home() / "cluster"
     folder.mkdir(parents=True, exist_ok=True)
     registry = ("--registry", args.registry or stack.enter_context(local_redis()))
     secret = {"TESSERA_PEER_SECRET": os.environ.get("TESSERA_PEER_SECRET") or secrets.token_urlsafe()}
-    parts = {}
+
+    def start_replica(name: str, cores: list[int], port: int | None) -> ServerProcess:
+        arguments = (args.model, *flags, *registry, "--replica-name", name)
+        server = ServerProcess(folder / f"{name}.log", *arguments, port=port, environment=secret)
+        os.sched_setaffinity(server.process.pid, cores)
+        return server
+
+    def start_router(port: int | None) -> ServerProcess:
+        return ServerProcess(folder / "router.log", *registry, port=port or args.port, serve=_ROUTE)
+
+    parts = []
     for number, cores in enumerate(shares(sorted(os.sched_getaffinity(0)), args.replicas), 1):
-        name = f"replica-{number}"
-        own = ("--replica-name", name)
-        parts[name] = ServerProcess(folder / f"{name}.log", args.model, *flags, *registry, *own, environment=secret)
-        stack.callback(_stop, parts[name])
-        os.sched_setaffinity(parts[name].process.pid, cores)
-    parts["router"] = ServerProcess(folder / "router.log", *registry, port=args.port, serve=_ROUTE)
-    stack.callback(_stop, parts["router"])
+        parts.append(Part(f"replica-{number}", functools.partial(start_replica, f"replica-{number}", cores)))
+        stack.callback(parts[-1].stop)
+    parts.append(Part("router", start_router))
+    stack.callback(parts[-1].stop)
     with progress(f"starting {args.replicas} replicas and a router; logs are in {folder}"):
-        for name, part in parts.items():
-            _wait_ready(name, part)
-        _wait_for_all(parts["router"], args.replicas)
-    _start_prometheus(folder, parts, stack)
+        for part in parts:
+            _wait_ready(part)
+        _wait_for_all(parts[-1].server, args.replicas)
+    _start_prometheus(folder, {part.name: part.server.port for part in parts}, stack)
     return parts
 
 
-def _wait_ready(name: str, part: ServerProcess) -> None:
+def _wait_ready(part: Part) -> None:
+    log = part.server.log
     try:
-        part.wait_ready()
+        part.server.wait_ready()
     except (RuntimeError, TimeoutError) as error:
-        words = last_words(part.log).removeprefix("tessera: ")
-        raise ClusterError(f"{name} didn't start: {words}; all it said is in {part.log}") from error
+        words = last_words(log).removeprefix("tessera: ")
+        raise ClusterError(f"{part.name} didn't start: {words}; its log is {log}") from error
 
 
 def _wait_for_all(router: ServerProcess, replicas: int) -> None:
@@ -108,11 +155,6 @@ def _wait_for_all(router: ServerProcess, replicas: int) -> None:
         time.sleep(0.1)
 
 
-def _stop(part: ServerProcess) -> None:
-    with suppress(subprocess.TimeoutExpired):  # it has been killed then
-        part.stop()
-
-
 def shares(cores: list[int], replicas: int) -> list[list[int]]:
     """Cores for each replica; all of them for everybody if there are too few. Those of others make engines wait."""
     if len(cores) < replicas:
@@ -120,13 +162,13 @@ def shares(cores: list[int], replicas: int) -> list[list[int]]:
     return [cores[i * len(cores) // replicas : (i + 1) * len(cores) // replicas] for i in range(replicas)]
 
 
-def _start_prometheus(folder: Path, parts: dict[str, ServerProcess], stack: ExitStack) -> None:
+def _start_prometheus(folder: Path, ports: dict[str, int], stack: ExitStack) -> None:
     if (binary := shutil.which("prometheus")) is None or not ALERTS.is_file():
         say("Prometheus is not installed, and not started")
         return
     port, config = free_port(), folder / "prometheus.yml"
     # JSON is YAML.
-    config.write_text(json.dumps(prometheus_config({name: part.port for name, part in parts.items()}), indent=1))
+    config.write_text(json.dumps(prometheus_config(ports), indent=1))
     flags = [f"--config.file={config}", f"--storage.tsdb.path={folder}/prometheus"]
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
@@ -157,18 +199,19 @@ def prometheus_config(ports: dict[str, int]) -> dict[str, object]:
     }
 
 
-def _tell(parts: dict[str, ServerProcess]) -> None:
-    for name, part in parts.items():
-        say(f"{name} at {part.url}")
-    say(f"who is there and why requests went where: {parts['router'].url}/v1/cluster; Ctrl-C stops. Try:")
-    print(_CURL.format(url=parts["router"].url), flush=True)
+def _tell(parts: list[Part]) -> None:
+    for part in parts:
+        say(f"{part.name} at {part.server.url}")
+    router = parts[-1].server.url
+    say(f"who is there and why requests went where: {router}/v1/cluster; Ctrl-C stops. Try:")
+    print(_CURL.format(url=router), flush=True)
 
 
-def _watch(parts: dict[str, ServerProcess]) -> None:
-    """Returns when a process has ended by itself."""
-    while True:
-        for name, part in parts.items():
-            if part.process.poll() is not None:
-                say(f"{name} has ended with {part.process.returncode}; what it said is in {part.log}")
-                return
+def _watch(parts: list[Part]) -> None:
+    """Starts replicas again that have ended; returns when the router has."""
+    *replicas, router = parts
+    while router.server.process.poll() is None:
+        for replica in replicas:
+            replica.watch()
         time.sleep(0.5)
+    say(f"the router has ended with {router.server.process.returncode}; its log is {router.server.log}")

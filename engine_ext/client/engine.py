@@ -170,7 +170,7 @@ class ChunkEngine:
         await self.llm.check_health()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
-        """vLLM's reset, after which no KV of before is used (new weights, say): it empties the chunk cache too.
+        """vLLM's reset, which invalidates all earlier KV (for new weights, say): it empties the chunk cache too.
 
         With ``reset_running_requests`` vLLM computes running requests anew. Those that would load their chunks again
         fail, since these are of before; in place, others that were to share these blocks as well.
@@ -178,7 +178,7 @@ class ChunkEngine:
         if reset_running_requests and self.manager is not None:
             await self.llm.collective_rpc("chunk_cache_forget")
         # Only then: until it is done, fills may be computed behind blocks of before.
-        with self._forgetting_everything(with_new_weights=True):
+        with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             return bool(await self.llm.reset_prefix_cache(reset_running_requests, *args, **kwargs))
 
     async def add_lora(self, lora_request: "LoRARequest") -> bool:
@@ -187,31 +187,31 @@ class ChunkEngine:
 
     async def sleep(self, level: int = 1, *args: Any, **kwargs: Any) -> None:
         """vLLM's sleep mode discards KV, from level 2 on weights as well; the chunk cache is emptied with it."""
-        with self._forgetting_everything(with_new_weights=level > 1):
+        with self._forgetting_everything(Removal.ASLEEP, with_new_weights=level > 1):
             await self.llm.sleep(level, *args, **kwargs)
 
     async def release_kv_cache_memory(self) -> None:
         """vLLM's; it discards KV, and the chunk cache is emptied with it."""
-        with self._forgetting_everything(with_new_weights=False):
+        with self._forgetting_everything(Removal.ASLEEP, with_new_weights=False):
             await self.llm.release_kv_cache_memory()
 
     async def pause_generation(self, *, clear_cache: bool = True, **kwargs: Any) -> None:
         """vLLM's pause for an update of the weights; the chunk cache is emptied where vLLM's own is."""
-        with self._forgetting_everything(with_new_weights=True) if clear_cache else nullcontext():
+        with self._forgetting_everything(Removal.RESET, with_new_weights=True) if clear_cache else nullcontext():
             await self.llm.pause_generation(clear_cache=clear_cache, **kwargs)
 
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's update of weights; the chunk cache is emptied of all that was computed until they were there."""
-        with self._forgetting_everything(with_new_weights=True):
+        with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             await self.llm.update_weights(*args, **kwargs)
 
     async def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's end of an update; it empties the chunk cache as well."""
-        with self._forgetting_everything(with_new_weights=True):
+        with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             await self.llm.finish_weight_update(*args, **kwargs)
 
     @contextmanager
-    def _forgetting_everything(self, *, with_new_weights: bool) -> Iterator[None]:
+    def _forgetting_everything(self, why: Removal, *, with_new_weights: bool) -> Iterator[None]:
         """Empties the chunk cache at the end, come what may.
 
         With weights that may be others, nothing is stored or shared from the beginning on.
@@ -223,7 +223,7 @@ class ChunkEngine:
             yield
         finally:
             if self.manager is not None:
-                self.manager.clear(why=Removal.ASLEEP)
+                self.manager.clear(why=why)
 
     async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
         """Segments that shall be kept nowhere any more."""

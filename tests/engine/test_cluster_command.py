@@ -21,7 +21,7 @@ pytestmark = pytest.mark.matrix
 
 
 @pytest.mark.usefixtures("room")
-def test_it_serves_and_ends_altogether_when_a_part_ends(
+def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
     model_path: Callable[[str], Path], tmp_path: Path, redis_server: RedisServer
 ) -> None:
     port, said = free_port(), tmp_path / "said.txt"
@@ -45,13 +45,19 @@ def test_it_serves_and_ends_altogether_when_a_part_ends(
             name: pid_at(int(re.search(rf"{name} at http://127.0.0.1:(\d+)", said.read_text())[1]))
             for name in ("replica-1", "replica-2", "router")
         }
-        os.kill(pids["replica-2"], signal.SIGTERM)
+        os.kill(pids["replica-2"], signal.SIGKILL)
+        wait_until(lambda: "starting replica-2 again" in said.read_text(), seconds=60)
+        gone = replicas[1]["id"]
+        wait_until(lambda: names(url) == ["replica-1", "replica-2"] and gone not in ids(url), seconds=300)
+        pids["replica-2 again"] = pid_at(int(httpx.URL(replicas[1]["url"]).port))
+        os.kill(pids["router"], signal.SIGTERM)
         assert process.wait(90) == 1
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait(90)
-    assert f"replica-2 has ended with 0; what it said is in {tmp_path}/cluster/replica-2.log" in said.read_text()
+    assert f"replica-2 has ended with -9; its log is {tmp_path}/cluster/replica-2.previous.log" in said.read_text()
+    assert f"the router has ended with 0; its log is {tmp_path}/cluster/router.log" in said.read_text()
     assert [pid for pid in pids.values() if group_members(pid)] == []
 
 
@@ -62,6 +68,14 @@ def test_what_is_wrong_with_a_replica_is_said(tmp_path: Path, redis_server: Redi
     assert ended.returncode == 2
     assert "replica-1 didn't start" in ended.stderr
     assert "--no-such-flag" in ended.stderr
+
+
+def names(url: str) -> list[str]:
+    return [replica["name"] for replica in httpx.get(f"{url}/v1/cluster").json()["replicas"]]
+
+
+def ids(url: str) -> list[str]:
+    return [replica["id"] for replica in httpx.get(f"{url}/v1/cluster").json()["replicas"]]
 
 
 def pid_at(port: int) -> int:

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tessera cluster` without its processes."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import yaml
 
-from app.commands.cluster import ALERTS, main, prometheus_config, shares
+from app.commands import cluster
+from app.commands.cluster import ALERTS, Part, main, prometheus_config, shares
 from tools.server_process import ROOT
 
 
@@ -43,3 +47,50 @@ def test_wrong_flags_are_refused(wrong, capsys):
         main(wrong)
     assert ended.value.code == 2
     assert "--replicas" in capsys.readouterr().err
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(cluster, "time", clock)
+    return clock
+
+
+class DyingServer:
+    """A process that has ended as soon as it was started."""
+
+    def __init__(self, folder, port):
+        self.port = port or 7000
+        self.log = folder / "replica.log"
+        self.log.write_text("last words")
+        self.process = SimpleNamespace(poll=lambda: 1, returncode=1)
+
+    def stop(self):
+        pass
+
+
+def test_a_replica_that_has_ended_is_started_again_at_its_port_less_and_less_often(tmp_path, clock, capsys):
+    starts = []
+
+    def start(port):
+        starts.append((clock.now, port))
+        return DyingServer(tmp_path, port)
+
+    part = Part("replica-1", start)
+    while clock.now < 200:
+        clock.now += 0.5
+        part.watch()
+    times = [when for when, _ in starts]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert pauses == pytest.approx([1.5, 2.5, 4.5, 8.5, 16.5, 32.5, 60.5, 60.5], abs=0.51)
+    assert [port for _, port in starts] == [None] + [7000] * (len(starts) - 1)
+    said = capsys.readouterr().err
+    assert f"replica-1 has ended with 1; its log is {tmp_path}/replica.previous.log" in said
+    assert (tmp_path / "replica.previous.log").read_text() == "last words"
