@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 
 from rich.console import Console
 
@@ -22,6 +23,7 @@ from benchmarks.texts import characters_per_token
 from benchmarks.traces import TraceFileError, read_trace
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.base import Options, Workload
+from evaluation.report import NO_PLOTS
 from tools.live_progress import shown
 from tools.progress import say
 from tools.random_model import build_preset
@@ -47,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
+    if find_spec("matplotlib") is None:
+        raise UsageError(NO_PLOTS)
     trace = read_trace(args.trace) if args.trace else None
     model = args.model or build_preset(_MODEL)
     try:

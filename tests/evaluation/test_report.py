@@ -9,6 +9,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
+from evaluation import report
 from evaluation.report import plot, table, to_json
 from evaluation.summary import summarize
 from tests.evaluation.helpers import make_report, make_result
@@ -81,6 +82,13 @@ def test_the_plot_can_be_read_without_colours(rows, tmp_path):
     assert image.shape[1] > 600
     grey = image.mean(axis=2)
     assert np.unique(grey.round(1)).size > 3
+
+
+def test_without_matplotlib_the_figures_come_without_a_plot(rows, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "find_spec", lambda _: None)
+    plot(rows, tmp_path / "accuracy.png")
+    assert not (tmp_path / "accuracy.png").exists()
+    assert "no accuracy.png: matplotlib is not installed: pip install 'tessera-rag[measure]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [[], "all"])

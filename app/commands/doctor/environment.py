@@ -24,7 +24,7 @@ _NEEDED: Final = {
 _OPTIONAL: Final = {
     "obstore": ("tiers in object stores", "obstore"),
     "pypdf": ("splitting PDF files", "pypdf"),
-    "matplotlib": ("plots of tessera eval and bench", "matplotlib"),
+    "matplotlib": ("plots of tessera eval and bench", "'tessera-rag[measure]'"),
     "ray": ("Ray Serve", "'tessera-rag[ray]'"),
     "mooncake": ("the tier mooncake://", "mooncake-transfer-engine"),
 }
