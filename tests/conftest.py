@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.cores import keep_to_own_cores, num_workers
+from tests.processes import let_children_be_interrupted
 from tests.real_models import real_model
 from tests.redis_server import RedisServer
 
@@ -30,6 +31,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    let_children_be_interrupted()
     if (worker := getattr(config, "workerinput", None)) is not None:
         keep_to_own_cores(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
@@ -69,8 +71,10 @@ def s3() -> Iterator[str]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         server.start()
-        host, port = server.get_host_and_port()
-        url = f"http://{host}:{port}"
-        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
-        yield url
-        server.stop()
+        try:
+            host, port = server.get_host_and_port()
+            url = f"http://{host}:{port}"
+            boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
+            yield url
+        finally:
+            server.stop()

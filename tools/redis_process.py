@@ -41,13 +41,20 @@ class RedisProcess:
     def start(self) -> None:
         """Returns when it answers."""
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            self._wait_ready(self.process)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_ready(self, process: "subprocess.Popen[bytes]") -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:
             try:
                 self.client.ping()
                 return
             except RedisError as error:
-                if time.monotonic() > deadline or self.process.poll() is not None:
+                if time.monotonic() > deadline or process.poll() is not None:
                     raise NoRedisError(f"{self._command[0]} does not answer: {error}") from error
                 time.sleep(0.02)
 

@@ -61,15 +61,22 @@ class ServerProcess:
         self.client = httpx.Client(base_url=self.url, timeout=300)
 
     def wait_ready(self) -> Self:
+        """Returns once the server answers; a server that doesn't is stopped."""
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
+        while not self._is_ready():
             if self.process.poll() is not None:
                 raise RuntimeError(f"server exited with {self.process.returncode}:\n{self.log.read_text()[-4000:]}")
-            if self._is_ready():
-                return self
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"server not ready:\n{self.log.read_text()[-4000:]}")
             time.sleep(0.2)
-        self.stop()
-        raise TimeoutError(f"server not ready:\n{self.log.read_text()[-4000:]}")
 
     def _is_ready(self) -> bool:
         try:

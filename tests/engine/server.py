@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.processes import kill_group
 from tools.server_process import ServerProcess, group_members
 
 _UNDER_WAY = ("leases", "running_fills", "segments_filling", "segments_detached")
@@ -65,9 +66,9 @@ class TesseraServer(ServerProcess):
 
 
 class ServerPool:
-    """Starts servers on demand and keeps the last few running, since each takes about 20 s to start."""
+    """Starts servers on demand and keeps the last few running: each takes about 20 s to start."""
 
-    def __init__(self, folder: Path, keep: int = 3) -> None:
+    def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder = folder
         self._keep = keep
         self._running: OrderedDict[tuple[Any, ...], TesseraServer] = OrderedDict()
@@ -94,9 +95,12 @@ class ServerPool:
 def wait_until_gone(group: int) -> None:
     """Until no process of a server's group is left; vLLM's own watch over its processes takes five minutes."""
     deadline = time.monotonic() + 120
-    while members := group_members(group):
-        assert time.monotonic() < deadline, members
-        time.sleep(0.1)
+    try:
+        while members := group_members(group):
+            assert time.monotonic() < deadline, members
+            time.sleep(0.1)
+    finally:
+        kill_group(group)
 
 
 def shared_memory(group: int) -> set[Path]:

@@ -18,11 +18,6 @@ CHATML = "<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
 @pytest.fixture
-def server(serve: Any) -> TesseraServer:
-    return serve("tiny-llama")
-
-
-@pytest.fixture
 def separating(serve: Any) -> TesseraServer:
     return serve("tiny-llama", "--chunk-separator", " # # ")
 

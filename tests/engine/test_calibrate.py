@@ -37,7 +37,7 @@ def question_file(folder: Path, records: list[dict[str, Any]]) -> str:
 
 
 @pytest.fixture(scope="module")
-def of_demo(room: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
+def of_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
     """Thirty questions for each of two numbers of chunks: one more or less that is right must not decide."""
     folder = tmp_path_factory.mktemp("demo")
     records = [asdict(question) for question in demo_questions(LEAST_ANSWERS) if len(question.chunks) in (2, 4)]

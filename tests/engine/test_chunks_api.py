@@ -29,11 +29,6 @@ PIN_LIMIT = PAGES * 9 // 10
 
 
 @pytest.fixture
-def server(serve: Any) -> TesseraServer:
-    return serve("tiny-llama")
-
-
-@pytest.fixture
 def small(serve: Any) -> TesseraServer:
     """A pool of 1280 tokens, empty; documents above 64 tokens are split."""
     server: TesseraServer = serve("tiny-llama", *SMALL)

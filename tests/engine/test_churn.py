@@ -118,9 +118,10 @@ def ask_until(
     raise AssertionError("numbers have an end")
 
 
+@pytest.mark.serve_with(*SMALL)
 @pytest.mark.matrix
-def test_answers_stay_exact_whatever_happens_to_the_cache(serve: Any, oracle: Any, text: Text) -> None:
-    server, source = serve("tiny-llama", *SMALL), random.Random(5)
+def test_answers_stay_exact_whatever_happens_to_the_cache(server: TesseraServer, oracle: Any, text: Text) -> None:
+    source = random.Random(5)
     asked, plain = bodies(text, source), chat_body(text(80))
     before = server.wait_idle()["counters"]["removals"]
     churn = Churn(server, asked)
@@ -163,9 +164,9 @@ def expected(server: TesseraServer, asked: list[dict[str, Any]], mode: str) -> l
     return made
 
 
-def test_an_id_given_two_texts_at_the_same_time_has_one(serve: Any, text: Text) -> None:
+@pytest.mark.serve_with(*SMALL)
+def test_an_id_given_two_texts_at_the_same_time_has_one(server: TesseraServer, text: Text) -> None:
     """The calls that come too late say so, and pin nothing of theirs under it."""
-    server = serve("tiny-llama", *SMALL)
     server.post("/v1/cache/clear", {})
     texts = [text(40), text(40)]
 

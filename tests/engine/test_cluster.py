@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,12 @@ class Router(ServerProcess):
 class Cluster:
     """The processes of one module's tests."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
+        """`stack` ends every process."""
+        self._stack = stack
         self.folder = folder
         self.redis = RedisServer(folder)
+        stack.callback(self.redis.stop)
         self._model = model
         self._numbers = itertools.count()
         self.replicas = {name: self.start_replica(name) for name in "ab"}
@@ -65,6 +68,7 @@ class Cluster:
             replica.wait_ready()
         log, registry = folder / "router.log", ("--registry", self.redis.url)
         self.router = Router(log, *registry, serve=ROUTE)
+        stack.callback(self.router.stop)
         self.router.wait_ready()
         self.router.wait_for(*self.replicas)
 
@@ -74,17 +78,15 @@ class Cluster:
         log = self.folder / f"{name}-{next(self._numbers)}.log"
         environment = {"TESSERA_PEER_SECRET": SECRET}
         model = (str(self._model), "--dtype", "float32")
-        return TesseraServer(log, *model, *COMMON, *registry, *peers, *flags, environment=environment, serve=SERVE)
+        flags = (*COMMON, *registry, *peers, *flags)
+        replica = TesseraServer(log, *model, *flags, environment=environment, serve=SERVE)
+        self._stack.callback(replica.stop)
+        return replica
 
     def ask(self, *chunks: str, **fields: Any) -> dict[str, Any]:
         response = self.router.client.post("/v1/rag/chat", json={"chunks": chunks, **ASKED, **fields})
         assert response.status_code == 200, response.text
         return {**response.json(), "replica": response.headers["x-tessera-replica"]}
-
-    def stop(self) -> None:
-        for server in (self.router, *self.replicas.values()):
-            server.stop()
-        self.redis.stop()
 
 
 def until(condition: Callable[[], Any], seconds: float = 15) -> None:
@@ -105,12 +107,9 @@ def words(answer: dict[str, Any]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    room: None, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]
-) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"), model_path("tiny-llama"))
-    yield made
-    made.stop()
+def cluster(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(stack, tmp_path_factory.mktemp("cluster"), model_path("tiny-llama"))
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import httpx
 import pytest
 
 from tests.engine.conftest import COMMON
+from tests.processes import started
 from tests.redis_server import RedisServer
 from tools.server_process import ROOT, free_port, group_members
 
 pytestmark = pytest.mark.matrix
 
 
-@pytest.mark.usefixtures("room")
 def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
     model_path: Callable[[str], Path], tmp_path: Path, redis_server: RedisServer
 ) -> None:
@@ -28,11 +28,10 @@ def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
     model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
     command = [sys.executable, "-m", "app.cli", "cluster", *model, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TESSERA_HOME": str(tmp_path)}
-    with said.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
+    with (
+        said.open("wb") as output,
+        started(command, cwd=tmp_path, env=environment, stdout=output, stderr=output) as process,
+    ):
         wait_until(lambda: "Try:" in said.read_text() or process.poll() is not None, seconds=300)
         assert process.poll() is None, said.read_text()
         url = f"http://127.0.0.1:{port}"
@@ -52,10 +51,6 @@ def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
         pids["replica-2 again"] = pid_at(int(httpx.URL(replicas[1]["url"]).port))
         os.kill(pids["router"], signal.SIGTERM)
         assert process.wait(90) == 1
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(90)
     assert f"replica-2 has ended with -9; its log is {tmp_path}/cluster/replica-2.previous.log" in said.read_text()
     assert f"the router has ended with 0; its log is {tmp_path}/cluster/router.log" in said.read_text()
     assert [pid for pid in pids.values() if group_members(pid)] == []

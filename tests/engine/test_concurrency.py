@@ -51,8 +51,8 @@ def run(server: TesseraServer, path: str, body: dict[str, Any], stream: bool) ->
     return [entry["logprob"] for entry in entries], events[-1].get("cache") or {}
 
 
-def test_32_requests_over_10_chunks(serve: Any, text: Text) -> None:
-    server, source = serve("tiny-llama"), random.Random(7)
+def test_32_requests_over_10_chunks(server: TesseraServer, text: Text) -> None:
+    source = random.Random(7)
     system, chunks = f"System {text(20)}", [text(source.randrange(20, 300)) for _ in range(10)]
     requests: list[tuple[str, dict[str, Any], bool]] = []
     for i in range(32):
@@ -78,8 +78,8 @@ def test_32_requests_over_10_chunks(serve: Any, text: Text) -> None:
         assert logprobs == pytest.approx(expected, abs=1e-4)
 
 
-def test_one_fill_for_many_waiters(serve: Any, text: Text) -> None:
-    server, system, chunk = serve("tiny-llama"), f"System {text(20)}", text(900)
+def test_one_fill_for_many_waiters(server: TesseraServer, text: Text) -> None:
+    system, chunk = f"System {text(20)}", text(900)
     before = server.stats()["counters"]["fills"].get("succeeded", 0)
     with ThreadPoolExecutor(12) as threads:
         bodies = [rag_body(system, [chunk], text(20), "shared") for _ in range(12)]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 
 from tests.engine.conftest import COMMON
 from tests.engine.test_refused_models import alibi, saved
+from tests.processes import started
 from tools.server_process import ROOT, python_path
 
 _END_S = 600
@@ -26,22 +28,17 @@ def start(tmp_path: Path) -> Iterator[Run]:
 
     def doctor(*arguments: str, first: Path = ROOT) -> "subprocess.Popen[str]":
         paths = f"{first}{os.pathsep}{python_path()}"
-        process = subprocess.Popen(
+        command = started(
             [sys.executable, "-m", "app.cli", "doctor", *arguments],
             env={**os.environ, "PYTHONPATH": paths, "TESSERA_HOME": str(tmp_path / "home")},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        started.append(process)
-        return process
+        return stack.enter_context(command)
 
-    started: list[subprocess.Popen[str]] = []
-    yield doctor
-    for process in started:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
+    with ExitStack() as stack:
+        yield doctor
 
 
 def test_a_version_that_nobody_knows(start: Run, tmp_path: Path) -> None:

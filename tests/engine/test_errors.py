@@ -13,11 +13,6 @@ from tests.vllm_versions import CHECKS_BODY_TYPE, needs
 Text = Callable[[int], str]
 
 
-@pytest.fixture
-def server(serve: Any) -> TesseraServer:
-    return serve("tiny-llama")
-
-
 NO_JSON = [b"{", b"\xff\xfe", b"", b"\xff", b"[" * 100_000]
 NO_OBJECT = [b"[]", b'"text"']
 BAD_REQUESTS = [

@@ -20,11 +20,6 @@ VOCABULARY, IMPOSSIBLE = 260, -9999.0
 CODE = {"type": "object", "properties": {"code": {"enum": [7342, 9]}}, "required": ["code"]}
 
 
-@pytest.fixture
-def server(serve: Any) -> TesseraServer:
-    return serve("tiny-llama")
-
-
 def explained(system: str, chunks: list[str], question: str, strategy: str) -> dict[str, Any]:
     """A request whose response has all that the oracle needs."""
     body = rag_body(system, chunks, question, strategy)

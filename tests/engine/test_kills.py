@@ -2,12 +2,11 @@
 """Processes that are killed while they work: clients are told, and nothing is left behind."""
 
 import json
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tests.cores import all_cores
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
 from tests.engine.test_parallel import WORKERS
+from tests.processes import end
 
 Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
@@ -101,8 +101,7 @@ def start(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[StartSe
 
     yield start_server
     for server in started:
-        with suppress(ProcessLookupError):  # there are some left if the test failed
-            os.killpg(server.process.pid, signal.SIGKILL)
+        end(server.process)
 
 
 def engine_core(server: TesseraServer) -> psutil.Process:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,13 @@ ENVIRONMENT = {
 class RayCluster:
     """One machine's Ray with Tessera's application. Its folder is in the environment of every process it starts."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
+        """`stack` ends every process."""
         self.redis = RedisServer(folder)
+        stack.callback(self.redis.stop)
         self.folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets are in it
+        stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        stack.callback(self.stop)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {**ENVIRONMENT, "TEST_RAY_FOLDER": self.folder}.items():
                 patch.setenv(name, value)
@@ -77,7 +82,7 @@ class RayCluster:
                 }
             )
         )
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
+        self.client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120))
         until(lambda: len(self.names()) == 2)
 
     def names(self) -> set[str]:
@@ -121,18 +126,12 @@ class RayCluster:
         if ray.is_initialized():
             serve.shutdown()
             ray.shutdown()
-        self.client.close()
-        self.redis.stop()
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    room: None, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]
-) -> Iterator[RayCluster]:
-    made = RayCluster(tmp_path_factory.mktemp("ray"), model_path("tiny-llama"))
-    yield made
-    made.stop()
-    shutil.rmtree(made.folder, ignore_errors=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[RayCluster]:
+    with ExitStack() as stack:
+        yield RayCluster(stack, tmp_path_factory.mktemp("ray"), model_path("tiny-llama"))
 
 
 def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(

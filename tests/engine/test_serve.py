@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from app.server import claim_address
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
+from tests.processes import end
 from tools.server_process import ROOT, group_members, reserved_port
 
 
@@ -40,12 +41,17 @@ def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
 
 
 @pytest.fixture
-def start(model_path: Callable[[str], Path], tmp_path: Path) -> Callable[..., TesseraServer]:
+def start(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[..., TesseraServer]]:
+    started = []
+
     def start_server(*flags: str, **kwargs: Any) -> TesseraServer:
         arguments = [str(model_path("tiny-llama")), "--dtype", "float32", *COMMON, *flags]
-        return TesseraServer(tmp_path / "server.log", *arguments, **kwargs)
+        started.append(TesseraServer(tmp_path / "server.log", *arguments, **kwargs))
+        return started[-1]
 
-    return start_server
+    yield start_server
+    for server in started:
+        end(server.process)
 
 
 @pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.matrix), signal.SIGTERM])
@@ -113,31 +119,25 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     assert "Exception in ASGI application" not in log
 
     again = start(port=port).wait_ready()
-    try:
-        assert again.stats()["occupancy"]["segments"] == 0
-        for name, answer in before.items():
-            for status in ("filled", "hit"):
-                response = ask(again, name, chunks, "What?", system=system, cache={"namespace": name})
-                assert statuses(response) == [status] * 2
-                assert token_logprobs(response) == pytest.approx(token_logprobs(answer), abs=1e-5)
-        assert_exact(response, oracle("tiny-llama"), name)
-    finally:
-        again.stop()
+    assert again.stats()["occupancy"]["segments"] == 0
+    for name, answer in before.items():
+        for status in ("filled", "hit"):
+            response = ask(again, name, chunks, "What?", system=system, cache={"namespace": name})
+            assert statuses(response) == [status] * 2
+            assert token_logprobs(response) == pytest.approx(token_logprobs(answer), abs=1e-5)
+    assert_exact(response, oracle("tiny-llama"), name)
 
 
 def test_torch_compile_is_exact(start: Callable[..., TesseraServer], oracle: Any) -> None:
     """The default outside tests: compiled, and with settings from the environment."""
     environment = {"TESSERA_CHUNK_POSITION_STRATEGY": "offset", "TESSERA_CHUNK_CACHE_PAGE_TOKENS": "5"}
     server = start("--no-enforce-eager", environment=environment).wait_ready()
-    try:
-        assert server.stats()["occupancy"]["page_tokens"] == 5
-        for chunks in (["first chunk" * 9, "second" * 20], ["second" * 20, "first chunk" * 9]):
-            response = ask(server, "shared", chunks, "Which?")
-            assert_exact(response, oracle("tiny-llama"), "shared")
-        default = server.chat(chunks=["x"], question="?", max_tokens=1)["cache"]
-        assert default["position_strategy"] == "offset"
-    finally:
-        server.stop()
+    assert server.stats()["occupancy"]["page_tokens"] == 5
+    for chunks in (["first chunk" * 9, "second" * 20], ["second" * 20, "first chunk" * 9]):
+        response = ask(server, "shared", chunks, "Which?")
+        assert_exact(response, oracle("tiny-llama"), "shared")
+    default = server.chat(chunks=["x"], question="?", max_tokens=1)["cache"]
+    assert default["position_strategy"] == "offset"
 
 
 def test_port_in_use() -> None:

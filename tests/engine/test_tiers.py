@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks that come from tiers are exact, and whatever becomes of a tier costs time only."""
 
+import itertools
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,46 +28,40 @@ StartServer = Callable[..., TesseraServer]
 class Directory:
     """A directory, and the servers of one model that keep their chunks there."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
+        """`stack` ends every server."""
+        self._stack = stack
         self.path = folder / "kv"
         self.tiers = f"file://{self.path}?size=1GiB"
         self._folder, self._model = folder, str(model)
-        self._started: list[TesseraServer] = []
+        self._numbers = itertools.count()
         self.server = self.start(self.tiers)
 
     def start(self, tiers: str, *flags: str, wait: bool = True, **kwargs: Any) -> TesseraServer:
-        log = self._folder / f"server-{len(self._started)}.log"
+        log = self._folder / f"server-{next(self._numbers)}.log"
         model = (self._model, "--dtype", "float32")
         server = TesseraServer(log, *model, *COMMON, "--chunk-cache-tiers", tiers, *flags, **kwargs)
-        self._started.append(server)
+        self._stack.callback(server.stop)
         return server.wait_ready() if wait else server
-
-    def stop(self) -> None:
-        for server in self._started:
-            server.stop()
 
 
 @pytest.fixture(scope="module")
-def directory(
-    room: None, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]
-) -> Iterator[Directory]:
-    made = Directory(tmp_path_factory.mktemp("tiers"), model_path("tiny-llama"))
-    yield made
-    made.stop()
+def directory(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Directory]:
+    with ExitStack() as stack:
+        yield Directory(stack, tmp_path_factory.mktemp("tiers"), model_path("tiny-llama"))
 
 
 @pytest.fixture
 def start(directory: Directory) -> Iterator[StartServer]:
     """Starts servers with other tiers, for one test."""
-    started: list[TesseraServer] = []
+    with ExitStack() as stack:
 
-    def start_server(*arguments: Any, **kwargs: Any) -> TesseraServer:
-        started.append(directory.start(*arguments, **kwargs))
-        return started[-1]
+        def start_server(*arguments: Any, **kwargs: Any) -> TesseraServer:
+            server = directory.start(*arguments, **kwargs)
+            stack.callback(server.stop)
+            return server
 
-    yield start_server
-    for server in started:
-        server.stop()
+        yield start_server
 
 
 def archived(server: TesseraServer) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
         redis = RedisProcess(folder)
     except NoRedisError:
         redis = None  # the tests of the cluster's view are skipped
-    server = DemoServer(folder, redis)
-    yield server
-    server.process.stop()
-    if redis is not None:
-        redis.stop()
+    with ExitStack() as stack:
+        if redis is not None:
+            stack.callback(redis.stop)
+        server = DemoServer(folder, redis)
+        stack.callback(lambda: server.process.stop())  # of the last process
+        yield server
 
 
 @pytest.fixture
@@ -74,10 +76,11 @@ def server(demo: DemoServer) -> Iterator[TesseraServer]:
 @pytest.fixture(scope="module")
 def browser(demo: DemoServer) -> Iterator[Browser]:
     """For a module only: while Playwright runs, no test can have an event loop of its own."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]) as browser,
+    ):
         yield browser
-        browser.close()
 
 
 class Watched:

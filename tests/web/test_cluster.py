@@ -23,10 +23,12 @@ def router(demo, tmp_path_factory):
     asyncio.run(beat(demo.redis.url, second))
     log = tmp_path_factory.mktemp("router") / "router.log"
     router = ServerProcess(log, "--registry", demo.redis.url, serve=("app.cli", "route")).wait_ready()
-    while len(router.client.get("/v1/cluster").json()["replicas"]) < 2:
-        time.sleep(0.1)
-    yield router
-    router.stop()
+    try:
+        while len(router.client.get("/v1/cluster").json()["replicas"]) < 2:
+            time.sleep(0.1)
+        yield router
+    finally:
+        router.stop()
 
 
 async def beat(url: str, replica: Replica) -> None:
