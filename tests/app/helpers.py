@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from app.documents.document import BadRequestError
 from cache.layout import PositionStrategy
 from cache.report import CacheReport, TokenCounts
-from tools.random_model import SPECIAL_TOKENS
+from tools.random_tokenizer import SPECIAL_TOKENS
 
 WHITESPACE = "        "
 ADDED = (*SPECIAL_TOKENS, "<think>", "[INST]", WHITESPACE)

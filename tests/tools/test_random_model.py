@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tools.random_model import (
     PRESETS,
-    SPECIAL_TOKENS,
     build_preset,
     build_random_model,
     default_model_dir,
     main,
     parameter_count,
 )
+from tools.random_tokenizer import SPECIAL_TOKENS
 
 SHAPE = {"hidden_size": 32, "num_layers": 1, "head_dim": 16, "intermediate_size": 32}
 
