@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +92,18 @@ class ServerPool:
             self._running.popitem()[1].stop()
 
 
+def until(condition: Callable[[], Any], seconds: float = 60, why: str = "") -> None:
+    """Waits until a condition holds; fails after a time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.005)
+
+
 def wait_until_gone(group: int) -> None:
     """Until no process of a server's group is left; vLLM's own watch over its processes takes five minutes."""
-    deadline = time.monotonic() + 120
     try:
-        while members := group_members(group):
-            assert time.monotonic() < deadline, members
-            time.sleep(0.1)
+        until(lambda: not group_members(group), 120)
     finally:
         kill_group(group)
 

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from app.documents.request_documents import wanted_documents
 from replicas.registry import Replica
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer
+from tests.engine.server import TesseraServer, until
 from tests.redis_server import RedisServer
 from tests.serving import served
 from tools.server_process import ServerProcess
@@ -87,13 +87,6 @@ class Cluster:
         response = self.router.client.post("/v1/rag/chat", json={"chunks": chunks, **ASKED, **fields})
         assert response.status_code == 200, response.text
         return {**response.json(), "replica": response.headers["x-tessera-replica"]}
-
-
-def until(condition: Callable[[], Any], seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def statuses(answer: dict[str, Any]) -> list[str]:

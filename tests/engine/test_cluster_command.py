@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import httpx
 import pytest
 
 from tests.engine.conftest import COMMON
+from tests.engine.server import until
 from tests.processes import started
 from tests.redis_server import RedisServer
 from tools.server_process import ROOT, free_port, group_members
@@ -32,7 +32,7 @@ def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
         said.open("wb") as output,
         started(command, cwd=tmp_path, env=environment, stdout=output, stderr=output) as process,
     ):
-        wait_until(lambda: "Try:" in said.read_text() or process.poll() is not None, seconds=300)
+        until(lambda: "Try:" in said.read_text() or process.poll() is not None, seconds=300)
         assert process.poll() is None, said.read_text()
         url = f"http://127.0.0.1:{port}"
         replicas = httpx.get(f"{url}/v1/cluster").json()["replicas"]
@@ -45,9 +45,9 @@ def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
             for name in ("replica-1", "replica-2", "router")
         }
         os.kill(pids["replica-2"], signal.SIGKILL)
-        wait_until(lambda: "starting replica-2 again" in said.read_text(), seconds=60)
+        until(lambda: "starting replica-2 again" in said.read_text(), seconds=60)
         gone = replicas[1]["id"]
-        wait_until(lambda: names(url) == ["replica-1", "replica-2"] and gone not in ids(url), seconds=300)
+        until(lambda: names(url) == ["replica-1", "replica-2"] and gone not in ids(url), seconds=300)
         pids["replica-2 again"] = pid_at(int(httpx.URL(replicas[1]["url"]).port))
         os.kill(pids["router"], signal.SIGTERM)
         assert process.wait(90) == 1
@@ -83,10 +83,3 @@ def pid_at(port: int) -> int:
         if b"app.cli" in words and str(port).encode() in words:
             return int(folder.name)
     raise AssertionError(f"nobody listens on {port}")
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

@@ -4,7 +4,6 @@
 import asyncio
 import json
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.server import TesseraServer, token_logprobs, until
 from tests.engine.sharing import SMALL_STEPS
 from tests.engine.test_concurrency import apart, rag_body, run
 from tests.engine.test_exactness import ask, assert_exact, statuses
@@ -117,10 +116,7 @@ async def test_all_who_wait_leave_and_the_fills_end(server: TesseraServer, text:
 
 
 def until_filling(server: TesseraServer, segments: int = 1) -> None:
-    deadline = time.monotonic() + 60
-    while server.stats()["occupancy"]["segments_filling"] < segments:
-        assert time.monotonic() < deadline, "no fill began"
-        time.sleep(0.005)
+    until(lambda: server.stats()["occupancy"]["segments_filling"] >= segments, why="no fill began")
 
 
 class Ingesting(threading.Thread):
@@ -162,8 +158,7 @@ def test_clearing_during_an_ingestion_is_said_in_its_lines(server: TesseraServer
     ingesting.start()
     until_filling(server, 3)  # the system segment, and the two chunks of the first round
     waiting.start()
-    while server.stats()["occupancy"]["leases"] < 3:
-        time.sleep(0.005)
+    until(lambda: server.stats()["occupancy"]["leases"] >= 3)
     cleared = server.post("/v1/cache/clear", {})["cleared"]
     ingesting.join()
     waiting.join()
@@ -219,8 +214,7 @@ def test_a_request_that_waits_for_an_abandoned_ingestion_gets_its_chunk(
         response = leaving.send(request, stream=True)
         until_filling(server)
         waiting.start()
-        while server.stats()["occupancy"]["leases"] < 2:
-            time.sleep(0.005)
+        until(lambda: server.stats()["occupancy"]["leases"] >= 2)
         response.close()
     waiting.join()
     assert statuses(answers[0]) == ["waited"]

@@ -4,7 +4,6 @@
 import json
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import pytest
 
 from tests.cores import all_cores
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
+from tests.engine.server import TesseraServer, shared_memory, until, wait_until_gone
 from tests.engine.test_parallel import WORKERS
 from tests.processes import end
 
@@ -162,9 +161,8 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
         core = engine_core(server)
         named("Worker", core.children()).kill()
         psutil.wait_procs([core], timeout=300)
-        while (told := health(server)) == (200, ""):
-            time.sleep(0.05)
-        assert told == (503, DIED)
+        until(lambda: health(server) != (200, ""))
+        assert health(server) == (503, DIED)
         for path, body in [(each.path, each.body) for each in requests(text, server.model)]:
             response = server.client.post(path, json=body)
             assert (response.status_code, response.json()["error"]["message"]) == (503, DIED), path
@@ -178,10 +176,7 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
 def test_a_server_that_is_killed_while_it_starts(start: StartServer) -> None:
     """Without the chunk cache: what ends its processes is no part of that."""
     server = start("--no-chunk-cache", environment={"VLLM_LOGGING_LEVEL": "INFO"})
-    deadline = time.monotonic() + 300
-    while "Initializing a V1 LLM engine" not in server.log.read_text():  # the engine core's first words
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: "Initializing a V1 LLM engine" in server.log.read_text(), 300)  # the engine core's first words
     server.process.kill()
     server.stop()
     wait_until_gone(server.process.pid)
@@ -205,12 +200,10 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
         thread.start()
     assert all(each.has_begun.wait(300) for each in (*streams, ingestion))
     last_thread.start()
-    while server.stats()["occupancy"]["running_fills"] < 3:
-        time.sleep(0.01)
+    until(lambda: server.stats()["occupancy"]["running_fills"] >= 3)
     server.process.send_signal(signal.SIGTERM)
-    while (told := health(server)) == (200, ""):
-        time.sleep(0.01)
-    assert told == (503, "The server is stopping.")
+    until(lambda: health(server) != (200, ""))
+    assert health(server) == (503, "The server is stopping.")
     assert waiting.status == 0, "it was answered too early; the test shows nothing"
     late = server.client.post("/v1/rag/chat", json=rag)
     assert (late.status_code, late.json()["error"]["message"]) == (503, "The server is stopping.")

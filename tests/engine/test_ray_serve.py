@@ -23,7 +23,8 @@ import ray
 from ray import serve
 
 from app.ray_serve import build
-from tests.engine.test_cluster import statuses, until, words
+from tests.engine.server import until
+from tests.engine.test_cluster import statuses, words
 from tests.redis_server import RedisServer
 from tools.server_process import ROOT, free_port
 

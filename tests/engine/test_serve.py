@@ -19,7 +19,7 @@ import pytest
 
 from app.server import claim_address
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
+from tests.engine.server import TesseraServer, token_logprobs, until, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
 from tests.processes import end
 from tools.server_process import ROOT, group_members, reserved_port
@@ -69,9 +69,7 @@ def test_a_signal_ends_every_process(sent: signal.Signals, start: Callable[..., 
 
 def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraServer]) -> None:
     server = start()
-    deadline = time.monotonic() + 60
-    while "starting the engine" not in server.log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: "starting the engine" in server.log.read_text())
     time.sleep(3)
     assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
     wait_until_gone(server.process.pid)
@@ -98,13 +96,11 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     threads = [threading.Thread(target=send, args=request) for request in requests]
     for thread in threads:
         thread.start()
-    while server.stats()["occupancy"]["leases"] < 3:
-        time.sleep(0.01)
+    until(lambda: server.stats()["occupancy"]["leases"] >= 3)
     group, port = server.process.pid, server.port
     server.process.send_signal(signal.SIGTERM)
     # Until the signal is handled: while the engine works on, which has work for far longer than it may.
-    while httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, timeout=60).status_code == 200:
-        time.sleep(0.05)
+    until(lambda: httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, timeout=60).status_code != 200)
     late = [httpx.post(f"{server.url}{path}", json=body, timeout=60) for path, body in requests[:2]]
     assert [(response.status_code, response.json()["error"]["message"]) for response in late] == [
         (503, "The server is stopping.")

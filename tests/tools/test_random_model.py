@@ -96,7 +96,7 @@ def test_an_interrupted_build_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="something other than what belongs there"):
+    with pytest.raises(FileExistsError, match="is in use: it has no"):
         build_random_model(tmp_path, **SHAPE)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
