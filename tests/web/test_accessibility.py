@@ -109,4 +109,4 @@ def test_the_whole_page_goes_by_keyboard(page):
     page.get_by_role("button", name="Move chunk 1 of 12 down").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Move chunk 2 of 12 down")).to_be_focused()
-    expect(page.locator("#ask-status")).to_have_text("Chunk moved to place 2 of 12.")
+    expect(page.locator("#ask-status")).to_have_text("Chunk moved to position 2 of 12.")

@@ -49,7 +49,7 @@ def test_files_are_computed_ahead_with_progress(cache, server):
     cache.get_by_label("Pin: never evict").check()
     cache.locator("#ingest-system").fill(DEFAULT_SYSTEM)
     ingest(cache, "rooms.txt", text)
-    expect(cache.locator("#ingest-status")).to_contain_text("Done: 40 computed, 0 there already, 0 failed")
+    expect(cache.locator("#ingest-status")).to_contain_text("Done: 40 computed, 0 already cached, 0 failed")
     seen = [value for value, said in cache.evaluate("window.seen") if " of 40 chunks" in said]
     assert seen == sorted(seen)
     assert len({value for value in seen if 0 < value < 1}) > 5

@@ -101,7 +101,7 @@ def test_a_server_that_is_away_is_asked_less_often(opened):
         opened.clock.run_for(1000)
         opened.wait_for_load_state("networkidle")
     assert 4 <= len(asked) <= 10
-    expect(opened.locator("#trouble")).to_contain_text("asks again every 15 s")
+    expect(opened.locator("#trouble")).to_contain_text("Retrying every 15 s")
     opened.unroute("**/v1/**")
     opened.clock.run_for(15_000)
     expect(opened.locator("#trouble")).to_be_hidden()
