@@ -58,7 +58,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def oracle(model_path: Callable[[str], Path]) -> Callable[[str], Oracle]:
-    # The servers need the cores; and tiny tensors are slower on two threads than on one.
+    # The servers need the cores, and tiny tensors are slower on two threads than on one.
     torch.set_num_threads(1)
     return cache(lambda preset: Oracle(model_path(preset)))
 
@@ -112,7 +112,7 @@ def arguments_of(model: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def books_balance(shared: SharedServers, pool: ServerPool) -> Iterator[None]:
-    """After every test, every running server is idle, and its manager's books are checked."""
+    """After every test, waits until all running servers are idle, and checks their managers' books."""
     yield
     for server in (*shared.running(), *pool.running()):
         server.wait_idle()
@@ -120,6 +120,6 @@ def books_balance(shared: SharedServers, pool: ServerPool) -> Iterator[None]:
 
 @pytest.fixture
 def text(request: pytest.FixtureRequest) -> Callable[[int], str]:
-    """Random lowercase text of a given number of characters, other text in every test."""
+    """Random lowercase text of a given length, different in every test."""
     source = random.Random(request.node.nodeid)
     return lambda length: "".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=length))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers for tests, spoken to over HTTP."""
+"""Real servers for tests, accessed over HTTP."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _UNDER_WAY = ("leases", "running_fills", "segments_filling", "segments_detached"
 
 
 class TesseraServer(ServerProcess):
-    """A server with the requests that tests make. `stats()` fails if the manager's books are wrong."""
+    """A server with requests for tests; `stats()` fails if the manager's books are inconsistent."""
 
     def post(self, path: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
         response = self.client.post(path, json=body)
@@ -27,7 +27,7 @@ class TesseraServer(ServerProcess):
         return self.post("/v1/rag/chat", body)
 
     def ingest(self, chunks: Sequence[Any], **fields: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The lines of `POST /v1/rag/chunks` and, apart from them, the summary."""
+        """The lines of `POST /v1/rag/chunks`, and its summary separately."""
         response = self.client.post("/v1/rag/chunks", json={"chunks": chunks, **fields})
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "application/x-ndjson"
@@ -45,7 +45,7 @@ class TesseraServer(ServerProcess):
         return stats
 
     def wait_idle(self) -> dict[str, Any]:
-        """Stats once no lease, no fill and no engine request is left."""
+        """Waits until no lease, fill or engine request is left; returns the stats."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             stats = self.stats()
@@ -66,7 +66,7 @@ class TesseraServer(ServerProcess):
 
 
 class ServerPool:
-    """Starts servers on demand and keeps the last few running: each takes about 20 s to start."""
+    """Starts servers on demand, about 20 s each, and keeps the most recent ones running."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder = folder
@@ -93,7 +93,7 @@ class ServerPool:
 
 
 def until(condition: Callable[[], Any], seconds: float = 60, why: str = "") -> None:
-    """Waits until a condition holds; fails after a time."""
+    """Waits until a condition holds; fails after a timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, why
@@ -101,7 +101,7 @@ def until(condition: Callable[[], Any], seconds: float = 60, why: str = "") -> N
 
 
 def wait_until_gone(group: int) -> None:
-    """Until no process of a server's group is left; vLLM's own watch over its processes takes five minutes."""
+    """Waits until a server's process group is empty; vLLM's own process watch takes five minutes."""
     try:
         until(lambda: not group_members(group), 120)
     finally:
@@ -109,7 +109,7 @@ def wait_until_gone(group: int) -> None:
 
 
 def shared_memory(group: int) -> set[Path]:
-    """What the processes of a server's group have open in /dev/shm."""
+    """Files in /dev/shm that a server's process group has open."""
     maps = (Path(f"/proc/{pid}/maps").read_text() for pid in group_members(group))
     lines = (line for each in maps for line in each.splitlines() if " /dev/shm/" in line)
     return {Path(line.split(maxsplit=5)[5]) for line in lines if not line.endswith(" (deleted)")}
@@ -120,7 +120,7 @@ def token_logprobs(response: dict[str, Any]) -> list[float]:
 
 
 def stream_events(server: TesseraServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """All JSON events of a streaming answer; checks that it ends with [DONE]."""
+    """All JSON events of a streamed response; checks that it ends with [DONE]."""
     with server.client.stream("POST", path, json={**body, "stream": True}) as response:
         assert response.status_code == 200, response.read()
         lines = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]

@@ -74,7 +74,7 @@ def ids(url: str) -> list[str]:
 
 
 def pid_at(port: int) -> int:
-    """Whoever was started to listen on a port."""
+    """The process started with this port."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")

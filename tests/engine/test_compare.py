@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cache.mode = "compare"`: what it says of full attention is what full attention says when it is asked."""
+"""`cache.mode = "compare"`: its report on full attention equals full attention's own answers."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ ASKED = {"top_logprobs": 20, "return_tokens_as_token_ids": True}
 
 
 def of_answer(response: dict[str, Any]) -> list[Probabilities]:
-    """Of each token of a chat completion, the probabilities that the answer has."""
+    """Probabilities in a chat completion, by token."""
 
     def known(entry: dict[str, Any]) -> Probabilities:
         every = [entry, *entry["top_logprobs"]]
@@ -29,7 +29,7 @@ def of_answer(response: dict[str, Any]) -> list[Probabilities]:
 
 
 def of_full_attention(server: TesseraServer, prompt: list[int], answer: list[int]) -> list[Probabilities]:
-    """Of each token of ``answer``, the probabilities that vLLM's own endpoint says it has behind ``prompt``."""
+    """Probabilities of each token of ``answer`` behind ``prompt``, by vLLM's own endpoint."""
     body = {"model": server.model, "prompt": [*prompt, *answer], "max_tokens": 1, "prompt_logprobs": 20}
     of_prompt = server.post("/v1/completions", body)["choices"][0]["prompt_logprobs"]
     return [{int(t): math.exp(each["logprob"]) for t, each in step.items()} for step in of_prompt[len(prompt) :]]
@@ -42,7 +42,7 @@ def divergence(full: Probabilities, cached: Probabilities) -> float:
 
 
 def asked_one_by_one(server: TesseraServer, response: dict[str, Any]) -> float:
-    """The divergence from what vLLM's own endpoint says of the answer, token by token."""
+    """Divergence computed token by token from vLLM's own endpoint."""
     system, chunks, question = segments(response["cache"])
     prompt = [*system, *(token for chunk in chunks for token in chunk), *question]
     of_full = of_full_attention(server, prompt, response["choices"][0]["token_ids"])
@@ -70,7 +70,7 @@ def test_the_divergence_is_that_of_log_probabilities_asked_for_one_by_one(
 
 @pytest.mark.parametrize("flags", [(), ("--no-enable-prefix-caching",)], ids=["cached", "no prefix cache"])
 def test_an_answer_of_several_blocks_is_judged_anew_each_time(flags: tuple[str, ...], serve: Any, text: Text) -> None:
-    """Also where vLLM has its blocks, from full attention's own answer or from an earlier comparison."""
+    """Also if vLLM has its blocks from full attention's own answer or an earlier comparison."""
     server, chunks, question = serve("tiny-llama", "--block-size", "32", *flags), [text(70), text(90)], text(12)
     for _ in range(3):
         response = ask(server, "offset", chunks, question, cache=COMPARE, **ASKED, max_tokens=40)

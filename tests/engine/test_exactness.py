@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every answer under the chunk cache equals the oracle's: masked or composed Hugging Face forward passes in fp32."""
+"""Answers with the chunk cache equal the oracle's masked or composed Hugging Face forward passes in fp32."""
 
 import itertools
 import os
@@ -15,11 +15,11 @@ from tests.oracle import Oracle
 STEPS = 8
 QWEN3, QWEN3_MHA = (pytest.param(name, marks=pytest.mark.matrix) for name in ("tiny-qwen3", "tiny-qwen3-mha"))
 STRATEGIES = ["shared", "parallel", "offset"]
-# A chunk's text gets two line feeds; one byte is one token, so a chunk of n tokens has n - 2 characters.
+# Two line feeds follow a chunk's text, and one byte is one token: a chunk of n tokens has n - 2 characters.
 SUFFIX = 2
 BLOCK = 128  # vLLM's default block size on the CPU
 IS_IN_PLACE = os.environ.get("TESSERA_CHUNK_CACHE_PLACEMENT") == "in-place"
-"""All of this may run in place, where white space fills segments up to whole blocks."""
+"""These tests may run in place, where white space pads segments to whole blocks."""
 
 Text = Callable[[int], str]
 
@@ -50,7 +50,7 @@ def segments(report: dict[str, Any]) -> tuple[list[int], list[list[int]], list[i
 def assert_exact(
     response: dict[str, Any], oracle: Oracle, strategy: str, tolerance: float = 1e-4, steps: int = STEPS
 ) -> None:
-    """The answer's log probabilities are the oracle's for the same tokens, and the tokens the oracle's choice."""
+    """Asserts that log probabilities equal the oracle's, and that the tokens are the oracle's greedy choice."""
     report = response["cache"]
     assert report["mode"] == "chunked", report
     assert report["tokens"]["reused"] + report["tokens"]["computed"] == report["tokens"]["prompt"]
@@ -64,7 +64,7 @@ def assert_exact(
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
     best = expected.distributions.max(dim=-1).values.tolist()
-    # Of two tokens, the engine may have one too high and the other too low, each by the tolerance.
+    # The engine may rate one token too high and another too low, each by the tolerance.
     assert all(b - a <= 2 * tolerance for a, b in zip(expected.logprobs, best, strict=True)), "not the greedy tokens"
 
 
@@ -141,7 +141,7 @@ def test_isolated_chunks_are_reused_behind_any_system_prompt(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_scopes_of_one_chunk_never_mix(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
-    """Not in the chunk cache, and not in vLLM's own prefix cache, which hits repeats of either layout."""
+    """Neither in the chunk cache nor in vLLM's prefix cache, which hits repeats of either layout."""
     system, chunks = text(60), [text(200), text(130)]
     question = text(200)
     responses = {
@@ -179,7 +179,7 @@ def test_chunks_never_match_across_namespaces(scope: str, server: TesseraServer,
 def test_same_layout_repeated_and_second_question(
     model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    """vLLM's own prefix cache hits the composed blocks of the same layout, and only those."""
+    """vLLM's prefix cache hits composed blocks of the same layout only."""
     chunks, question = [text(300), text(200)], text(200)
     first = ask(server, strategy, chunks, question)
     again = ask(server, strategy, chunks, question)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preemption, clients that leave, pools too small, and pages that carry the wrong tag."""
+"""Preemption, disconnecting clients, small pools, and pages with wrong tags."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ Text = Callable[[int], str]
 
 @pytest.mark.serve_with("--num-gpu-blocks-override", "24", "--block-size", "32", "--max-model-len", "640")
 def test_answers_stay_exact_under_preemption(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """So few KV blocks that vLLM preempts while answers are decoded; preempted requests load again."""
+    """With few KV blocks, vLLM preempts while decoding; preempted requests load again."""
     # 24 blocks of 32 tokens; each of the 8 answers needs up to 9.
     system, chunks = text(10), [text(60), text(40)]
     warm = server.post("/v1/rag/chat", rag_body(system, chunks, "warm up", "shared"))
@@ -44,7 +44,7 @@ def test_answers_stay_exact_under_preemption(server: TesseraServer, oracle: Any,
 
 
 async def _leave_after(server: TesseraServer, body: dict[str, Any], delay_s: float, stream: bool) -> None:
-    """Sends a request and drops the connection after a while, or after the first event."""
+    """Sends a request and disconnects after a delay or after the first event."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         task = asyncio.create_task(client.post("/v1/rag/chat", json={**body, "stream": stream}))
         await asyncio.sleep(delay_s)
@@ -64,7 +64,7 @@ async def _leave_while_decoding(server: TesseraServer, body: dict[str, Any]) -> 
 
 @SMALL_STEPS
 async def test_clients_that_leave_take_everything_with_them(server: TesseraServer, text: Text) -> None:
-    """Disconnects during fill, load and decode: no lease, no engine request and no page is left."""
+    """Disconnects during fill, load and decode leave no lease, engine request or page behind."""
     server, source = (
         server,
         random.Random(3),
@@ -116,7 +116,7 @@ async def test_a_fill_outlives_the_request_that_started_it(server: TesseraServer
 
 @pytest.mark.serve_with("--chunk-cache-memory", str(640 * 4096), "--chunk-cache-page-tokens", "16")
 def test_pool_too_small_for_the_request(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """A pool of 640 tokens: chunks that fit are evicted and refilled; those that don't run in full attention."""
+    """In a pool of 640 tokens, fitting chunks are evicted and refilled; larger sets run in full attention."""
     # 4 layers x 2 KV heads x 64 x (K and V) x 4 bytes = 4096 bytes a token.
     assert server.stats()["occupancy"]["pages_total"] == 40
     chunks = [text(150) for _ in range(6)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fills under many requests at once: each chunk is computed once, whoever leaves, whatever is cleared meanwhile."""
+"""Fills under concurrent requests: each chunk is computed once despite disconnects and clearing."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ pytestmark = SMALL_STEPS
 
 @asynccontextmanager
 async def client_of(server: TesseraServer) -> AsyncIterator[httpx.AsyncClient]:
-    """A client that opens as many connections as it has requests."""
+    """A client with one connection per request."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
         yield client
@@ -73,7 +73,7 @@ async def test_200_requests_for_the_same_5_missing_chunks_start_5_fills(server: 
 async def test_whoever_started_the_fills_may_leave_at_any_time(
     stream: bool, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    """Before, while and after the others come to wait for them: they answer exactly, and nothing is left over."""
+    """Before, while and after other requests wait: these answer exactly, and nothing is left over."""
     system, chunks = text(10), [text(700), text(500)]
     bodies = [rag_body(system, order, text(12), name) for order, name in ((chunks, "shared"), (chunks[::-1], "offset"))]
     alone = [(await asyncio.to_thread(run, server, "/v1/rag/chat", apart(body), False))[0] for body in bodies]
@@ -120,7 +120,7 @@ def until_filling(server: TesseraServer, segments: int = 1) -> None:
 
 
 class Ingesting(threading.Thread):
-    """A call of `POST /v1/rag/chunks` beside the test; `lines` has what came so far, the summary included."""
+    """A concurrent `POST /v1/rag/chunks`; `lines` has the lines received so far, including the summary."""
 
     def __init__(self, server: TesseraServer, **body: Any) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def test_a_plan_says_what_is_being_computed(server: TesseraServer, text: Text) -
 
 
 def test_clearing_during_an_ingestion_is_said_in_its_lines(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """A request that waits for a chunk which is cleared meanwhile answers with it all the same."""
+    """A request that waits for a chunk still answers with it after the cache is cleared."""
     system, chunks = text(10), [text(3000), text(3000), text(3000), text(40)]
     ingesting = Ingesting(
         server, chunks=[{"id": f"c{i}", "text": chunk} for i, chunk in enumerate(chunks)], system=system
@@ -178,7 +178,7 @@ def test_clearing_during_an_ingestion_is_said_in_its_lines(server: TesseraServer
 
 
 def test_what_is_cleared_after_its_line_counts_as_evicted(server: TesseraServer, text: Text) -> None:
-    """Four rounds, so that some are to come when the first line is read."""
+    """Four rounds, so that rounds remain when the first line is read."""
     chunks = [text(3000) for _ in range(7)]
     with server.client.stream("POST", "/v1/rag/chunks", json={"chunks": chunks}) as response:
         lines = response.iter_lines()
@@ -190,10 +190,10 @@ def test_what_is_cleared_after_its_line_counts_as_evicted(server: TesseraServer,
 
 
 def test_a_client_that_leaves_ends_its_ingestion(server: TesseraServer, text: Text) -> None:
-    """What was done stays done; what was being computed is aborted, and the rest never begins."""
+    """Finished chunks stay, running fills are aborted, and the rest never starts."""
     chunks, before = [text(3000) for _ in range(8)], fills(server)
     with server.client.stream("POST", "/v1/rag/chunks", json={"chunks": chunks, "system": "leaving"}) as response:
-        lines = response.iter_lines()  # held: closed, it would close the connection
+        lines = response.iter_lines()  # kept: closing it would close the connection
         first = json.loads(next(lines))
         until_filling(server)
     done = more(fills(server), before)
@@ -222,7 +222,7 @@ def test_a_request_that_waits_for_an_abandoned_ingestion_gets_its_chunk(
 
 
 def test_an_id_that_another_call_registers_meanwhile_is_not_taken_over(server: TesseraServer, text: Text) -> None:
-    """Both calls were accepted; the second one's line says what happened, and nothing of it is pinned."""
+    """Both calls are accepted; the second call's line reports the conflict, and its chunk is not pinned."""
     server.post("/v1/cache/clear", {})
     first = Ingesting(server, chunks=[text(3000), {"id": "doc", "text": "One."}])
     second = Ingesting(server, chunks=[{"id": "doc", "text": "Other."}, {"id": "mine", "text": "Mine."}], pin=True)

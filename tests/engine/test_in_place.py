@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks shared in place: exact, found wherever they stand, and held once however many requests read them.
+"""Chunks shared in place: exact, found at any place, and held once for any number of requests.
 
-The whole of `test_exactness.py` runs in place, too: TESSERA_CHUNK_CACHE_PLACEMENT=in-place (`make test-in-place`).
+`test_exactness.py` runs in place, too: TESSERA_CHUNK_CACHE_PLACEMENT=in-place (`make test-in-place`).
 """
 
 import itertools
@@ -65,7 +65,7 @@ def test_chunks_are_found_wherever_they_stand(
 def test_the_question_may_end_in_any_place_of_a_block(
     strategy: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    """Answers go on into blocks of their own, chained to the whole composition."""
+    """Answers continue in blocks of their own, chained to the whole composition."""
     chunks = [text(40), text(70)]
     for length in (1, BLOCK - 3, BLOCK, BLOCK + 1, 2 * BLOCK):
         question = text(length)
@@ -76,7 +76,7 @@ def test_the_question_may_end_in_any_place_of_a_block(
 
 @pytest.mark.serve_with(*IN_PLACE)
 def test_beside_copies_and_ordinary_requests(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """All at once, over the same chunks: no block has the position or the KV of another's."""
+    """Concurrently, over the same chunks: no block gets another block's position or KV."""
     chunks = [text(n) for n in (45, 61, 30)]
     orders = list(itertools.permutations(chunks))
 
@@ -102,7 +102,7 @@ def test_beside_copies_and_ordinary_requests(server: TesseraServer, oracle: Any,
 
 @pytest.mark.serve_with(*IN_PLACE)
 def test_ordinary_requests_find_what_is_theirs(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """Of a composition as an ordinary prompt the first chunk's blocks: later ones were computed without it."""
+    """An ordinary prompt of a composition's tokens hits the first chunk's blocks only: later chunks did not see it."""
     system, chunks, question = segments(ask(server, "shared", [text(70), text(90)], text(40))["cache"])
     token_ids = [*system, *chunks[0], *chunks[1], *question]
     before = server.metric(HITS)
@@ -113,7 +113,7 @@ def test_ordinary_requests_find_what_is_theirs(server: TesseraServer, oracle: An
 
 
 def flood(server: TesseraServer, text: Text) -> None:
-    """Ordinary requests that take all of a little server's blocks."""
+    """Sends ordinary requests that take all blocks of a server with few."""
     for _ in range(3):
         server.chat(chunks=[], question=text(500), max_tokens=1)
 
@@ -133,7 +133,7 @@ def test_what_the_engine_evicted_is_loaded_from_the_pool(server: TesseraServer, 
 
 
 def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Text) -> None:
-    """Sixteen at once with KV memory for one and a half; with copies, and in full attention, some of them wait."""
+    """Sixteen concurrent requests in KV memory for one and a half; with copies or full attention, some wait."""
     clients, blocks = 16, 145
     server = serve("tiny-llama", *IN_PLACE, "--num-gpu-blocks-override", str(1 + blocks), "--max-model-len", "4096")
     chunks = [text(n) for n in (740, 780, 750, 700)]
@@ -168,7 +168,7 @@ def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Tex
 
 @contextmanager
 def most(server: TesseraServer, *metrics: str) -> Iterator[dict[str, float]]:
-    """The highest values of metrics that were seen until the block ends."""
+    """Yields the highest values of metrics seen during the block."""
     seen, stopping = dict.fromkeys(metrics, 0.0), threading.Event()
 
     def look() -> None:
@@ -187,7 +187,7 @@ def most(server: TesseraServer, *metrics: str) -> Iterator[dict[str, float]]:
 
 @pytest.mark.serve_with(*IN_PLACE, *LITTLE)
 def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """More requests than there are blocks for, with long answers, over contexts that push out one another."""
+    """More requests than the blocks suffice for, with long answers over contexts that evict one another."""
     groups = [[text(n) for n in (90, 60)] for _ in range(4)]
     before = server.metric("vllm:num_preemptions_total")
 
@@ -207,7 +207,7 @@ PARALLEL = (*IN_PLACE, "--chunk-position-strategy", "parallel")
 
 @pytest.mark.serve_with(*PARALLEL)
 def test_a_server_of_parallel_positions_shifts_nothing(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """Not even the model's class is wrapped there, so shared positions, which need shifts, are copied."""
+    """Its model class is not wrapped, so shared positions, which need shifts, are copied."""
     chunks = [text(n) for n in (50, 130, 17)]
     for order in itertools.permutations(chunks):
         response = ask(server, None, list(order), text(12))
@@ -252,13 +252,13 @@ def test_a_model_too_short_for_the_self_check_copies(server: TesseraServer, text
 
 
 def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, text: Text, tmp_path: Path) -> None:
-    """vLLM's KV events, by which routers and offloading know blocks."""
+    """vLLM's KV events, from which routers and offloading learn about blocks."""
     endpoint = f"ipc://{tmp_path}/events"
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
     server = serve("tiny-llama", *IN_PLACE, *LITTLE, "--kv-events-config", json.dumps(events))
     chunks = [text(n) for n in (30, 62, 90)]
     with subscribed(endpoint) as stored:
-        for _ in range(10):  # what is published before a subscriber is known is lost to it
+        for _ in range(10):  # a subscriber misses earlier events
             server.chat(chunks=[], question=text(100), max_tokens=1)
             if stored():
                 break
@@ -278,7 +278,7 @@ def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, te
 
 @contextmanager
 def subscribed(endpoint: str) -> Iterator[Callable[[], dict[tuple[int, ...], bytes]]]:
-    """Gives the hash of each block, by its tokens, that was stored since it was last called."""
+    """Yields a function that returns hashes by tokens of the blocks stored since its last call."""
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.connect(endpoint)
         socket.setsockopt(zmq.SUBSCRIBE, b"")

@@ -40,7 +40,7 @@ def all_tokens(report: dict[str, Any]) -> list[int]:
 def test_ordinary_requests_get_ordinary_answers(
     strategy: str, server: TesseraServer, stock: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    """The token sequence of a RAG request as an ordinary request: before, while and after it runs."""
+    """Tokens of a RAG request as an ordinary request before, during and after it."""
     chunks, question = [text(300), text(200), text(140)], text(60)
     explained = ask(server, strategy, [*chunks], question, cache={"mode": "full"})
     token_ids = all_tokens(explained["cache"])
@@ -83,7 +83,7 @@ def test_the_prefix_cache_never_crosses_layouts(server: TesseraServer, oracle: A
     a, b = text(254), text(254)
     question = text(150)
     joined = ask(server, "shared", [a, b], question)
-    # One chunk whose text is the two chunks' in a row: the same tokens, another layout.
+    # One chunk with both chunks' text: the same tokens in another layout.
     merged = ask(server, "shared", [f"{a}\n\n{b}"], question)
     assert all_tokens(merged["cache"]) == all_tokens(joined["cache"])
     offset = ask(server, "offset", [a, b], question)
@@ -96,7 +96,7 @@ def test_the_prefix_cache_never_crosses_layouts(server: TesseraServer, oracle: A
         (elsewhere, "shared"),
     ):
         assert_exact(response, oracle("tiny-llama"), strategy)
-        # All of the question was computed. (A fill may hit truly equal prefixes: it is plain causal attention.)
+        # The whole question was computed. (A fill is plain causal attention, and may hit truly equal prefixes.)
         filled = sum(c["tokens"] for c in response["cache"]["chunks"] if c["status"] == "filled")
         tokens = response["cache"]["tokens"]
         assert tokens["computed"] >= num_question + min(filled, tokens["fill_computed"])
@@ -135,7 +135,7 @@ def test_clients_cannot_send_transfer_plans(server: TesseraServer) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "kv_transfer_params": plan}
     error = server.post("/v1/chat/completions", body, status=400)["error"]
     assert error["param"] == "kv_transfer_params"
-    # The way that vLLM offers to rejected requests of a prefill/decode split leads nowhere either.
+    # vLLM's path for rejected requests of a prefill/decode split has no effect either.
     rejected = {
         **body,
         "max_tokens": -5,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are killed while they work: clients are told, and nothing is left behind."""
+"""Killed processes: clients get an error, and no process or memory is left behind."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ DIED = "The engine has died; the server ends."
 
 @dataclass
 class Asked:
-    """A request, and what came back of it so far."""
+    """A request with its response so far."""
 
     path: str
     body: dict[str, Any]
@@ -57,7 +57,7 @@ class Asked:
 
 
 def requests(text: Text, model: str) -> list[Asked]:
-    """Streams of every endpoint, whole answers, one that waits for its chunk, and an ingestion."""
+    """Streams of every endpoint, whole answers, a request that waits for its chunk, and an ingestion."""
     rag = {"chunks": [text(200)], "question": "What?", **WORKS_FOR_LONG}
     chat = {"messages": [{"role": "user", "content": text(50)}], **WORKS_FOR_LONG}
     return [
@@ -76,7 +76,7 @@ def requests(text: Text, model: str) -> list[Asked]:
 
 @contextmanager
 def load(server: TesseraServer, text: Text) -> Iterator[list[Asked]]:
-    """Requests under way at the beginning; at the end all have come to theirs."""
+    """Yields running requests; waits for their ends."""
     asked = requests(text, server.model)
     threads = [threading.Thread(target=each.run, args=(server.url,)) for each in asked]
     for thread in threads:
@@ -108,12 +108,12 @@ def engine_core(server: TesseraServer) -> psutil.Process:
 
 
 def named(name: str, processes: list[psutil.Process]) -> psutil.Process:
-    """vLLM gives its processes titles."""
+    """The process with this name in vLLM's process title."""
     return next(each for each in processes if name in each.name() or name in " ".join(each.cmdline()))
 
 
 def assert_told(asked: list[Asked]) -> None:
-    """Each in words, or, once begun, by an event or a connection that breaks; none as if it were whole."""
+    """Asserts that each request ended with an error, an error event or a lost connection, never as complete."""
     for each in asked:
         if not each.is_stream:
             assert (each.status, each.error) == (503, DIED), each
@@ -127,7 +127,7 @@ def assert_told(asked: list[Asked]) -> None:
 
 
 def health(server: TesseraServer) -> tuple[int, str] | None:
-    """Status and words; ``None`` if nobody answers any more."""
+    """Status and message; ``None`` without a server."""
     try:
         response = httpx.get(f"{server.url}/health", timeout=10)
     except httpx.TransportError:
@@ -136,7 +136,7 @@ def health(server: TesseraServer) -> tuple[int, str] | None:
 
 
 def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
-    """The server tells everybody and ends by itself, with 1."""
+    """The server reports the error to all clients and exits with 1."""
     server = start().wait_ready()
     group = server.process.pid
     with load(server, text) as asked:
@@ -151,7 +151,7 @@ def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
 
 @pytest.mark.matrix
 def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
-    """As for want of memory. The server is told to go on, so that there is time to ask it everything."""
+    """As when out of memory. The server is set to stay, for requests after the engine's death."""
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     with all_cores():
         server = start(*WORKERS["tensor parallel"], environment=environment).wait_ready()
@@ -174,7 +174,7 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
 
 
 def test_a_server_that_is_killed_while_it_starts(start: StartServer) -> None:
-    """Without the chunk cache: what ends its processes is no part of that."""
+    """Also without the chunk cache."""
     server = start("--no-chunk-cache", environment={"VLLM_LOGGING_LEVEL": "INFO"})
     until(lambda: "Initializing a V1 LLM engine" in server.log.read_text(), 300)  # the engine core's first words
     server.process.kill()
@@ -183,7 +183,7 @@ def test_a_server_that_is_killed_while_it_starts(start: StartServer) -> None:
 
 
 def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServer, text: Text, tmp_path: Path) -> None:
-    """Also the answer that has to wait for its chunks; of an ingestion, what has begun. Nobody new is let in."""
+    """Including an answer that waits for chunks, and an ingestion's started chunks; new requests are refused."""
     folder = tmp_path / "kv"
     tiers = ("--chunk-cache-tiers", f"file://{folder}?size=1GiB")
     server = start("--shutdown-timeout", "300", *tiers).wait_ready()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Link tokens are exactly what they say they are: computed anew behind the chunks before them, and nothing else."""
+"""Link tokens are exact: recomputed behind the preceding chunks, and nothing else changes."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ def test_one_chunk_has_nothing_to_be_linked_to(server: TesseraServer, oracle: An
 @pytest.mark.serve_with(*SMALL)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_many_at_once_in_a_pool_that_evicts(context: str, server: TesseraServer, oracle: Any, text: Text) -> None:
-    """Linked and plain requests over the same chunks and places: none gets what is another's."""
+    """Linked and plain requests over the same chunks and places never mix."""
     chunks = [text(n) for n in (30, 45, 60, 25)]
     orders = list(itertools.permutations(chunks, 3))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GET /metrics of running servers, and that docs/operations.md explains all of it."""
+"""GET /metrics of running servers; docs/operations.md documents every metric."""
 
 import re
 import time
@@ -20,7 +20,7 @@ REFUSING = ("--no-chunk-cache", *(("--max-num-queued-reqs", "0") if HAS_QUEUE_LI
 
 
 def families(server: TesseraServer) -> set[tuple[str, str, frozenset[str]]]:
-    """Name (of a counter: with _total), type and labels of every metric of ours."""
+    """Name (counters with _total), type and labels of every Tessera metric."""
     found = set()
     for family in text_string_to_metric_families(server.client.get("/metrics").text):
         if family.name.startswith("tessera_") and not family.name.endswith("_created"):
@@ -39,7 +39,7 @@ def documented() -> set[tuple[str, str, frozenset[str]]]:
 
 
 def value(server: TesseraServer, name: str, **labels: str) -> float:
-    """One sample; labels that aren't asked for don't matter."""
+    """One sample; unspecified labels are ignored."""
     for family in text_string_to_metric_families(server.client.get("/metrics").text):
         for sample in family.samples:
             if sample.name == f"tessera_{name}" and labels.items() <= sample.labels.items():
@@ -48,7 +48,7 @@ def value(server: TesseraServer, name: str, **labels: str) -> float:
 
 
 def settled(server: TesseraServer, *names: str) -> dict[str, float]:
-    """Samples once they have stopped changing: the workers' arrive with the engine's next outputs."""
+    """Samples that no longer change: workers' samples arrive with the engine's next outputs."""
     before: dict[str, float] = {}
     for _ in range(20):
         now = {name: value(server, name) for name in names}
@@ -61,7 +61,7 @@ def settled(server: TesseraServer, *names: str) -> dict[str, float]:
 
 @pytest.mark.serve_with("--chunk-cache-tiers", "host://?size=8MiB")
 def test_every_metric_is_documented_and_every_documented_one_exists(server: TesseraServer, text: Text) -> None:
-    # A reason is shown once it has been counted.
+    # Reasons appear once counted.
     server.chat(chunks=[text(50)], question="?", max_tokens=1, cache={"mode": "full"})
     assert families(server) == documented()
 
@@ -91,7 +91,7 @@ def test_workers_count_what_they_move(server: TesseraServer, text: Text) -> None
     assert grown["save_tokens_total"] < filled["tokens"]["prompt"]
     # Two fills, of which the second loads the system segment, and the request itself.
     assert (grown["save_seconds_count"], grown["load_seconds_count"]) == (2, 2)
-    # The system segment may be in vLLM's own prefix cache, which is asked first.
+    # The system segment may be in vLLM's prefix cache, which comes first.
     assert grown["load_tokens_total"] >= sum(chunk["tokens"] for chunk in filled["chunks"])
     page_tokens = server.stats()["occupancy"]["page_tokens"]
     token_bytes = value(server, "pool_bytes") / value(server, "pool_pages") / page_tokens

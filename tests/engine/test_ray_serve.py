@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two replicas of the engine in Ray Serve, and Redis: all of them real, on one machine."""
+"""Two real engine replicas in Ray Serve and a real Redis, on one machine."""
 
 import json
 import random
@@ -40,7 +40,7 @@ FLAGS = {
 }
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
-    "RAY_worker_niceness": "0",  # by default Ray's workers give way to everybody
+    "RAY_worker_niceness": "0",  # by default Ray's workers run at low priority
     "RAY_AUTH_MODE": "disabled",  # by default Ray writes a token into the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -48,7 +48,7 @@ ENVIRONMENT = {
 
 
 class RayCluster:
-    """One machine's Ray with Tessera's application. Its folder is in the environment of every process it starts."""
+    """A local Ray with Tessera's application; its processes carry its folder in their environment."""
 
     def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
         """`stack` ends every process."""
@@ -92,7 +92,7 @@ class RayCluster:
         return {json.loads(beat)["name"] for beat in beats if beat}
 
     def running(self) -> int:
-        """The replicas that Ray says run."""
+        """Number of running replicas, according to Ray."""
         states = serve.status().applications["default"].deployments["Engine"].replica_states
         return states.get("RUNNING", 0)
 
@@ -112,7 +112,7 @@ class RayCluster:
         ray.kill(ray.get_actor(f"SERVE_REPLICA::default#Engine#{replica}", namespace="serve"))
 
     def processes(self) -> list[str]:
-        """Names of the processes that it started and that are still there."""
+        """Names of its processes that are still alive."""
         mark = f"TEST_RAY_FOLDER={self.folder}".encode()
         found = []
         for process in Path("/proc").glob("[0-9]*"):
@@ -141,8 +141,8 @@ def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
     sets = [[text(700) for _ in range(3)] for _ in range(12)]
     first = [cluster.ask(*chunks) for chunks in sets]
     used = {answer["replica"] for answer in first}
-    until(lambda: used == cluster.names())  # on a busy machine a beat may come late
-    time.sleep(1)  # claims are told ten times a second
+    until(lambda: used == cluster.names())  # heartbeats may be late on a busy machine
+    time.sleep(1)  # claims are published ten times a second
     hits: Counter[bool] = Counter()
     for chunks, before in zip(sets, first, strict=True):
         again, turned = cluster.ask(*chunks), cluster.ask(*reversed(chunks))
@@ -225,12 +225,12 @@ def test_a_killed_replica_is_replaced_and_nobody_is_refused(cluster: RayCluster,
             for each in sent:
                 each.result()
     assert Counter(ended) == {"right": len(ended)}
-    new, *_ = cluster.names() - before  # on a busy machine Ray takes another for dead, too
+    new, *_ = cluster.names() - before  # on a busy machine Ray may declare another replica dead, too
     assert cluster.client.get("/health", headers={REPLICA: new}).status_code == 200
 
 
 def killed_amid_a_stream(cluster: RayCluster, chunks: list[str]) -> str:
-    """Kills the replica that sends a stream, which breaks off visibly; returns its name."""
+    """Kills the replica that sends a stream, which must fail visibly; returns its name."""
     body = {"chunks": chunks, "question": "?", "max_tokens": 7000, "ignore_eos": True, "stream": True}
     with cluster.client.stream("POST", "/v1/rag/chat", json=body) as answer:
         pieces = answer.iter_raw()
@@ -242,7 +242,7 @@ def killed_amid_a_stream(cluster: RayCluster, chunks: list[str]) -> str:
 
 
 def test_a_shutdown_leaves_no_process(cluster: RayCluster) -> None:
-    """The last test here: it takes the cluster down."""
+    """The file's last test, since it stops the cluster."""
     names = cluster.processes()
     assert any(name.startswith("VLLM") for name in names), names
     serve.shutdown()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of vLLM turns the chunk cache off is served all the same, in full attention, with the reason in each report."""
+"""vLLM features that turn the chunk cache off: served in full attention, with the reason in each report."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def test_a_quantized_kv_cache(server: TesseraServer, text: Text) -> None:
 
 @pytest.mark.matrix
 def test_a_split_into_prefill_and_decode(serve: Any, oracle: Any, text: Text, tmp_path: Path) -> None:
-    """Two engines, of which one takes up the KV that the other left for it: by token ids, so never of chunks."""
+    """Two engines that pass on KV by token ids, and so never KV of chunks."""
     chunks, question = [text(200), text(150)], text(40)
     extra = {"shared_storage_path": str(tmp_path)}
     for role in ("kv_producer", "kv_consumer"):

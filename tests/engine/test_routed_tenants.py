@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tenants of a cluster: the router and the replica behind it have the same file, and both ask for keys."""
+"""Tenants of a cluster: router and replica share a tenants file, and both require keys."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, model_path: Any) -> Iterat
 
 
 async def add_another(router: Router, redis: str) -> None:
-    """The same replica by another name, so that there is a choice to make."""
+    """Registers the same replica under a second name, so that the router has a choice."""
     (known,) = router.cluster()["replicas"]
     del known["requests_here"]
     url = known["url"].replace("127.0.0.1", "localhost")
@@ -58,11 +58,11 @@ def key_of(name: str) -> dict[str, str]:
 
 
 def ask(router: Router, name: str, chunks: list[str]) -> tuple[list[str], int]:
-    """What became of the chunks, and how many of their tokens the router knew to be held."""
+    """The chunks' statuses, and the number of held tokens known to the router."""
     response = router.client.post("/v1/rag/chat", json={"chunks": chunks, **ASKED}, headers=key_of(name))
     assert response.status_code == 200, response.text
     held = router.cluster()["decisions"][-1]["held_tokens"]
-    time.sleep(0.5)  # claims are told ten times a second
+    time.sleep(0.5)  # claims are published ten times a second
     return statuses(response.json()), held
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests made from the server's own OpenAPI page: no status 5xx, and every answer as the page says.
+"""Requests generated from the server's OpenAPI page: no status 5xx, and every response matches the page.
 
-Some hundreds in a test run. `make fuzz` makes thousands (SCHEMA_CASES), those systematic ones among them that leave
-each field out, or take it to each of its bounds.
+Some hundreds per test run. `make fuzz` sends thousands (SCHEMA_CASES), including systematic cases that omit each field
+or set it to its bounds.
 """
 
 import os

@@ -26,7 +26,7 @@ from tools.server_process import ROOT, group_members, reserved_port
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """What a `tessera serve` that must not start prints; it exits with 2."""
+    """Output of a `tessera serve` that must not start; it exits with 2."""
     run = subprocess.run(
         [sys.executable, "-m", "app.cli", "serve", *arguments],
         cwd=ROOT,
@@ -78,7 +78,7 @@ def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraSe
 def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     start: Callable[..., TesseraServer], oracle: Any, text: Callable[[int], str]
 ) -> None:
-    """SIGTERM during an ingestion and requests: they end somehow, the processes end, and nothing stays behind."""
+    """SIGTERM during an ingestion and requests ends them and all processes, and leaves nothing behind."""
     server = start("--shutdown-timeout", "5").wait_ready()
     system, chunks = text(20), [text(300), text(120)]
     before = {name: ask(server, name, chunks, "What?", system=system) for name in ("shared", "offset")}
@@ -99,7 +99,7 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     until(lambda: server.stats()["occupancy"]["leases"] >= 3)
     group, port = server.process.pid, server.port
     server.process.send_signal(signal.SIGTERM)
-    # Until the signal is handled: while the engine works on, which has work for far longer than it may.
+    # Until the signal is handled; the engine has far more work than its shutdown timeout allows.
     until(lambda: httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, timeout=60).status_code != 200)
     late = [httpx.post(f"{server.url}{path}", json=body, timeout=60) for path, body in requests[:2]]
     assert [(response.status_code, response.json()["error"]["message"]) for response in late] == [
@@ -125,7 +125,7 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
 
 
 def test_torch_compile_is_exact(start: Callable[..., TesseraServer], oracle: Any) -> None:
-    """The default outside tests: compiled, and with settings from the environment."""
+    """As by default outside tests: compiled, with settings from the environment."""
     environment = {"TESSERA_CHUNK_POSITION_STRATEGY": "offset", "TESSERA_CHUNK_CACHE_PAGE_TOKENS": "5"}
     server = start("--no-enforce-eager", environment=environment).wait_ready()
     assert server.stats()["occupancy"]["page_tokens"] == 5
@@ -145,7 +145,7 @@ def test_port_in_use() -> None:
 
 
 def test_port_of_a_server_that_is_still_starting() -> None:
-    """It does not listen yet, and the system would let another one have the port until it does."""
+    """A server that starts does not listen yet, so the system would assign its port to another."""
     with reserved_port() as bound:
         port = str(bound.getsockname()[1])
         with claim_address(f"http://127.0.0.1:{port}"):
@@ -182,7 +182,7 @@ for arguments, environment, _ in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def said() -> list[tuple[int, str]]:
-    """The exit status and the words of each command that is refused: in one process, since vLLM is long to import."""
+    """Exit status and output of each refused command, in one process, since importing vLLM is slow."""
     run = subprocess.run(
         [sys.executable, "-c", _ONE_AFTER_THE_OTHER, json.dumps(REFUSED)],
         cwd=ROOT,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks that come from tiers are exact, and whatever becomes of a tier costs time only."""
+"""Chunks from tiers are exact, and a tier's failures only cost time."""
 
 import itertools
 import os
@@ -26,7 +26,7 @@ StartServer = Callable[..., TesseraServer]
 
 
 class Directory:
-    """A directory, and the servers of one model that keep their chunks there."""
+    """A directory, with servers of one model that use it as their tier."""
 
     def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
         """`stack` ends every server."""
@@ -65,7 +65,7 @@ def start(directory: Directory) -> Iterator[StartServer]:
 
 
 def archived(server: TesseraServer) -> dict[str, Any]:
-    """Stats once everything has been stored."""
+    """Waits until everything is stored; returns the stats."""
     deadline = time.monotonic() + 60
     while (stats := server.stats())["occupancy"]["archive_waiting"]:
         assert time.monotonic() < deadline
@@ -74,7 +74,7 @@ def archived(server: TesseraServer) -> dict[str, Any]:
 
 
 def to_sleep(server: TesseraServer) -> None:
-    """Empties the pool of all that is in a tier."""
+    """Drops all stored segments from the pool."""
     archived(server)
     slept = server.post("/v1/cache/sleep", {"idle_s": 0})
     assert slept["segments"] > 0
@@ -94,7 +94,7 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     text: Text,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Of host memory, a slower tier, the pool and computing."""
+    """Mixtures of host memory, a slower tier, the pool and computing."""
     slower, flags, environment = f"file://{tmp_path}/kv?size=1GiB", ("--chunk-cache-page-tokens", "16"), {}
     if kind == "s3":
         slower = f"s3://bucket/{tmp_path.name}?size=1GiB&endpoint={request.getfixturevalue('s3')}"
@@ -129,7 +129,7 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
         shared = shared_memory(server.process.pid)
         assert shared
         server.process.kill()
-        wait_until_gone(server.process.pid)  # the engine and its workers notice
+        wait_until_gone(server.process.pid)  # engine and workers notice the kill
         assert not [path for path in shared if path.exists()]
 
 
@@ -161,7 +161,7 @@ def test_damaged_files_are_computed_anew_and_quarantined(
 def test_a_file_system_that_hangs_is_waited_for_once(
     start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
-    """The tier is another package's, as anybody may write one."""
+    """With a third-party tier."""
     package, root = tmp_path / "hanging-1.dist-info", tmp_path / "kv"
     package.mkdir()
     (package / "METADATA").write_text(hanging_tier.METADATA)
@@ -189,7 +189,7 @@ def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_ser
     ask(server, "shared", chunks, "What?")
     archived(server)
     server.process.kill()
-    wait_until_gone(server.process.pid)  # its engine notices
+    wait_until_gone(server.process.pid)  # its engine notices the kill
     again = start(directory.tiers)
     answer = ask(again, "shared", chunks[::-1], "What?")
     assert origins(answer) == ["file", "file"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes whose parent is killed end by themselves; real processes, without an engine."""
+"""Processes end after their parent is killed; real processes, without an engine."""
 
 import multiprocessing
 import os
@@ -41,8 +41,8 @@ subprocess.run([sys.executable, "-c", sys.argv[1]], env={**os.environ, **starter
 
 
 def child(kind: str) -> None:
-    """A process of an engine, or of something else."""
-    if kind == "with its own":  # like a worker that vLLM has just started: it imports for half a minute
+    """A process of an engine or another program."""
+    if kind == "with its own":  # like a new worker of vLLM, which imports for half a minute
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
     if kind in ("stubborn", "with its own"):
         orphans.GRACE_S = 0.1
@@ -106,6 +106,6 @@ def test_a_list_of_plugins_gets_this_one(given, then, monkeypatch):
 
 
 def test_vllm_finds_the_plugin():
-    """If not: pyproject.toml has changed since this was installed; `make setup` does it again."""
+    """Fails if pyproject.toml changed after the installation; `make setup` repeats it."""
     found = entry_points(group="vllm.general_plugins", name=orphans.PLUGIN)
     assert {entry.load() for entry in found} == {plugin.load}

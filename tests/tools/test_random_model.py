@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random models build once, load elsewhere, and have a tokenizer that loses nothing."""
+"""Random models are built once, load in transformers, and have a lossless tokenizer."""
 
 import json
 import subprocess
@@ -122,7 +122,7 @@ def test_variants_and_yarn(tmp_path, monkeypatch):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
     path = build_preset("tiny-llama", **SHAPE, dtype="bfloat16", vocab_size=320, rope_scaling=yarn)
     assert path.parent == default_model_dir() == tmp_path / "models"
-    assert path.name.startswith("tiny-llama-")  # never in the way of the preset itself
+    assert path.name.startswith("tiny-llama-")  # never in the preset's own folder
     config = AutoConfig.from_pretrained(path)
     assert config.rope_parameters["rope_type"] == "yarn"
     assert config.dtype == torch.bfloat16
@@ -135,7 +135,7 @@ def test_tokenizer_gives_one_token_per_byte_and_loses_nothing(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert len(ids) == len(text.encode())
     assert tokenizer.decode(ids) == text
-    assert tokenizer(text)["input_ids"] == ids  # nothing is put around it
+    assert tokenizer(text)["input_ids"] == ids  # no tokens are added around it
 
 
 def test_special_tokens_are_recognised_unless_they_are_to_be_split(tokenizer):

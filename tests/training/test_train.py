@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training improves the loss, stops and goes on, and refuses what it can't go on from."""
+"""Training improves the loss, stops and resumes, and refuses incompatible checkpoints."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ SMALL = (
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A curriculum of two stages of four small steps, with a look at held-out questions every second step."""
+    """A curriculum of two stages of four small steps, with a gate check every second step."""
     monkeypatch.setattr("training.trainer.CURRICULUM", SMALL)
     monkeypatch.setattr("training.trainer.GATE_EVERY", 2)
 

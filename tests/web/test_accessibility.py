@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""axe-core finds nothing on any view, in either theme; contrast is among what it looks at."""
+"""axe-core finds no violation in any view and theme, including contrast."""
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -12,7 +12,7 @@ RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "be
 
 
 def check(page: Page) -> None:
-    """Fails on every violation, of whatever impact, and unless contrast was measured."""
+    """Fails on violations of any impact, and if contrast was not measured."""
     found = Axe().run(page, options=RULES).response
     told = [(rule["id"], rule["impact"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]]
     assert told == []
@@ -22,7 +22,7 @@ def check(page: Page) -> None:
 
 @pytest.fixture(params=["light", "dark"])
 def themed(request, page):
-    """The page in a theme, which its own button sets against the system's."""
+    """The page in a theme that its button sets, against the system's theme."""
     return in_theme(page, request.param)
 
 

@@ -22,7 +22,7 @@ def badges(page: Page) -> list[str]:
 
 
 def ask(page: Page, button: str = "Ask") -> dict:
-    """The body that was sent; waits for the answer's end."""
+    """The request's body; waits for the end of the response."""
     with page.expect_request("**/v1/rag/chat") as sent:
         page.get_by_role("button", name=button, exact=True).click()
     expect(page.locator("#ask-status")).to_contain_text("token after")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The view "Cluster", through a real router and through the replica itself."""
+"""The view "Cluster", through a real router and directly at the replica."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from tools.server_process import ServerProcess
 
 @pytest.fixture(scope="module")
 def router(demo, tmp_path_factory):
-    """A router of two replicas, which are one server under two addresses: it decides as for two."""
+    """A router of two replicas, which are one server under two addresses."""
     if demo.redis is None:
         pytest.skip("no Redis is installed (scripts/test_servers.sh)")
     url = f"http://localhost:{demo.process.port}"

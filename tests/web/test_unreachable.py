@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server goes and comes back while the page is open; it comes back with an API key."""
+"""The server stops and restarts with an API key while the page is open."""
 
 from playwright.sync_api import expect
 
