@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Create the screenshots of the web page in docs/images, with the demo model, Redis, a router and Chromium.
+"""Create the web page's screenshots in docs/images (with the demo model, Redis, router, Chromium).
 
 The cluster's second replica is the first under another address, so that one engine suffices. Run it with the project's
 Python: .venv/bin/python scripts/screenshots.py

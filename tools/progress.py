@@ -22,7 +22,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Reports every few seconds that ``what`` is still running; in a thread, since engine starts block event loops."""
+    """Reports ``what`` every few seconds; in a thread, since engine starts block event loops."""
     done = threading.Event()
     started = time.monotonic()
 

@@ -22,7 +22,7 @@ class NoRedisError(Exception):
 
 
 class RedisProcess:
-    """One server, empty at each start, without files on disk; its port is kept across `stop` and `start`."""
+    """One server, empty at each start, without files; keeps its port across restarts."""
 
     def __init__(self, folder: Path) -> None:
         binary = shutil.which("redis-server") or shutil.which("valkey-server")

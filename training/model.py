@@ -48,7 +48,7 @@ def _branch_attention(
     attention_mask: torch.Tensor,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention in two parts, since the context sees no branch: a third less work than over the whole row."""
+    """Attention in two parts, since the context sees no branch: a third less work."""
     context = options["context"]
     parts = [
         scaled_dot_product_attention(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the web page at ``/`` and its files below ``/web``, without an API key: they contain no secrets."""
+"""Serves the web page at ``/`` and its files below ``/web``, without an API key."""
 
 import hashlib
 from http import HTTPStatus
@@ -56,7 +56,7 @@ async def index(request: Request) -> Response:
 
 @router.get("/web/{name:path}")
 async def file(request: Request, name: str) -> Response:
-    """A file of the page; the example is the server model's own, if known (a router knows none)."""
+    """A file of the page; the example is the server model's own, if known."""
     return _answer(request, name)
 
 
