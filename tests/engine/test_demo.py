@@ -107,7 +107,8 @@ def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
     assert "6/6" in told
     assert told.count("■■■■■■ ") == told.count("full attention") == 5
     for value in ("320 meters", "1987", "veterinarian", "11 kilograms", "6 euros"):
-        assert told.count(value) == 2, told  # with chunks reused, and in full attention
+        answers = [line for line in told.splitlines() if value in line]
+        assert len(answers) == 2, told  # with chunks reused, and in full attention
 
 
 def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp_path: Path) -> None:
