@@ -4,6 +4,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -26,21 +27,21 @@ def started(tmp_path_factory: pytest.TempPathFactory, model_path: Any) -> Iterat
     folder = tmp_path_factory.mktemp("routed")
     tenants = folder / "tenants.toml"
     tenants.write_text("".join(f'[{name}]\nkeys = ["{hash_of(name)}"]\nroles = {ROLES[name]}\n' for name in ROLES))
-    redis = RedisServer(folder)
-    common = ("--registry", redis.url, "--tenants", str(tenants))
-    model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
-    replica = TesseraServer(folder / "replica.log", *model, *common, "--replica-name", "a")
-    router = Router(folder / "router.log", *common, serve=ROUTE)
-    router.client.headers.update(key_of("root"))
-    try:
+    with ExitStack() as stack:
+        redis = RedisServer(folder)
+        stack.callback(redis.stop)
+        common = ("--registry", redis.url, "--tenants", str(tenants))
+        model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
+        replica = TesseraServer(folder / "replica.log", *model, *common, "--replica-name", "a")
+        stack.callback(replica.stop)
+        router = Router(folder / "router.log", *common, serve=ROUTE)
+        stack.callback(router.stop)
+        router.client.headers.update(key_of("root"))
         replica.wait_ready()
         router.wait_ready().wait_for("a")
         asyncio.run(add_another(router, redis.url))
         router.wait_for("a", "b")
         yield router, replica
-    finally:
-        for process in (router, replica, redis):
-            process.stop()
 
 
 async def add_another(router: Router, redis: str) -> None:
