@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Tessera on Ascend NPUs. BASE is the vLLM-Ascend project's image: it has vLLM 0.23.0 built for no device (its wheel would
-# want another torch), vllm-ascend 0.23.0.post1, torch-npu, Triton-Ascend and CANN. Name it with the registry you get it from.
+# Tessera on Ascend NPUs. BASE is the vLLM-Ascend project's image, including your registry: vLLM 0.23.0 built without a
+# device (its wheel requires another torch), vllm-ascend 0.23.0.post1, torch-npu, Triton-Ascend and CANN.
 #
 #   docker build -f docker/ascend.Dockerfile --build-arg BASE=... -t tessera:ascend .
 #
@@ -20,6 +20,6 @@ WORKDIR /home/tessera
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m \
     CMD ["python3", "/opt/tessera/docker/health.py", "8000"]
-# CANN's image sets up the paths of its compilers in /etc/profile.
+# CANN's image sets its compilers' paths in /etc/profile.
 ENTRYPOINT ["/bin/bash", "-c", "source /etc/profile && exec tessera \"$@\"", "tessera"]
 CMD ["serve", "--host", "0.0.0.0"]

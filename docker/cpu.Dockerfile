@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Tessera on CPUs, and the router, which needs no engine.
+# Tessera on CPUs; also the router's image.
 #
 #   docker build -f docker/cpu.Dockerfile -t tessera:cpu .
 #
@@ -7,14 +7,14 @@
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 
-# g++: torch.compile builds kernels when a server starts. libnuma1: vLLM's own kernels are linked with it.
+# g++: torch.compile builds kernels at a server's start. libnuma1: vLLM's kernels link to it.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libnuma1 \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/tessera
 COPY . .
-# As scripts/setup.sh does it, which says why; torch's CPU build comes from the index that is named there.
+# The same steps as scripts/setup.sh, with its index for torch's CPU build.
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --extra-index-url "$(sed -n 's/^CPU_WHEELS=//p' scripts/setup.sh)" ".[cpu,models]" \
     && pip uninstall --yes torchvision torchaudio torchcodec

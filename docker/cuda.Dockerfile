@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Tessera on NVIDIA GPUs. BASE is the vLLM project's image of the version that the extra "cuda" names, with its torch and CUDA.
+# Tessera on NVIDIA GPUs. BASE is the vLLM project's image of the extra "cuda"'s version, with its torch and CUDA.
 #
 #   docker build -f docker/cuda.Dockerfile -t tessera:cuda .
 #
@@ -9,7 +9,7 @@ FROM ${BASE}
 
 WORKDIR /opt/tessera
 COPY . .
-# uv, as vLLM's own documentation extends its image: vLLM lies in the system's Python.
+# uv, as in vLLM's documentation: the image has vLLM in the system's Python.
 RUN uv pip install --system --break-system-packages --no-cache ".[cuda]"
 
 RUN useradd --uid 10001 --create-home tessera && install -d -o tessera -g tessera /models

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images' health check: whether the server on a port of this container says that it is well."""
+"""Health check of the images: GET /health on a port of this container."""
 
 import sys
 from http import HTTPStatus
-from http.client import HTTPConnection  # unlike urllib, it knows no proxies
+from http.client import HTTPConnection  # unlike urllib, it ignores proxies
 
 connection = HTTPConnection("127.0.0.1", int(sys.argv[1]))
 connection.request("GET", "/health")

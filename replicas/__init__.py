@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry: claims of replicas on documents, and the choice of a replica for a request."""
+"""The replicas' registry of documents, and the choice of a replica for a request."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys by which replicas and routers speak of documents without a tokenizer."""
+"""Document keys, which replicas and routers compute without a tokenizer."""
 
 from collections.abc import Iterable
 
@@ -10,13 +10,13 @@ from cache.holdings import DocumentKey
 
 
 def text_keys(context: Iterable[str], texts: Iterable[str]) -> list[DocumentKey]:
-    """Keys of documents by text. ``context`` is what else decides their KV: model, namespace, system prompt."""
-    head = xxhash.xxh3_128(b"text" + _framed(context))  # once: it may be long, and the texts many
+    """Keys of documents by text; ``context`` is model, namespace and system prompt, which also determine their KV."""
+    head = xxhash.xxh3_128(b"text" + _framed(context))  # hashed once: context may be long, and texts many
     return [_key(head.copy(), text) for text in texts]
 
 
 def id_key(namespace: str, id: str) -> DocumentKey:
-    """Key of whatever document is registered under ``id``."""
+    """Key of the document registered under ``id``."""
     return DocumentKey(xxhash.xxh3_128_digest(b"id" + _framed([namespace, id])))
 
 

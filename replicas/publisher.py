@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica's side of the registry: heartbeats, and claims as documents come and go."""
+"""A replica's side of the registry: heartbeats and claims on documents."""
 
 import asyncio
 import logging
@@ -15,20 +15,20 @@ from replicas.registry import Registry, RegistryError, Replica
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.1
-"""How long changes are gathered, so that many go in one round trip."""
+"""Interval at which changes are sent, batched into one round trip."""
 BEAT_S = 1.0
 MOST_AT_ONCE = 5000
 
 
 class Publisher:
-    """Publishes one replica until :meth:`run` is cancelled, whatever becomes of the registry meanwhile.
+    """Publishes one replica until :meth:`run` is cancelled; survives failures of the registry.
 
-    After any failure the replica comes back under a new id and tells everything anew: what the registry still has
-    under the old one may be wrong, and counts no more.
+    After a failure, the replica takes a new id and publishes all its claims again: claims under the old id may be wrong
+    and no longer count.
     """
 
     def __init__(self, registry: Registry, describe: Callable[[str], Replica | None], holdings: Holdings) -> None:
-        """``describe`` gives the replica as it is now under an id, and ``None`` when it takes no more requests."""
+        """``describe(id)`` returns the replica's current state, or ``None`` if it accepts no more requests."""
         self.is_up = False
         self.num_published = 0
         self.num_errors = 0
@@ -42,11 +42,11 @@ class Publisher:
 
     @property
     def replica_id(self) -> str | None:
-        """Under which the registry knows the replica; ``None`` while it is lost."""
+        """The replica's id in the registry; ``None`` while the registry is unreachable."""
         return self._id if self.is_up else None
 
     async def run(self) -> None:
-        """Until cancelled; the replica then leaves."""
+        """Publishes until cancelled; the replica then leaves the registry."""
         try:
             while True:
                 try:

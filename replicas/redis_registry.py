@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry in Redis 7 or Valkey, for replicas and routers on many machines.
+"""Registry in Redis 7 or Valkey, for replicas and routers on many machines.
 
-Keys, behind a prefix: ``replicas``, a set of replicas' ids; ``r:<id>``, a heartbeat as JSON that expires with its
-lease; ``d:<digest>``, a hash of claims, from replica id to tier, tokens and bytes, all binary, so that Redis packs
-them; ``f:<digest>``, the id of the replica that computes a document, for a short time. Claims outlive the replicas that
-made them, and count for nothing then: readers go by the heartbeats, and the key expires.
+Keys, behind a prefix: ``replicas``, a set of replica ids; ``r:<id>``, a heartbeat as JSON that expires with its lease;
+``d:<digest>``, a hash of claims, from replica id to tier, tokens and bytes, in binary so that Redis packs them;
+``f:<digest>``, the id of the replica that computes a document, short-lived. Claims outlive their replicas, but readers
+ignore claims without a heartbeat, and the keys expire.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from cache.holdings import DocumentKey, Holding, Tier
 from replicas.registry import FILL_S, Claim, Found, RegistryError, Replica
 
 CLAIM_TTL_S = 3600
-"""Claims that nobody repeats are dropped after so long."""
+"""Lifetime of a claim that its replica does not repeat."""
 BATCH = 500
-"""Documents in one round trip of :meth:`RedisRegistry.publish`."""
+"""Documents per round trip of :meth:`RedisRegistry.publish`."""
 _HOLDING = struct.Struct("<BIQ")
 
 
 class RedisRegistry:
-    """See :class:`replicas.registry.Registry`. No operation takes longer than ``timeout_s`` per round trip."""
+    """A :class:`replicas.registry.Registry`; each round trip takes at most ``timeout_s``."""
 
     def __init__(self, url: str, *, prefix: str = "tessera:", timeout_s: float = 0.1, lease_s: float = 5.0) -> None:
-        """Connects at the first use. Raises ``ValueError`` for a URL that is none of Redis's."""
+        """Connects on first use. Raises ``ValueError`` for a URL that is not a Redis URL."""
         self.num_invalid = 0
-        """Entries that were not what a replica writes, and were ignored."""
+        """Malformed entries ignored so far."""
         self._timeout_s = timeout_s
         self._lease_ms = int(lease_s * 1000)
         self._prefix = prefix.encode()
@@ -44,7 +44,7 @@ class RedisRegistry:
         self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=timeout_s)
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Closes all connections."""
         await self._redis.aclose()
 
     async def beat(self, replica: Replica) -> bool:
@@ -64,7 +64,7 @@ class RedisRegistry:
 
     async def replicas(self) -> list[Replica]:
         members, heartbeats = await self._heartbeats_of(self._ids)
-        if members != set(self._ids):  # they have changed since the last call
+        if members != set(self._ids):  # changed since the last call
             self._ids = tuple(sorted(members))
             _, heartbeats = await self._heartbeats_of(self._ids)
         if gone := [id for id, value in heartbeats.items() if value is None]:
@@ -75,7 +75,7 @@ class RedisRegistry:
         return sorted((replica for replica in found if replica is not None), key=lambda replica: replica.name)
 
     async def _heartbeats_of(self, ids: tuple[bytes, ...]) -> tuple[set[bytes], dict[bytes, bytes | None]]:
-        """All members of the set of replicas, and the heartbeats of ``ids``. One round trip."""
+        """All replica ids, and the heartbeats of ``ids``. One round trip."""
         async with self._round_trip() as pipe:
             pipe.smembers(self._replicas)
             if ids:
@@ -103,7 +103,7 @@ class RedisRegistry:
         async with self._round_trip() as pipe:
             for document in keys:
                 pipe.hgetall(self._claims(document))
-            # A key that somebody gave another type is an error of that key alone.
+            # A key of another type is an error of that key alone.
             found = await pipe.execute(raise_on_error=False)
         return [self._parsed(fields) for fields in found]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replicas tell one another: who is there, and which documents each of them holds.
+"""Registry of live replicas and the documents that each replica holds.
 
-A registry has hints, never truth: whoever believes a wrong one loses time, and never gives a wrong answer. Documents go
-by :class:`DocumentKey`, which anybody can compute from a request alone; the chunks that they become, and the keys of
-those, are known only to a replica with the model's tokenizer and chat template.
+Its entries are hints: a wrong hint costs time, never a correct answer. Documents are identified by
+:class:`DocumentKey`, which is computed from a request alone; their chunks and chunk keys are known only to a replica
+with the model's tokenizer and chat template.
 """
 
 import time
@@ -18,22 +18,22 @@ import httpx
 from cache.holdings import DocumentKey, Holding
 
 FILL_S: Final = 10.0
-"""How long a replica that has said that it computes a document keeps others from doing so."""
+"""How long a replica's announcement that it computes a document keeps others from computing it."""
 
 
 _MOST: Final = 1 << 63
-"""Numbers of a heartbeat are smaller: prices are reckoned in floating point, and metrics are exported so."""
+"""Exclusive upper bound of a heartbeat's numbers: prices and exported metrics are floating point."""
 
 
 class Claim(NamedTuple):
-    """A replica's word that it holds a document. ``replica`` is its :attr:`Replica.id`."""
+    """A replica's claim to hold a document; ``replica`` is a :attr:`Replica.id`."""
 
     replica: str
     holding: Holding
 
 
 class Found(NamedTuple):
-    """Who holds a document, and the :attr:`Replica.id` of who said first that it computes it, unless long ago."""
+    """Claims on a document, and the :attr:`Replica.id` of the first replica to announce its computation."""
 
     claims: list[Claim]
     filler: str
@@ -43,8 +43,8 @@ class Found(NamedTuple):
 class Replica:
     """One running replica, as its heartbeat describes it.
 
-    ``id`` is new whenever claims made under the one before may be wrong; ``name`` stays. Only replicas of equal
-    ``fingerprint`` may exchange KV, and those that have none never do. ``load`` counts unfinished requests.
+    ``id`` changes when claims under the previous id may be wrong; ``name`` stays. Only replicas with the same non-empty
+    ``fingerprint`` exchange KV. ``load`` counts unfinished requests.
     """
 
     id: str
@@ -57,12 +57,12 @@ class Replica:
     capacity_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Fields for JSON."""
         return {**asdict(self), "models": list(self.models)}
 
     @classmethod
     def from_dict(cls, fields: Any) -> "Replica":
-        """From JSON, whoever wrote it; raises ``ValueError`` unless every field is there and right."""
+        """Parses untrusted JSON; raises ``ValueError`` unless every field is present and valid."""
         if not isinstance(fields, dict) or set(fields) != set(cls.__slots__):
             raise ValueError(f"not a replica: {fields!r}"[:200])
         texts = [fields[name] for name in ("id", "name", "url", "fingerprint")]
@@ -72,7 +72,7 @@ class Replica:
             raise ValueError(f"not a replica: {fields!r}"[:200])
         if any(type(number) is not int or not 0 <= number < _MOST for number in numbers):
             raise ValueError(f"not a replica: {fields!r}"[:200])
-        # Names become headers, and all of them lines of a log.
+        # Names become HTTP headers, and every text appears in logs.
         if not all(text.isprintable() for text in [*texts, *models]) or fields["name"] != fields["name"].strip():
             raise ValueError(f"not printable: {fields!r}"[:200])
         _check_url(fields["url"])
@@ -80,49 +80,46 @@ class Replica:
 
 
 def _check_url(text: str) -> None:
-    """Raises ``ValueError`` unless requests can be sent there, or fail as requests do."""
+    """Raises ``ValueError`` unless ``text`` is an HTTP URL that requests can be sent to."""
     try:
         parts, url = urlsplit(text), httpx.URL(text)
     except httpx.InvalidURL as error:
         raise ValueError(f"not a URL: {text!r}"[:200]) from error
-    if parts.scheme not in ("http", "https") or not url.host or parts.port == 0:  # the port's range is checked, too
+    if parts.scheme not in ("http", "https") or not url.host or parts.port == 0:  # .port also checks the range
         raise ValueError(f"not a URL: {text!r}"[:200])
 
 
 class RegistryError(Exception):
-    """The registry can't be asked, or told, now; the message says why."""
+    """The registry is unavailable; the message states the reason."""
 
 
 class Registry(Protocol):
-    """Where replicas publish. Every method raises :class:`RegistryError` after a bounded time."""
+    """Interface of a registry. Every method raises :class:`RegistryError` within a bounded time."""
 
     async def beat(self, replica: Replica) -> bool:
-        """Says that ``replica`` is there, for as long as its lease goes.
-
-        False if the registry knew nothing of it: then it has none of its claims either.
-        """
+        """Renews a replica's lease; returns False if the replica was unknown, and so were its claims."""
 
     async def leave(self, replica_id: str) -> None:
-        """Says that a replica is gone, before its lease ends; its claims count no more."""
+        """Removes a replica before its lease ends; its claims no longer count."""
 
     async def replicas(self) -> list[Replica]:
-        """The replicas whose lease goes on, by name."""
+        """Replicas with a live lease, sorted by name."""
 
     async def publish(self, replica_id: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
-        """What a replica holds now of some documents; ``None``: nothing any more."""
+        """Updates a replica's holdings of some documents; ``None`` removes a claim."""
 
     async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
-        """For each key who holds it, as far as known; replicas that are gone may still be named. One round trip."""
+        """Known claims on each key; may name replicas that are gone. One round trip."""
 
     async def begin_fills(self, replica_id: str, keys: Sequence[DocumentKey]) -> list[Found]:
-        """The same, and says of each key that ``replica_id`` will compute it, unless another has said so before.
+        """Known claims, as :meth:`claims`; also announces that ``replica_id`` computes each key not yet announced.
 
-        That is forgotten when somebody claims to hold it, and after :data:`FILL_S`. One round trip.
+        An announcement ends with a claim on the key, and after :data:`FILL_S`. One round trip.
         """
 
 
 class InProcessRegistry:
-    """A registry for whoever lives in one process; claims and heartbeats don't expire."""
+    """A registry within one process; claims and heartbeats don't expire."""
 
     def __init__(self) -> None:
         self._replicas: dict[str, Replica] = {}

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replica a request goes to: one pure function, for every host that asks.
+"""Choice of a replica for a request: one pure function, the same on every router.
 
-Each replica has a price, in tokens: those of the request's documents that it would have to compute, and those that the
-requests before it stand for. So a document's readers gather where it is, until its holder has so much to do that to
-compute it once more elsewhere is cheaper: hot documents get more replicas by themselves. What nobody holds goes,
-document by document, to its home, weighted by its tokens, so that requests that have documents in common meet before
-anybody holds one. Homes are found by rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase
-hit rates", 1998).
+Each replica has a price in tokens: document tokens that it would have to compute, plus an equivalent of its unfinished
+requests. Readers of a document therefore gather at its holder until the holder's load makes computing the document
+elsewhere cheaper: hot documents replicate by themselves. A document without a holder draws its request to the
+document's home, in proportion to its tokens, so that requests with common documents meet before any replica holds one.
+Homes are found by rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998).
 """
 
 from collections import Counter, defaultdict
@@ -20,18 +19,18 @@ from cache.holdings import DocumentKey, Tier
 from replicas.registry import Claim
 
 LOAD_TOKENS: Final = 16
-"""What one unfinished request is worth: little, since an engine computes many at once (docs/scaling.md)."""
+"""Price of one unfinished request: low, since an engine batches many (docs/scaling.md)."""
 TIER_COST: Final = {Tier.DEVICE: 0.0, Tier.HOST: 0.05, Tier.DISK: 0.2}
-"""What it costs to bring a document from a tier, as a share of computing it."""
+"""Cost of loading a document from a tier, as a fraction of computing it."""
 HOME_DISCOUNT: Final = 0.25
-"""How much less the computing of a document counts that nobody holds, at its home."""
+"""Discount on computing a document without a holder, at its home."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A document of the request. ``tokens`` may be estimated: claims know better.
+    """A document of the request; ``tokens`` may be an estimate, which claims override.
 
-    ``is_required``: only who claims the document can serve it, since the request names it and doesn't bring it.
+    ``is_required``: only a holder can serve the request, which names the document by id without its text.
     """
 
     key: DocumentKey
@@ -42,7 +41,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that can serve the request. ``load`` counts its unfinished requests; homes go by ``name``."""
+    """A replica that can serve the request; ``load`` counts unfinished requests, ``name`` determines homes."""
 
     id: str
     name: str
@@ -50,7 +49,7 @@ class Candidate:
 
 
 class Ranked(NamedTuple):
-    """A candidate with what it holds of the request's documents, in tokens, and its price, also in tokens."""
+    """A candidate, the request's document tokens that it holds, and its price in tokens."""
 
     candidate: Candidate
     held_tokens: int
@@ -58,11 +57,11 @@ class Ranked(NamedTuple):
 
 
 def rank(documents: Iterable[Wanted], candidates: Sequence[Candidate]) -> list[Ranked]:
-    """The candidates, the cheapest first; deterministic, whatever their order."""
+    """Candidates, cheapest first; deterministic and independent of their order."""
     by_id = {candidate.id: candidate for candidate in candidates}
     names = [candidate.name.encode() for candidate in candidates]
     distinct = {document.key: document for document in documents}
-    # Most candidates hold nothing: they pay for all, and only the others are told apart.
+    # Most candidates hold nothing and pay for every token; only holders and homes need entries.
     total, num_required = 0, 0
     held, lacking = Counter[str](), Counter[str]()
     saved: defaultdict[str, float] = defaultdict(float)
@@ -88,13 +87,13 @@ def rank(documents: Iterable[Wanted], candidates: Sequence[Candidate]) -> list[R
 
 
 def home_of(digest: bytes, candidates: Sequence[Candidate]) -> Candidate | None:
-    """Whoever a document goes to that nobody holds; ``None`` without candidates."""
+    """Home of a document without a holder; ``None`` without candidates."""
     names = [candidate.name.encode() for candidate in candidates]
     return candidates[_home(digest, names)] if candidates else None
 
 
 def _home(digest: bytes, names: Sequence[bytes]) -> int:
-    """Index of the name that, hashed with ``digest``, is greatest: few digests move when one comes or goes."""
+    """Index of the name with the greatest hash: adding or removing a name moves few digests."""
     return max(zip(_weights(digest, names), names, range(len(names)), strict=True))[2]
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists what is installed (a bill of materials, CycloneDX) and asks PyPI for known vulnerabilities in it (pip-audit).
+"""Writes a software bill of materials (CycloneDX) and checks it for known vulnerabilities (pip-audit, PyPI).
 
     python scripts/audit.py [--output DIR] [-- FLAG OF PIP-AUDIT ...]
 
-Ends with 1 if there are any. What could not be looked up, all of it without a network, is said, and no failure.
+Exits with 1 if there are vulnerabilities. Packages that can't be checked (all of them without a network) are reported,
+but are no failure.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_NETWORK = ("ConnectionError", "Could not connect")
-"""How pip-audit ends without one: in a traceback, or in words."""
+"""Marks of a missing network in pip-audit's output, a traceback or a message."""
 
 
 def list_installed(path: Path) -> None:
@@ -26,9 +27,9 @@ def list_installed(path: Path) -> None:
 
 
 def look_up(path: Path, flags: list[str]) -> list[dict[str, Any]]:
-    """Packages with their vulnerabilities, or the reason why they could not be looked up; written to ``path``.
+    """Packages with their vulnerabilities or the reason for skipping them; also written to ``path``.
 
-    None without a network. Raises ``SystemExit`` with pip-audit's own words if something else went wrong.
+    Empty without a network. Raises ``SystemExit`` with pip-audit's output on other failures.
     """
     program = [sys.executable, "-m", "pip_audit", "--progress-spinner", "off", "--skip-editable"]
     path.unlink(missing_ok=True)
@@ -42,7 +43,7 @@ def look_up(path: Path, flags: list[str]) -> list[dict[str, Any]]:
 
 
 def words(packages: list[dict[str, Any]]) -> list[str]:
-    """A line for each vulnerability, and one that counts."""
+    """One line per vulnerability, and a summary."""
     if not packages:
         return ["audit: nothing could be looked up: no connection to PyPI"]
     found = [(package, flaw) for package in packages for flaw in package.get("vulns", [])]

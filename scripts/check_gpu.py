@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Find out whether Tessera's kernels and chunk cache are right, and fast, on this machine's NVIDIA GPU.
+"""Check that Tessera's kernels and chunk cache are correct and fast on this machine's NVIDIA GPU.
 
-A line for each check says PASS, FAIL or SKIPPED, and what was measured or why. Everything takes some minutes, most of
-them for compiling kernels the first time. Run it with the project's Python: .venv/bin/python scripts/check_gpu.py
+Each check prints a line: PASS, FAIL or SKIPPED, with the measurement or the reason. The first run takes some minutes,
+mostly to compile kernels. Run it with the project's Python: .venv/bin/python scripts/check_gpu.py
 """
 
 import sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Find out whether Tessera's kernels and chunk cache are right, and fast, on this machine's Ascend NPU.
+"""Check that Tessera's kernels and chunk cache are correct and fast on this machine's Ascend NPU.
 
-A line for each check says PASS, FAIL or SKIPPED, and what was measured or why. Everything takes some minutes, most of
-them for compiling kernels the first time. Run it with the project's Python: .venv/bin/python scripts/check_npu.py
+Each check prints a line: PASS, FAIL or SKIPPED, with the measurement or the reason. The first run takes some minutes,
+mostly to compile kernels. Run it with the project's Python: .venv/bin/python scripts/check_npu.py
 """
 
 import sys
@@ -12,12 +12,12 @@ from benchmarks.device_checks.arguments import Defaults
 from benchmarks.device_checks.command import main
 from kernels.npu_copier import ReshapeAndCache
 
-# Engines keep no float32 KV on NPUs; --dtypes float32 tries it all the same.
+# Engines keep no float32 KV on NPUs; --dtypes float32 still tests it.
 DEFAULTS = Defaults("npu", dtypes=("float16", "bfloat16"), model="bench-100m", description=__doc__ or "")
 
 
 def load_writer() -> ReshapeAndCache:
-    """vLLM-Ascend's. Imported when a check asks for it: the import takes a while, and may fail."""
+    """vLLM-Ascend's writer, imported on demand: the import is slow and may fail."""
     from engine_ext.core.ascend import reshape_and_cache
 
     return reshape_and_cache()

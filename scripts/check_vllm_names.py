@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Find out, without running it, whether a version of vLLM has what Tessera uses of it.
+"""Check statically that a version of vLLM has the names that Tessera uses.
 
-Reads the sources in a wheel, or in a folder with the package vllm in it, and looks up: every name that Tessera imports,
-the parameters that it gives them, the methods of AsyncLLM that it calls, and the hooks that its connector implements.
-A line for each that is missing; the exit status is 1 if there are any. It says nothing about what they do.
+Reads the sources in a wheel or in a folder with the package vllm, and looks up every name that Tessera imports, the
+arguments it passes, the methods of AsyncLLM it calls, and the hooks its connector implements. Prints a line for each
+missing name and exits with 1 if there are any. Does not check behaviour.
 
     pip download --no-deps vllm==0.33.0 && python3 scripts/check_vllm_names.py vllm-0.33.0-*.whl
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 COMPAT = "engine_ext.wire.vllm_compat"
 LLM = ("vllm.v1.engine.async_llm", "AsyncLLM")
-# Only versions that have them ask for them; ours then pass the call on.
+# Methods that only some versions call; Tessera's pass the call on.
 OPTIONAL_HOOKS = {"requires_kv_delivery"}
 OPTIONAL_METHODS = {"check_admission", "notify_kv_transfer_request_rejected", "release_kv_cache_memory"}
 
@@ -28,7 +28,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class VllmSources:
-    """The modules of one vLLM, by name; raises ``FileNotFoundError`` if there is none in ``path``."""
+    """The modules of one vLLM by name; raises ``FileNotFoundError`` if ``path`` contains none."""
 
     def __init__(self, path: Path) -> None:
         self._root = zipfile.Path(path) if path.suffix == ".whl" else path
@@ -56,7 +56,7 @@ class VllmSources:
         return self._trees[module]
 
     def find(self, module: str, name: str) -> ast.AST | None:
-        """What defines ``name`` in ``module``, or in the module that it is imported from there."""
+        """Definition of ``name`` in ``module``, or in the module that ``module`` imports it from."""
         if (tree := self.tree(module)) is None:
             return None
         for node in ast.walk(tree):
@@ -67,7 +67,7 @@ class VllmSources:
                     if (alias.asname or alias.name) == name:
                         return self.find(self._origin(module, node), alias.name) or self.tree(f"{module}.{name}")
             if isinstance(node, ast.Name | ast.Constant) and name == getattr(node, "id", getattr(node, "value", None)):
-                return node  # a constant, or a name that the module imports when it is asked for
+                return node  # a constant, or a lazily imported name
         return self.tree(f"{module}.{name}")
 
     def _origin(self, module: str, node: ast.ImportFrom) -> str:
@@ -79,7 +79,7 @@ class VllmSources:
 
 
 def active(body: list[ast.stmt], version: tuple[int, ...]) -> Iterator[ast.stmt]:
-    """Statements without the branches that ``if VERSION …`` leaves out."""
+    """Statements without the inactive branches of ``if VERSION …``."""
     for node in body:
         if isinstance(node, ast.If) and getattr(getattr(node.test, "left", None), "id", "") == "VERSION":
             code = compile(ast.Expression(node.test), "", "eval")
@@ -89,7 +89,7 @@ def active(body: list[ast.stmt], version: tuple[int, ...]) -> Iterator[ast.stmt]
 
 
 def problems(sources: VllmSources) -> Iterator[str]:
-    """What Tessera uses and ``sources`` lack."""
+    """Names and arguments that Tessera uses and ``sources`` lack."""
     files = [path for package in ("app", "engine_ext") for path in sorted((ROOT / package).rglob("*.py"))]
     trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files}
     for tree in trees.values():
@@ -113,7 +113,7 @@ def problems(sources: VllmSources) -> Iterator[str]:
 
 
 def imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
-    """Names bound to ``(module, name)`` of vLLM's or of ``vllm_compat``'s, but for those defined in ``tree``."""
+    """Names bound to ``(module, name)`` of vLLM or ``vllm_compat``, except names defined in ``tree``."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     vllms = [node for node in nodes if node.module == COMPAT or str(node.module).partition(".")[0] == "vllm"]
     names = {alias.asname or alias.name: (str(node.module), alias.name) for node in vllms for alias in node.names}
@@ -130,7 +130,7 @@ def is_stored(node: ast.Attribute) -> bool:
 
 
 def wrong_call(call: ast.Call, names: dict[str, tuple[str, str]], sources: VllmSources) -> Iterator[str]:
-    """Arguments that what is called does not take."""
+    """Keyword arguments that the called function does not accept."""
     definition = sources.find(*names[call.func.id]) if getattr(call.func, "id", "") in names else None
     if isinstance(call.func, ast.Attribute) and is_llm(call.func.value):
         members = {node.name: node for node in sources.find(*LLM).body if isinstance(node, Definition)}
@@ -144,7 +144,7 @@ def wrong_call(call: ast.Call, names: dict[str, tuple[str, str]], sources: VllmS
 
 
 def parameters(definition: Definition) -> set[str] | None:
-    """Names that a function, a class or its fields take; ``None`` if any."""
+    """Parameter names of a function or class; ``None`` if it accepts any."""
     if isinstance(definition, ast.ClassDef):
         for node in definition.body:
             if isinstance(node, ast.FunctionDef) and node.name == "__init__":
@@ -156,7 +156,7 @@ def parameters(definition: Definition) -> set[str] | None:
 
 
 def wrong_hooks(ours: ast.ClassDef, names: dict[str, tuple[str, str]], sources: VllmSources) -> Iterator[str]:
-    """Methods that vLLM's class doesn't have, so that nobody calls them; and abstract ones that ours lacks."""
+    """Methods that vLLM's class lacks, so that nothing calls them; abstract methods that ours lacks."""
     for base in ours.bases:
         theirs = sources.find(*names[base.id]) if getattr(base, "id", "") in names else None
         if not isinstance(theirs, ast.ClassDef) or "Error" in theirs.name:
@@ -175,7 +175,7 @@ def wrong_hooks(ours: ast.ClassDef, names: dict[str, tuple[str, str]], sources: 
 
 
 def helpers(ours: ast.ClassDef) -> set[str]:
-    """Methods that only our own code calls."""
+    """Methods that only Tessera calls."""
     return {"moved", "refused"} if ours.name == "TransferStats" else set()
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Make the pictures of the web page in docs/images, with the demo model, Redis, a router and Chromium.
+"""Create the web page's screenshots in docs/images (with the demo model, Redis, router, Chromium).
 
-The cluster's second replica is the first one under another address, so that one engine is enough. Run it with the
-project's Python: .venv/bin/python scripts/screenshots.py
+The cluster's second replica is the first under another address, so that one engine suffices. Run it with the project's
+Python: .venv/bin/python scripts/screenshots.py
 """
 
 import asyncio
@@ -35,7 +35,7 @@ ROUTE = ("app.cli", "route")
 
 
 def main() -> None:
-    """Starts everything, takes every view in both themes, and stops everything."""
+    """Starts all servers, captures every view in both themes, and stops the servers."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         redis = RedisProcess(folder)
@@ -84,14 +84,14 @@ def _take_all(server: str, router: str) -> None:
 def _ask(page: Page) -> None:
     page.get_by_role("button", name="Load example and ask").click()
     expect(page.locator("#chunks .badge.hit")).to_have_count(len(EXAMPLE.documents))
-    for _ in range(3):  # the first ones of everything are slow
+    for _ in range(3):  # first requests are slow
         page.get_by_role("button", name="Shuffle").click()
         page.get_by_role("button", name="Compare with full attention").click()
         expect(page.locator("#ask-status")).to_contain_text("Full attention: first token")
 
 
 def _use_cache(page: Page, server: str) -> None:
-    """Some life for the plots: questions, a file, a pin."""
+    """Creates activity for the plots: questions, a file, a pin."""
     body = {"system": DEFAULT_SYSTEM, "max_tokens": 16, "temperature": 0}
     page.locator("#ingest-system").fill(DEFAULT_SYSTEM)
     for step in range(12):
@@ -135,7 +135,7 @@ def _take(page: Page, name: str, *, is_whole: bool = True) -> None:
 
 
 def _with_few_colours(taken: Image.Image) -> Image.Image:
-    """The most frequent colours are kept as they are; those between, at the edges of letters, become the nearest."""
+    """Reduces an image to its most frequent colours; others, at the edges of letters, become the nearest."""
     frequent = sorted(taken.getcolors(taken.width * taken.height), reverse=True)[:COLOURS]
     palette = Image.new("P", (1, 1))
     palette.putpalette([value for _, colour in frequent for value in colour])

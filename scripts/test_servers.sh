@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs what tests start by themselves, where it is missing and that can be done without asking.
+# Installs missing programs that tests start, where that needs no password.
 set -uo pipefail
 
 VENV=${VENV:-.venv}
@@ -14,15 +14,15 @@ install() {
         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$1" >/dev/null
 }
 
-# Ray serves an application of ours; its tests are skipped without it.
+# Without Ray, the tests of Ray Serve are skipped.
 if [ -x "$VENV/bin/python" ] && ! "$VENV/bin/python" -c 'import ray.serve' 2>/dev/null; then
     echo "installing Ray for the tests"
-    "$VENV/bin/python" -m pip install -q -e '.[ray]' || echo "Ray can't be installed: its tests will be skipped"
+    "$VENV/bin/python" -m pip install -q -e '.[ray]' || echo "Ray can't be installed: the tests of Ray Serve will be skipped"
 fi
 
 if ! command -v redis-server >/dev/null && ! command -v valkey-server >/dev/null; then
-    install redis-server || echo "redis-server is not installed: the tests of the registry in Redis will be skipped"
+    install redis-server || echo "redis-server is not installed: tests of the Redis registry will be skipped"
 fi
 if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
-    install chromium || echo "Chromium is not installed: the tests of the web page will be skipped"
+    install chromium || echo "Chromium is not installed: tests of the web page will be skipped"
 fi

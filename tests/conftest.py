@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of several packages share, and how they are spread over processes (pytest-xdist, `make test`)."""
+"""Fixtures shared by several rooms, and the tests' distribution over processes (pytest-xdist, `make test`)."""
 
 import os
 from collections.abc import Iterator
@@ -9,33 +9,35 @@ import pytest
 from hypothesis import settings
 
 from tests.cores import keep_to_own_cores, num_workers
+from tests.processes import let_children_be_interrupted
 from tests.real_models import real_model
 from tests.redis_server import RedisServer
 
-# The same examples in every run, and as many as FUZZ_EXAMPLES says (`make fuzz`). Machines are too different, and too
-# busy, for a limit of time per example.
+# The same examples in every run; FUZZ_EXAMPLES sets their number (`make fuzz`). No time limit per example, since
+# machines differ too much.
 settings.register_profile(
     "tests", max_examples=int(os.environ.get("FUZZ_EXAMPLES", "100")), derandomize=True, deadline=None, print_blob=True
 )
 settings.load_profile("tests")
 
 _LONGEST = ("engine", "web", "training", "kernels")
-"""Folders with the files that take longest."""
+"""Folders with the slowest files."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`."""
+    """Number of processes for `-n auto`."""
     return num_workers()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    let_children_be_interrupted()
     if (worker := getattr(config, "workerinput", None)) is not None:
         keep_to_own_cores(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Workers take files in this order: those that take longest first, so that all workers end together."""
+    """Orders files for the workers: slowest first, so that all workers end together."""
     if hasattr(config, "workerinput"):
         items.sort(key=_rank)
 
@@ -47,7 +49,7 @@ def _rank(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The folder of SmolLM2-135M-Instruct; skips the test if it can't be had."""
+    """The folder of SmolLM2-135M-Instruct; skips the test if unavailable."""
     return real_model("smollm2")
 
 
@@ -60,7 +62,7 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """The endpoint of a local S3 server with a bucket called `bucket`; its credentials are in the environment."""
+    """The endpoint of a local S3 server with the bucket `bucket`; credentials are in the environment."""
     moto = pytest.importorskip("moto.server", reason="moto is not installed")
     boto3 = pytest.importorskip("boto3")
     with pytest.MonkeyPatch.context() as patch:
@@ -69,8 +71,10 @@ def s3() -> Iterator[str]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         server.start()
-        host, port = server.get_host_and_port()
-        url = f"http://{host}:{port}"
-        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
-        yield url
-        server.stop()
+        try:
+            host, port = server.get_host_and_port()
+            url = f"http://{host}:{port}"
+            boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
+            yield url
+        finally:
+            server.stop()

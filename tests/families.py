@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small random-weight models of the architectures that people serve, in the shapes of their attention."""
+"""Small random-weight models of common architectures, with their attention's shapes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,8 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tools.random_model import fill_weights, save_tokenizer, vocabulary_size
+from tools.random_model import fill_weights
+from tools.random_tokenizer import save_tokenizer, vocabulary_size
 
 MAX_POSITIONS = 1024
 _COMMON = {
@@ -27,19 +28,19 @@ _COMMON = {
 }
 _LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 _WINDOW = 48
-"""Shorter than the tests' prompts, and than a chunk with its system segment."""
+"""Shorter than the tests' prompts and than a chunk with its system segment."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture. ``fields`` are of its configuration; ``refused`` says why its chunks can't be cached."""
+    """An architecture with configuration ``fields``; ``refused`` is the reason if its chunks can't be cached."""
 
     architecture: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     config_class: str = "{}Config"
     refused: str | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
-    """Of the engine."""
+    """Engine arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, folder: Path, seed: int = 0) -> Path:
@@ -74,9 +75,9 @@ _LATENT = {
     **_MOE,
 }
 
-# No experts: those of V3, on the CPU, choose otherwise than transformers', with the cache off too.
+# Without experts: on the CPU, V3's routing differs from transformers', also with the cache off.
 _LATENT_V3 = {**_LATENT, "q_lora_rank": 128, "first_k_dense_replace": 2}
-# The rotary operator of vLLM's CPU build gets some of the positional parts of this attention wrong (0.32).
+# The rotary operator of vLLM's CPU build miscomputes some positional parts of this attention (0.32).
 _NATIVE = {"compilation_config": {"custom_ops": ["none"]}}
 
 FAMILIES: dict[str, Family] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fuzzers share: JSON of any kind, and an end to what would hang."""
+"""Helpers for fuzzers: arbitrary JSON, and a time limit."""
 
 import signal
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ json_values = st.recursive(
 
 
 def perhaps(good: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Mostly what is right, so that what lies behind it is reached, too."""
+    """Mostly valid values, so that later checks are reached, too."""
     return st.one_of(good, good, good, json_values)
 
 
@@ -36,7 +36,7 @@ def objects(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
 
 @contextmanager
 def ends() -> Iterator[None]:
-    """Fails if what is done meanwhile hangs, instead of hanging as well."""
+    """Fails if the block hangs."""
 
     def give_up(*_: object) -> None:
         raise AssertionError(f"it has not ended after {HANGS_S} s")

@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the answers must be, computed by a Hugging Face model on its own: nothing of ours is imported here.
+"""Reference answers from a Hugging Face model alone; imports nothing of Tessera.
 
-A prompt is given as its segments `(system, chunks, question)`, each a list of token ids. There are four ways
+A prompt consists of the segments `(system, chunks, question)`, each a list of token ids. There are four ways
 to attend to them:
 
 `full`    plain causal attention over all segments in a row.
 `shared`  chunk-isolated attention. A chunk's tokens see the system segment and earlier tokens of their own
-          chunk; the question and what is generated see everything. Every chunk starts at position
+          chunk; the question and the answer see everything. Every chunk starts at position
           S = len(system); the question starts at S + the longest chunk's length. The context is one masked
           forward pass.
 `parallel` like `shared`, but the question starts at its index: the sum of all lengths before it.
 `offset`  each chunk's K and V are computed behind the system segment alone, at position S; K is then moved
           to the chunk's place in the row. The question follows the last chunk.
 
-Moving needs no formula for RoPE, of which there are many: attention depends on distances alone, so a chunk that is
-computed with everything before it so many positions later has the same V, and the K that is wanted.
+Moving needs no RoPE formula: attention depends on distances alone, so a chunk computed with everything before it
+shifted by as many positions has the same V and the required K.
 
-Layers with a sliding window see the last tokens by their place in the row that is computed: a chunk's tokens in the
-row of what it is computed behind, the question's and the answer's in the whole prompt. Positions don't count there.
+Layers with a sliding window see the last tokens by index in the computed row: for a chunk's tokens, the row it is
+computed in; for question and answer, the whole prompt. Positions don't count there.
 
-Each is decoded greedily (`Oracle.shared(segments, steps)` and so on), or made to follow given tokens
+Each is decoded greedily (`Oracle.shared(segments, steps)` and so on), or forced to follow given tokens
 (`Oracle.score(strategy, segments, tokens)`), which compares even where two tokens tie.
 
 Links (`score` with `links=(number, context)`) are for `offset`: the first tokens of each chunk but the first are
-computed anew behind the system segment and all earlier chunks; these as `offset` has them (`cached`), or with
-their own first tokens replaced already (`chained`). The question then sees the new K and V in their place.
+recomputed behind the system segment and all earlier chunks, either as in `offset` (`cached`), or with
+their own first tokens already replaced (`chained`). The question then sees the new K and V in their place.
 
 Scope `isolated` is `score` with an `opening`: each chunk's K and V are computed behind the opening alone, and K is
-then moved to where the strategy has the chunk; the system segment is computed on its own, at 0.
+then moved to the chunk's place in the strategy; the system segment is computed alone, at position 0.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ Part = list[tuple[torch.Tensor, torch.Tensor]]
 STRATEGIES = ("full", "shared", "parallel", "offset")
 
 SYSTEM, TAIL = -1, -2
-"""Groups of tokens for the mask: system, and question or generated. Chunk i's group is i."""
+"""Mask groups of tokens: system, and question or answer. Chunk i has group i."""
 
 
 class Answer(NamedTuple):
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
 
 class Context(NamedTuple):
-    """A prompt that has been read: its K and V, the log probabilities behind its last tokens, the next position."""
+    """A processed prompt: its K and V, the log probabilities after its last tokens, the next position."""
 
     cache: DynamicCache
     distributions: torch.Tensor  # [tokens, vocabulary]
@@ -64,7 +64,7 @@ class Context(NamedTuple):
 
 
 class Oracle:
-    """The reference model. `query_block` bounds the memory of long prompts: so many query rows go at once."""
+    """The reference model; `query_block`, the query rows per pass, bounds the memory of long prompts."""
 
     def __init__(self, model_path, dtype: torch.dtype = torch.float32, query_block: int = 2048):
         self.model = AutoModelForCausalLM.from_pretrained(
@@ -95,14 +95,14 @@ class Oracle:
         opening: Sequence[int] | None = None,
         links: tuple[int, str] | None = None,
     ) -> Answer:
-        """The same as the strategy's method, but following `tokens` whatever the model would have chosen."""
+        """Like the strategy's method, but forced to follow `tokens`."""
         if opening is None and links is None:
             return self._decode(self._read(strategy, segments), forced=tokens)
         context = self._compose(strategy, segments, segments[0] if opening is None else opening, links)
         return self._decode(context, forced=tokens)
 
     def choices(self, strategy: Strategy, segments: Segments, tokens: Sequence[int]) -> list[int]:
-        """What the model would say in the place of each of `tokens`, behind those before it; in one pass."""
+        """Distributions at each of `tokens` after its predecessors, in one pass."""
         system, chunks, question = segments
         answered = (system, chunks, [*question, *tokens[:-1]])
         return self._read(strategy, answered, last=len(tokens)).distributions.argmax(dim=-1).tolist()
@@ -139,7 +139,7 @@ class Oracle:
         links: tuple[int, str] | None = None,
         last: int = 1,
     ) -> Context:
-        """A context put together from parts, each chunk computed behind `opening` and moved to its place."""
+        """A context composed of parts, each chunk computed behind `opening` and moved to its place."""
         system, chunks, question = segments
         start = len(system)
         places, first = chunk_places(strategy, start, chunks)
@@ -158,7 +158,7 @@ class Oracle:
         return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before, last)
 
     def _linked(self, parts: list[Part], has_system: bool, chunks, number: int, context: str) -> list[Part]:
-        """The parts with the first `number` tokens of each chunk but the first computed anew, where they are."""
+        """The parts, with the first `number` tokens of each chunk but the first recomputed in place."""
         linked = parts[: 1 + has_system]
         for index in range(1, len(chunks)):
             before = in_a_row(linked if context == "chained" else parts[: index + has_system])
@@ -190,9 +190,9 @@ class Oracle:
         cached_groups: Sequence[int] = (),
         last: int = 1,
     ) -> Context:
-        """Read tokens, in blocks of query rows: a row's result doesn't depend on which others go along.
+        """Processes tokens in blocks of query rows; a row's result is independent of other rows.
 
-        The `last` tokens, whose distributions are kept, are of the last block.
+        The `last` tokens, whose distributions are kept, are in the last block.
         """
         cache = DynamicCache() if cache is None else cache
         seen = list(cached_groups)
@@ -226,7 +226,7 @@ class Oracle:
 
     @torch.no_grad()
     def _forward(self, ids, positions, additive_mask, cache, last: int = 1) -> torch.Tensor:
-        """Logits [rows, vocabulary] in float32: of the `last` rows, or, if 0, of every one."""
+        """Logits [rows, vocabulary] in float32 of the `last` rows, or of all rows if 0."""
         output = self.model(
             torch.tensor([list(ids)]),
             position_ids=torch.tensor([list(positions)]),
@@ -264,7 +264,7 @@ def lay_out_overlapping(strategy: Strategy, segments: Segments) -> tuple[list[in
 
 
 def chunk_places(strategy: Strategy, start: int, chunks: Sequence[Sequence[int]]) -> tuple[list[int], int]:
-    """The position of each chunk's first token, and that of the question's."""
+    """Positions of each chunk's first token and of the question's."""
     *places, end = running_offsets(start, chunks)
     if strategy == "shared":
         return [start] * len(chunks), start + max(map(len, chunks), default=0)
@@ -274,12 +274,12 @@ def chunk_places(strategy: Strategy, start: int, chunks: Sequence[Sequence[int]]
 
 
 def running_offsets(start: int, chunks: Sequence[Sequence[int]]) -> list[int]:
-    """The place of each chunk when they stand in a row from `start` on (and of what follows the last)."""
+    """Place of each chunk in a row from `start` on, and the place after the last chunk."""
     return list(accumulate(map(len, chunks), initial=start))
 
 
 def mask(query_groups: Sequence[int], key_groups: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """The additive mask [1, 1, queries, keys]; the queries are the last of the keys' tokens."""
+    """The additive mask [1, 1, queries, keys]; queries are the last of the keys' tokens."""
     queries, keys = torch.tensor(query_groups), torch.tensor(key_groups)
     places = torch.arange(len(keys))
     causal = places[None, :] <= places[len(keys) - len(queries) :, None]
@@ -288,7 +288,7 @@ def mask(query_groups: Sequence[int], key_groups: Sequence[int], dtype: torch.dt
 
 
 def window_mask(rows: torch.Tensor, window: int) -> torch.Tensor:
-    """What hides all but the last `window` tokens, a query's own included, from the queries of `rows`."""
+    """Mask of all but the last `window` tokens, including a query's own, for the queries of `rows`."""
     queries, keys = rows.shape[-2:]
     places = torch.arange(keys)
     hidden = places[None, :] <= places[keys - queries :, None] - window

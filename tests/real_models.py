@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real weights for tests, from the package index; tests that need them are skipped where there are none."""
+"""Real weights for tests, from the package index; without it, tests that need them are skipped."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ from tools.redis_process import NoRedisError, RedisProcess
 
 
 class RedisServer(RedisProcess):
-    """A server with the faults that tests make; without one installed, they are skipped."""
+    """A server with injectable faults; skips the test if none is installed."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -23,7 +23,7 @@ class RedisServer(RedisProcess):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """It accepts connections meanwhile, and answers nothing."""
+        """Freezes the server during the block: it accepts connections, but never answers."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         try:
@@ -33,7 +33,7 @@ class RedisServer(RedisProcess):
 
     @contextmanager
     def configured(self, **settings: Any) -> Iterator[None]:
-        """With other settings meanwhile: `maxmemory=1`."""
+        """Changes settings during the block: `maxmemory=1`."""
         before = {name: self.client.config_get(name)[name] for name in settings}
         for name, value in settings.items():
             self.client.config_set(name, value)

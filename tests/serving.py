@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small applications served for tests, and what runs in a server's event loop."""
+"""Small applications served for tests, and calls in an event loop."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @contextmanager
 def served(app: ASGIApp) -> Iterator[str]:
-    """The URL of ``app`` on a free port of loopback, served in a thread."""
+    """Yields the URL of ``app``, served in a thread on a free loopback port."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
     started = threading.Event()
     startup = server.startup
@@ -36,7 +36,7 @@ def served(app: ASGIApp) -> Iterator[str]:
 
 
 def in_a_loop(function: Callable[[], T]) -> T:
-    """What ``function`` returns in an event loop of its own."""
+    """Calls ``function`` in a new event loop; returns its result."""
 
     async def call() -> T:
         return function()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about the source itself: who imports whom, and what is never done to vLLM."""
+"""Rules about the source: the order of imports, and no monkey-patching or version checks of vLLM."""
 
 import ast
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("app", "benchmarks", "cache", "engine_ext", "evaluation", "kernels", "replicas", "tools", "training", "web")
 MODULES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 ROOMS = (
-    "tools",  # processes, progress, folders: knows nothing of the rest
+    "tools",  # processes, progress, folders: independent of the rest
     "kernels",  # copies and rotates KV in the device's memory
-    "cache",  # which chunks are cached, where they lie in a prompt, what makes room
+    "cache",  # cached chunks, their places in prompts, eviction
     "cache/tiers",  # host memory, directories, object stores
-    "replicas",  # what replicas tell one another
-    "engine_ext/wire",  # what crosses between the app's process and vLLM's
+    "replicas",  # the replicas' registry
+    "engine_ext/wire",  # data between the app's process and vLLM's
     "engine_ext/core",  # inside vLLM's processes
     "engine_ext/chunks",  # fills, links, tiers: getting chunks into the pool
     "engine_ext/client",  # one request through the engine
@@ -56,12 +56,12 @@ EXTERNAL = {
     "engine_ext/client": {"fastapi"},
     "web": {"vllm", "torch"},
 }
-"""What a room does not import, and nothing that it imports when it is imported."""
+"""Modules that a room imports neither directly nor through others, at import time."""
 KNOWN_CIRCLE = {f"engine_ext/client/{name}.py" for name in ("background", "engine", "run")}
 COMPAT = "engine_ext/wire/vllm_compat.py"
-# Modules whose names are vLLM's: its own, and the one that imports them for everybody.
+# Modules with vLLM's names: vLLM's own, and the module that re-exports them.
 VLLM_ORIGINS = {"vllm", "vllm_ascend", "engine_ext.wire.vllm_compat"}
-# Not checks: KV that another version computed is another engine's; the doctor prints it.
+# No checks: KV of another version belongs to another engine; the doctor prints the version.
 VERSION_READERS = {COMPAT, "engine_ext/start/fingerprint.py", "app/commands/doctor/environment.py"}
 
 
@@ -70,7 +70,7 @@ def parse(name: str) -> ast.Module:
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """``(module, name it is bound to)``, anywhere in the module; a relative import is an error."""
+    """``(module, bound name)`` of every import in the module; a relative import is an error."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -118,7 +118,7 @@ def base_name(node: ast.expr) -> str | None:
 
 
 def targets(node: ast.AST) -> list[ast.expr]:
-    """What a statement or ``setattr`` changes."""
+    """Targets of a statement or ``setattr``."""
     if isinstance(node, ast.Assign | ast.Delete):
         return [part for target in node.targets for part in ast.walk(target) if isinstance(part, ast.expr)]
     if isinstance(node, ast.AugAssign | ast.AnnAssign):
@@ -140,7 +140,7 @@ def patches(tree: ast.AST) -> list[int]:
 
 
 def version_checks(tree: ast.AST) -> list[int]:
-    """Lines that look at vLLM's version (or at any ``__version__``), or find out by trying to import from vLLM."""
+    """Lines that read vLLM's version (or any ``__version__``), or probe it by imports that may fail."""
     lines = [
         node.lineno
         for node in ast.walk(tree)
@@ -179,7 +179,7 @@ def imported_modules(nodes: Iterator[ast.AST]) -> set[str]:
 
 
 def reached(name: str) -> set[str]:
-    """Modules that are imported, one way or another, when this one is, itself included."""
+    """Modules imported directly or indirectly with this one, including itself."""
     found, left = {name}, [name]
     while left:
         new = imported_modules(iter(parse(left.pop()).body)) - found
@@ -260,7 +260,7 @@ def test_modules_are_short_and_have_a_licence(name):
 
 
 def test_the_kernels_package_itself_is_empty():
-    """So that importing one kernel imports nothing else."""
+    """Importing one kernel imports nothing else."""
     assert MODULES["kernels/__init__.py"].read_bytes() == b""
 
 

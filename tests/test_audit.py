@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/audit.py: what pip-audit and cyclonedx-py really answer, and what is made of it."""
+"""scripts/audit.py, with real output of pip-audit and cyclonedx-py."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ SKIPPED = {"name": "local", "skip_reason": "Dependency not found on PyPI"}
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """The script, with a pip-audit that lists these packages; status and words."""
+    """Runs the script with a pip-audit that lists these packages; returns status and output."""
 
     def run_script(packages):
         monkeypatch.setattr(audit, "look_up", lambda path, flags: packages)

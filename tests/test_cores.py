@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of pytest-xdist have cores of their own, unless there are too few."""
+"""Workers of pytest-xdist have their own cores, unless there are too few."""
 
 import os
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documentation names files that exist, and its links lead somewhere."""
+"""Files and links in the documentation exist."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([\w-]*))?\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of the page's headings."""
+    """Anchors that GitHub generates from the page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     words = (re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading)) for heading in headings)
     return {each.strip().lower().replace(" ", "-") for each in words}

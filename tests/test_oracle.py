@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle agrees with itself wherever two of its ways must give the same result."""
+"""The oracle is consistent wherever two of its computations must agree."""
 
 import random
 
@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """These tensors are tiny: more threads only wait for each other."""
+    """One thread: tensors are tiny, and more threads would only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -23,7 +23,7 @@ def one_thread():
 
 @pytest.fixture(scope="module", params=["tiny-llama", "tiny-qwen3"])
 def oracle(request, tmp_path_factory):
-    """In double precision, so that differences are errors and not rounding (1e-5 in single precision)."""
+    """In double precision, so that differences are errors instead of rounding (1e-5 in single precision)."""
     path = build_preset(request.param, tmp_path_factory.mktemp("models") / request.param)
     return Oracle(path, torch.float64)
 
@@ -58,7 +58,7 @@ def test_with_no_chunks_all_strategies_are_plain_causal_attention(oracle):
 
 
 def test_several_chunks_make_the_strategies_differ(oracle):
-    """Otherwise tests against the oracle could pass whatever the strategy."""
+    """Otherwise tests against the oracle could pass with any strategy."""
     full, shared, offset = (oracle.score(name, SEGMENTS, [50]) for name in ("full", "shared", "offset"))
     assert min(difference(full, shared), difference(full, offset), difference(shared, offset)) > 0.1
 
@@ -128,7 +128,7 @@ def test_a_chunk_sees_the_system_segment(oracle):
 
 
 def test_what_is_moved_has_the_same_values_and_the_keys_of_its_new_place(oracle):
-    """The model rounds its angles to single precision: at position 145 by up to 1e-5, of keys of size up to 10."""
+    """The model rounds angles to single precision: at position 145 by up to 1e-5, with keys of up to 10."""
     here, there = (oracle._keys_and_values(CHUNKS[0], moved_by) for moved_by in (5, 105))
     frequencies = oracle.model.model.rotary_emb.inv_freq.double()
     cos, sin = torch.cos(100 * frequencies), torch.sin(100 * frequencies)
@@ -148,7 +148,7 @@ def test_chunks_isolated_behind_the_system_segment_itself_are_those_of_scope_sys
 @pytest.mark.parametrize("strategy", ["shared", "offset"])
 @pytest.mark.parametrize("opening", [[], tokens(5, 6), tokens(30, 7)])
 def test_one_isolated_chunk_without_a_system_segment_only_misses_the_opening_in_between(oracle, strategy, opening):
-    """The question then sees the chunk, at the same distance as in a row, and not the opening."""
+    """The question then sees the chunk, at the same distance as in a row, without the opening."""
     chunk = CHUNKS[0]
     isolated = oracle.score(strategy, ([], [chunk], QUESTION), [70, 71], opening=opening)
     row, hidden = [*opening, *chunk, *QUESTION, 70], len(opening)
@@ -160,7 +160,7 @@ def test_one_isolated_chunk_without_a_system_segment_only_misses_the_opening_in_
 
 
 def test_an_isolated_chunk_differs_from_one_that_saw_the_system_segment(oracle):
-    """Otherwise tests of scope isolated could pass whatever the scope."""
+    """Otherwise tests of scope isolated could pass with any scope."""
     for strategy in ("shared", "offset"):
         isolated = oracle.score(strategy, SEGMENTS, [50], opening=SYSTEM[:4])
         assert difference(isolated, oracle.score(strategy, SEGMENTS, [50])) > 0.1

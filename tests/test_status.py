@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/status.md says of families and features what the tests show; docs/operations.md of faults."""
+"""docs/status.md matches the tests of families and features; docs/operations.md those of faults."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ NODES = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)(?:\[.*?\])?`", STATUS
 
 
 def table(heading: str, page: str = STATUS) -> list[list[str]]:
-    """The cells of each row of the first table below a heading."""
+    """Cells by row of the first table below a heading."""
     section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/check_vllm_names.py: right about the installed vLLM, and notices what another one lacks."""
+"""scripts/check_vllm_names.py: correct for the installed vLLM, and detects missing names."""
 
 import ast
 import importlib.util

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a run is: a live bar at a terminal, else a plain line every few seconds."""
+"""Progress of a run: a live bar on a terminal, otherwise a line every few seconds."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ _INTERVAL_S = 5.0
 
 
 class Monitor(Protocol):
-    """What counts a run's steps, and puts how it goes into one line."""
+    """Counts a run's steps and describes its state in one line."""
 
     total: int
     done: int
@@ -27,7 +27,7 @@ class Monitor(Protocol):
 
 
 class Bar:
-    """A monitor as rich shows it."""
+    """Renders a monitor with rich."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that end when the one that started them has ended, however it did.
+"""Ends processes whose parent has ended, however the parent ended.
 
-A server that stops ends its engine; one that is killed can't, and the engine's processes would run on for nobody. Our
-plugin (:mod:`engine_ext.start.plugin`) calls :func:`end_with_parent` in each of them, as soon as it has started.
+A server that stops ends its engine; a killed server can't, and the engine's processes would run on. The vLLM plugin
+(:mod:`engine_ext.start.plugin`) therefore calls :func:`end_with_parent` at the start of each engine process.
 """
 
 import multiprocessing
@@ -16,13 +16,13 @@ from typing import Final
 
 PLUGIN: Final = "tessera"
 GRACE_S: Final = 5.0
-"""How long an orphan may take to end in order."""
+"""Time for an orderly end of an orphan."""
 _POLL_S: Final = 1.0
 _ENGINE, _STARTER = "_TESSERA_ENGINE", "_TESSERA_STARTER"
 
 
 def mark_engine() -> None:
-    """Says to the processes of an engine that is started next whose they are: other engines' have the plugin too."""
+    """Marks processes started from now on as Tessera's engine; other engines load the plugin too."""
     os.environ[_ENGINE] = "1"
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and PLUGIN not in allowed.split(","):
@@ -30,19 +30,19 @@ def mark_engine() -> None:
 
 
 def end_with_parent() -> None:
-    """Watches over the parent of an engine's process from a thread; does nothing in any other."""
+    """Watches an engine process's parent in a thread; does nothing in other processes."""
     parent = multiprocessing.parent_process()
     if parent is not None and _ENGINE in os.environ:
         _end_after(parent.join)
 
 
 def starter_environment() -> dict[str, str]:
-    """For a child that calls :func:`end_with_starter`."""
+    """Environment for a child that calls :func:`end_with_starter`."""
     return {_STARTER: str(os.getpid())}
 
 
 def end_with_starter() -> None:
-    """Watches over the process that started this one, if it asked for that."""
+    """Watches the process that started this one, if that process set :func:`starter_environment`."""
     starter = os.environ.pop(_STARTER, None)
     if starter is not None:
         _end_after(partial(_wait_for_other_parent, int(starter)))
@@ -61,6 +61,6 @@ def _end(wait: Callable[[], None]) -> None:
     wait()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
-    for child in multiprocessing.active_children():  # one that still imports doesn't watch over its parent yet
+    for child in multiprocessing.active_children():  # a child that is still importing has no watch yet
         child.terminate()
     os._exit(1)

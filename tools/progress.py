@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words for the person at the terminal."""
+"""Messages for the user at the terminal."""
 
 import sys
 import threading
@@ -11,18 +11,18 @@ _INTERVAL_S = 5.0
 
 
 def say(message: str) -> None:
-    """One line on standard error; standard output stays free for data."""
+    """Prints one line to standard error; standard output is for data."""
     print(f"tessera: {message}", file=sys.stderr, flush=True)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its type if it says nothing."""
+    """The first line of an error's message; its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Says every few seconds that ``what`` still goes on. A thread, since starting an engine blocks the event loop."""
+    """Reports ``what`` every few seconds; in a thread, since engine starts block event loops."""
     done = threading.Event()
     started = time.monotonic()
 

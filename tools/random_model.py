@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small random-weight models: enough of a model to try, test and measure Tessera without a download.
+"""Small models with random weights, to try, test and measure Tessera without a download.
 
     python -m tools.random_model tiny-llama
 
-Their answers mean nothing, but they depend on every token of the prompt and on its position, which is what
-tests need: weights are scaled so that attention is far from uniform and the next token is far from a tie.
-Greedy text is printable ASCII and never ends by itself.
+Answers are meaningless, but depend on every prompt token and its position, as tests need: the weights' scale keeps
+attention far from uniform and next-token scores far from ties. Greedy text is printable ASCII and never ends by itself.
 """
 
 from __future__ import annotations
@@ -24,48 +23,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tools.folders import replaced_folder, tessera_home
+from tools.random_tokenizer import BOS, EOS, SPECIAL_TOKENS, save_tokenizer, vocabulary, vocabulary_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BUILDER_VERSION = 2
-"""Raised whenever the same spec builds other files than before, so that old folders are built anew."""
+"""Incremented when a spec's files change, so that existing folders are rebuilt."""
 
 SPEC_FILE = "tessera_random_model.json"
-SPECIAL_TOKENS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
-BOS, EOS = SPECIAL_TOKENS[:2]
-
-CHAT_TEMPLATE = """\
-{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- if messages and messages[0]['role'] == 'system' %}
-        {{- messages[0]['content'] + '\\n\\n' }}
-    {%- endif %}
-    {{- 'Tools:' }}
-    {%- for tool in tools %}
-        {{- '\\n' + (tool | tojson) }}
-    {%- endfor %}
-    {{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if not (tools and loop.first and message['role'] == 'system') %}
-        {{- '<|im_start|>' + message['role'] + '\\n' }}
-        {{- message['content'] or '' }}
-        {%- for call in message['tool_calls'] or [] %}
-            {{- '\\n<tool_call>\\n' + (call['function'] | tojson) + '\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
 
 
 @dataclass(frozen=True)
 class RandomModelSpec:
-    """Everything a random model's files depend on."""
+    """Specification that fully determines a random model's files."""
 
     architecture: Literal["llama", "qwen3"] = "llama"
     hidden_size: int = 256
@@ -77,7 +48,7 @@ class RandomModelSpec:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_position_embeddings: int = 8192
     vocab_size: int = 0
-    """Rows of the embedding; 0 for just the tokens that exist: 256 bytes and the special ones."""
+    """Rows of the embedding; 0: as many as the tokenizer has tokens."""
     rope_theta: float = 10_000.0
     rope_scaling: dict[str, Any] | None = None
     """Further RoPE parameters as transformers names them, e.g. `{"rope_type": "yarn", "factor": 4.0}`."""
@@ -111,14 +82,14 @@ PRESETS: dict[str, RandomModelSpec] = {
 
 
 def default_model_dir() -> Path:
-    """Where models are built unless a folder is named."""
+    """Default folder for built models."""
     return tessera_home() / "models"
 
 
 def build_preset(name: str, path: str | os.PathLike[str] | None = None, **fields: Any) -> Path:
-    """Build the preset `name`, with `fields` of its spec replaced, unless it is there already."""
+    """Builds the preset `name`, with `fields` of its spec replaced, unless it exists."""
     if name not in PRESETS:
-        raise ValueError(f"no random model is called {name!r}; there are {', '.join(PRESETS)}")
+        raise ValueError(f"no random model is called {name!r}; choose from {', '.join(PRESETS)}")
     spec = dataclasses.replace(PRESETS[name], **fields)
     if path is None:
         digest = hashlib.sha256(_spec_json(spec).encode()).hexdigest()
@@ -127,11 +98,10 @@ def build_preset(name: str, path: str | os.PathLike[str] | None = None, **fields
 
 
 def build_random_model(path: str | os.PathLike[str], spec: RandomModelSpec | None = None, /, **fields: Any) -> Path:
-    """Write a model of `spec` (default: tiny-llama's), with `fields` replaced, into the folder `path`.
+    """Writes a model of `spec` (default: tiny-llama), with `fields` replaced, to the folder `path`.
 
-    A folder finished with the same spec is left as it is; one of ours with another spec is replaced; anything
-    else that is in the way is an error. Files appear under `path` all at once, however often a build was
-    interrupted.
+    Keeps a finished folder of the same spec, replaces a random model of another spec, and raises `FileExistsError` for
+    anything else. Files appear at `path` atomically, also after interrupted builds.
     """
     spec = dataclasses.replace(spec or RandomModelSpec(), **fields)
     path = Path(path).expanduser().absolute()
@@ -143,13 +113,13 @@ def build_random_model(path: str | os.PathLike[str], spec: RandomModelSpec | Non
             _save_model(folder, spec)
             (folder / SPEC_FILE).write_text(_spec_json(spec), encoding="utf-8")
     except OSError:
-        if not _is_finished(path, spec):  # else another process was faster, with the same files
+        if not _is_finished(path, spec):  # another process was faster, with the same files
             raise
     return path
 
 
 def parameter_count(spec: RandomModelSpec) -> int:
-    """How many weights a model of `spec` has."""
+    """Number of weights of a model of `spec`."""
     heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
     per_layer = spec.hidden_size * (heads * spec.head_dim + 3 * spec.intermediate_size + 2)
     if spec.architecture == "qwen3":
@@ -168,40 +138,8 @@ def _is_finished(path: Path, spec: RandomModelSpec) -> bool:
         return False
 
 
-def _vocabulary() -> list[str]:
-    from tokenizers import pre_tokenizers
-
-    return [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-
-
-def vocabulary_size() -> int:
-    """The tokens that exist: 256 bytes and the special ones."""
-    return 256 + len(SPECIAL_TOKENS)
-
-
 def _vocab_size(spec: RandomModelSpec) -> int:
     return spec.vocab_size or vocabulary_size()
-
-
-def save_tokenizer(folder: Path, max_positions: int) -> None:
-    """One token per byte of UTF-8, and the special tokens; no BOS is added by itself."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(_vocabulary())}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=BOS,
-        eos_token=EOS,
-        pad_token=EOS,
-        extra_special_tokens=list(SPECIAL_TOKENS[2:]),
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=max_positions,
-    ).save_pretrained(folder)
 
 
 def _save_model(folder: Path, spec: RandomModelSpec) -> None:
@@ -226,7 +164,7 @@ def _save_model(folder: Path, spec: RandomModelSpec) -> None:
         eos_token_id=SPECIAL_TOKENS.index(EOS),
         tie_word_embeddings=False,
     )
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+    with torch.random.fork_rng(devices=[]):  # keeps the caller's random state
         model = model_class(config)
     fill_weights(model, spec.seed)
     with _no_progress_bars():
@@ -247,15 +185,15 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def fill_weights(model: PreTrainedModel, seed: int) -> None:
-    """Random weights of any architecture, from the seed alone.
+    """Fills a model of any architecture with random weights that depend on the seed only.
 
-    A linear layer's gain is what it does to the size of a normalised input. With 1 for queries and keys,
-    attention scores have a standard deviation of 1; transformers' own 0.02 gives nearly uniform attention.
-    The attention's output has more, to make up for averaging over many values.
+    A linear layer's gain is the ratio of its output's size to a normalised input's. With gain 1 for queries and keys,
+    attention scores have a standard deviation of 1; transformers' default of 0.02 makes attention nearly uniform. The
+    attention's output has a larger gain, to compensate for averaging over many values.
 
-    Larger gains make answers more telling, but also magnify rounding: RoPE's angles are single precision, so
-    moving a prompt by 6000 positions changes log probabilities, by 3e-5 with these gains and by 8e-4 with 1.4
-    for queries and keys and 3 for the other two. Replacing one chunk of six changes them by 0.4 with these.
+    Larger gains make answers more sensitive, but also amplify rounding: RoPE's angles are in single precision, so
+    moving a prompt by 6000 positions changes log probabilities by 3e-5 with these gains, and by 8e-4 with 1.4 for
+    queries and keys and 3 for the other two. Replacing one chunk of six changes them by 0.4 with these gains.
     """
     import torch
 
@@ -274,23 +212,23 @@ def fill_weights(model: PreTrainedModel, seed: int) -> None:
                 weight.copy_(1.0 + 0.1 * noise)
             else:
                 weight.copy_(noise * (gains.get(layer, 1.0) / math.sqrt(weight.shape[-1])))
-        # Greedy text stays printable: every other token scores about 0, and the best one about 4.
+        # Keeps greedy text printable: all other tokens score about 0, the best printable one about 4.
         rows = torch.full((len(head), 1), 0.1)
-        rows[[i for i, token in enumerate(_vocabulary()) if len(token) == 1 and token.isascii()]] = 1.0
+        rows[[i for i, token in enumerate(vocabulary()) if len(token) == 1 and token.isascii()]] = 1.0
         head.mul_(rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line: build a preset and print its folder."""
+    """Builds a preset and prints its folder."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.random_model",
-        description="Build a small random-weight model, unless it is there already, and print its folder.",
+        description="Build a small model with random weights, unless it exists, and print its folder.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="presets:\n" + "\n".join(f"  {name:16} {_describe(spec)}" for name, spec in PRESETS.items()),
     )
-    parser.add_argument("preset", metavar="PRESET", choices=PRESETS, help="which model; see below")
+    parser.add_argument("preset", metavar="PRESET", choices=PRESETS, help="the model; see below")
     parser.add_argument(
-        "dir", metavar="DIR", nargs="?", type=Path, help=f"where to (default: {default_model_dir()}/PRESET)"
+        "dir", metavar="DIR", nargs="?", type=Path, help=f"target folder (default: {default_model_dir()}/PRESET)"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights")
     parser.add_argument("--seed", type=int, help="another seed gives another model")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Redis (or Valkey) of one's own on the loopback interface: for a cluster on one machine, benchmarks and tests."""
+"""A private Redis or Valkey on the loopback interface, for local clusters, benchmarks and tests."""
 
 import shutil
 import subprocess
@@ -18,11 +18,11 @@ _START_TIMEOUT_S = 30
 
 
 class NoRedisError(Exception):
-    """There is no Redis to start, or it won't; the message says why."""
+    """Redis is not installed or does not start; the message states the reason."""
 
 
 class RedisProcess:
-    """One server, empty at the start. `stop` and `start` keep its port, and nothing else; nothing is kept on disk."""
+    """One server, empty at each start, without files; keeps its port across restarts."""
 
     def __init__(self, folder: Path) -> None:
         binary = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -39,20 +39,27 @@ class RedisProcess:
         self.start()
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Starts the server and waits until it answers."""
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            self._wait_ready(self.process)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_ready(self, process: "subprocess.Popen[bytes]") -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:
             try:
                 self.client.ping()
                 return
             except RedisError as error:
-                if time.monotonic() > deadline or self.process.poll() is not None:
+                if time.monotonic() > deadline or process.poll() is not None:
                     raise NoRedisError(f"{self._command[0]} does not answer: {error}") from error
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """As a crash would: at once."""
+        """Kills the server, as a crash would."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -61,7 +68,7 @@ class RedisProcess:
 
 @contextmanager
 def local_redis() -> Iterator[str]:
-    """The URL of a server that lives as long as the block; raises :class:`NoRedisError`."""
+    """Yields the URL of a server that lives as long as the block; raises :class:`NoRedisError`."""
     with tempfile.TemporaryDirectory(prefix="tessera-redis-") as folder:
         server = RedisProcess(Path(folder))
         try:

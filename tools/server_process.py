@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `tessera serve` process and a client for it: for the demo, the evaluation, benchmarks and tests."""
+"""A `tessera serve` process with a client, for demo, evaluation, benchmarks and tests."""
 
 import os
 import signal
@@ -24,10 +24,10 @@ TESSERA_SERVE = ("app.cli", "serve")
 
 
 class ServerProcess:
-    """One server process on the loopback interface, and a client for it.
+    """One server process on the loopback interface, with a client.
 
-    What it prints goes to the file `log`. Without `port` it gets a free one. `serve` is the module to run and its
-    command, by default `tessera serve`. Tessera's commands end if this process does, whatever ended it.
+    Its output goes to the file `log`. Without `port`, it gets a free port. `serve` is a module and its command, by
+    default `tessera serve`. Tessera's commands end with this process, however this process ends.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class ServerProcess:
     ) -> None:
         self._reserved = None
         if port is None:
-            self._reserved = reserved_port()  # it is seconds until the process listens
+            self._reserved = reserved_port()  # the process takes seconds to listen
             port = int(self._reserved.getsockname()[1])
         self.port = port
-        self._port_is_free = is_free(self.port)  # else somebody else would answer, and this process will not start
+        self._port_is_free = is_free(self.port)  # else another server answers, and this process won't start
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.model = served_name(arguments) if serve == TESSERA_SERVE else arguments[0]
-        """The name that requests call the model by."""
+        """Model name for requests."""
         address = ("--host", "127.0.0.1", "--port", str(self.port))
         command = [sys.executable, "-m", *serve, *arguments, *address]
         with log.open("wb") as output:
@@ -61,15 +61,22 @@ class ServerProcess:
         self.client = httpx.Client(base_url=self.url, timeout=300)
 
     def wait_ready(self) -> Self:
+        """Waits until the server answers; stops the server on failure."""
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
+        while not self._is_ready():
             if self.process.poll() is not None:
                 raise RuntimeError(f"server exited with {self.process.returncode}:\n{self.log.read_text()[-4000:]}")
-            if self._is_ready():
-                return self
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"server not ready:\n{self.log.read_text()[-4000:]}")
             time.sleep(0.2)
-        self.stop()
-        raise TimeoutError(f"server not ready:\n{self.log.read_text()[-4000:]}")
 
     def _is_ready(self) -> bool:
         try:
@@ -78,6 +85,7 @@ class ServerProcess:
             return False
 
     def stop(self, sent: int = signal.SIGTERM) -> int:
+        """Sends a signal and returns the exit status; kills the process group and raises after 60 s."""
         if self.process.poll() is None:
             self.process.send_signal(sent)
         try:
@@ -92,7 +100,7 @@ class ServerProcess:
 
 
 def served_name(arguments: Sequence[str]) -> str:
-    """What `tessera serve` with these arguments calls its model."""
+    """The model's name under `tessera serve` with these arguments."""
     if "--served-model-name" in arguments:
         return arguments[arguments.index("--served-model-name") + 1]
     model = Path(arguments[0])
@@ -100,13 +108,13 @@ def served_name(arguments: Sequence[str]) -> str:
 
 
 def last_words(log: Path) -> str:
-    """The last line that a server printed."""
+    """The last non-empty line of a server's log."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def python_path() -> str:
-    """The parent's import path with this package's folder, which need not be installed."""
+    """This process's import path, behind the repository root: the package need not be installed."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
@@ -121,7 +129,7 @@ def is_free(port: int) -> bool:
 
 
 def group_members(process_group: int) -> list[int]:
-    """Living processes of a process group."""
+    """Live processes of a process group."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -134,9 +142,9 @@ def group_members(process_group: int) -> list[int]:
 
 
 def reserved_port() -> socket.socket:
-    """A socket at a free port of loopback, where a server may listen (by ``SO_REUSEADDR``, as servers do).
+    """A socket that reserves a free loopback port until it is closed.
 
-    Until it is closed, nobody else is given that port.
+    A server with ``SO_REUSEADDR`` can still listen on the port.
     """
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
@@ -151,7 +159,7 @@ def free_port() -> int:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does: servers have sessions of their own, and would live on."""
+    """Turns SIGTERM and SIGHUP into `KeyboardInterrupt`: servers in their own sessions would otherwise live on."""
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

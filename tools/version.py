@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Tessera this is."""
+"""Tessera's version."""
 
 import importlib.metadata
 
 
 def tessera_version() -> str:
-    """Of the installed package; ``not installed`` where it runs from its source alone."""
+    """Version of the installed package; ``not installed`` when run from source."""
     try:
         return importlib.metadata.version("tessera-rag")
     except importlib.metadata.PackageNotFoundError:

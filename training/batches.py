@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of tokens to train on: documents once, and behind them every question in a branch of its own.
+"""Training rows: the documents once, followed by every question in its own branch.
 
-A row is `context | branches`. A branch sees the context and itself, never another branch: it must read, not copy an
-earlier answer. The context is masked and positioned in one of the ways that the model will be served in
-(`STRATEGIES`; the same as the reference in `tests/oracle.py`).
+A row is `context | branches`. A branch sees the context and itself, never another branch, so that the model must read
+instead of copying an earlier answer. The context is masked and positioned by one of the serving strategies
+(`STRATEGIES`, as in the reference `tests/oracle.py`).
 """
 
 import random
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 STRATEGIES = ("full", "shared", "offset")
 SYSTEM_GROUP, PADDING = -1, -2
 FIRST_TOKEN_WEIGHT = 4.0
-"""Of an answer's first token in the loss: there the model decides whether it knows."""
+"""Loss weight of an answer's first token, at which the model decides whether it knows the answer."""
 BLOCK = 32
-"""Lengths are rounded up to a multiple of it, so that few shapes occur."""
+"""Lengths are rounded up to a multiple, so that few shapes occur."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Token ids of a question with the template around it, and of its answer up to the end token."""
+    """Token ids of a question inside its template, and of its answer up to the end token."""
 
     prompt: list[int]
     answer: list[int]
@@ -38,7 +38,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An episode in token ids."""
+    """Token ids of an episode."""
 
     system: list[int]
     chunks: list[list[int]]
@@ -51,16 +51,16 @@ class Batch:
 
     ids: torch.Tensor  # [rows, tokens], int64
     positions: torch.Tensor  # [rows, tokens], int64
-    mask: torch.Tensor  # [rows, 1, tokens, tokens], bool: who sees whom
+    mask: torch.Tensor  # [rows, 1, tokens, tokens], bool: query sees key
     context: int
-    """Length of the context part; the branches' part follows."""
-    targets: torch.Tensor  # [rows, tokens], int64: the next token where there is a loss, -100 elsewhere
-    weights: torch.Tensor  # [rows, tokens], float32: of the targets in the loss
-    branch: torch.Tensor  # [rows, tokens], int64: which branch of its row a token belongs to, -1: context
+    """Length of the context part; the branches follow."""
+    targets: torch.Tensor  # [rows, tokens], int64: next token where it counts in the loss, else -100
+    weights: torch.Tensor  # [rows, tokens], float32: loss weights of the targets
+    branch: torch.Tensor  # [rows, tokens], int64: branch of a token in its row; -1: context
 
 
 class Encoder:
-    """Episodes in token ids, cut into segments as the server does it; each segment is tokenized on its own."""
+    """Encodes episodes: segments as on the server, each tokenized separately."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         self._tokenizer = tokenizer
@@ -77,10 +77,10 @@ class Encoder:
 
 
 def repeat_sample(rng: random.Random, vocabulary: int, alphabet: int, chunks: int, branches: int) -> Sample:
-    """Random chunks over an alphabet of `alphabet` tokens, and pieces of them to be continued.
+    """Random chunks over `alphabet` tokens, with excerpts to continue.
 
-    Continuing them takes what answering does: finding the place where the same tokens stand, and going on from
-    there. The smaller the alphabet, the more tokens back must be compared.
+    Continuing requires the skill of answering: find the same tokens in a chunk and go on from there. A smaller alphabet
+    requires comparing more preceding tokens.
     """
     letters = rng.sample(range(256 + 4, vocabulary), alphabet)
     texts = [rng.choices(letters, k=rng.randint(20, 40)) for _ in range(chunks)]
@@ -118,7 +118,7 @@ def make_batch(samples: Sequence[Sample], strategies: Sequence[str]) -> Batch:
 
 
 def _context(sample: Sample, strategy: str) -> tuple[list[int], list[int], list[int], int]:
-    """Ids, positions and groups of system and chunks, and the position of what follows."""
+    """Ids, positions and groups of system and chunks, and the position after them."""
     start = len(sample.system)
     lengths = [len(chunk) for chunk in sample.chunks]
     starts = list(accumulate(lengths, initial=start))
@@ -156,7 +156,7 @@ def _mask(groups: torch.Tensor, branch: torch.Tensor, full: torch.Tensor) -> tor
     visible = (key == SYSTEM_GROUP) | (key == query) & key_is_context | full[:, None, None] & key_is_context
     visible = visible | in_branch & (key_is_context | (branch_key == branch_query))
     visible = visible & torch.ones(length, length, dtype=torch.bool).tril()
-    return (visible | torch.eye(length, dtype=torch.bool))[:, None]  # padding sees itself: no row is empty
+    return (visible | torch.eye(length, dtype=torch.bool))[:, None]  # padding sees itself, so that no row is empty
 
 
 def _round_up(length: int) -> int:
@@ -167,6 +167,6 @@ _TENSORS = ("ids", "positions", "mask", "targets", "weights", "branch")
 
 
 def to_device(batch: Batch, device: Any) -> Batch:
-    """The batch with its tensors on `device`."""
+    """Moves the batch's tensors to `device`."""
     tensors = {name: getattr(batch, name).to(device) for name in _TENSORS}
     return replace(batch, **tensors)

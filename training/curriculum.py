@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learned in which order. A stage is left when held-out questions are answered well enough."""
+"""Training stages in order; a stage ends when held-out accuracy passes its gate."""
 
 import random
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from training.tokenizer import VOCABULARY
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """Continue pieces of random chunks: how to find a place by the tokens before it, and to go on from there."""
+    """Continue excerpts of random chunks: find a place by its preceding tokens and go on from there."""
 
     alphabet: int
     chunks: int = 2
     branches: int = 12
 
     def samples(self, rng: random.Random, split: Split, encoder: Encoder, tokens: int) -> list[Sample]:
-        """Samples of about `tokens` tokens; nothing is memorised here, so `split` plays no part."""
+        """Samples of about `tokens` tokens; `split` is ignored, since nothing can be memorised."""
         del split, encoder
         rows = tokens // (30 * self.chunks + 14 * self.branches)
         arguments = (VOCABULARY, self.alphabet, self.chunks, self.branches)
@@ -29,7 +29,7 @@ class Copying:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Answer questions from documents; each batch has one number of chunks. The other fields are `Shape`'s."""
+    """Answer questions from documents; one number of chunks per batch. Other fields as in `Shape`."""
 
     chunks: tuple[int, ...]
     statements: int = len(STATEMENTS)
@@ -42,7 +42,7 @@ class Answering:
         return Shape(chunks, questions, (2, 4), self.statements, self.phrasings, self.unknown, self.extras)
 
     def samples(self, rng: random.Random, split: Split, encoder: Encoder, tokens: int) -> list[Sample]:
-        """Samples of about `tokens` tokens whose names are of `split`."""
+        """Samples of about `tokens` tokens with names of `split`."""
         shape = self.shape(rng.choice(self.chunks))
         rows = max(1, tokens // (16 + 40 * shape.chunks + 25 * shape.questions))
         return [encoder.sample(make_episode(rng, split, shape)) for _ in range(rows)]
@@ -50,20 +50,20 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One part of the training."""
+    """One stage of the training."""
 
     name: str
     task: Copying | Answering
     gate: float
-    """Share of held-out answers that must be right in every token before the next stage begins."""
+    """Fraction of held-out answers that must be right in every token to start the next stage."""
     most_steps: int
-    """The next stage begins after so many steps in any case."""
+    """Upper limit of steps before the next stage."""
     tokens: int = 4096
-    """Of a step, about."""
+    """Approximate tokens per step."""
     rate: float = 1.0
-    """The learning rate, in parts of that of the first stage."""
+    """Learning rate relative to the first stage."""
     decay: bool = False
-    """Whether the learning rate falls to zero over `most_steps`; the gate is then not looked at."""
+    """Whether the learning rate falls to zero over `most_steps`; the gate is then ignored."""
 
 
 _PLAIN = Answering((1, 2), statements=2, phrasings=2, unknown=0.0, extras=False)
@@ -86,7 +86,7 @@ CURRICULUM = (
 def make_stage_batch(
     stage: Stage, seed: int, step: int, split: Split, encoder: Encoder, attention: Sequence[str] = STRATEGIES
 ) -> Batch:
-    """The batch of this step: a function of the arguments alone, so that training can go on where it stopped."""
+    """The batch of a step: a pure function of the arguments, so that training can resume."""
     rng = random.Random(f"{split} {seed} {stage.name} {step}")
     samples = stage.task.samples(rng, split, encoder, stage.tokens)
     return make_batch(samples, [rng.choice(attention) for _ in samples])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes: a set of documents with many questions behind it, each of them answered from the documents alone."""
+"""Episodes: documents and many questions that are answered from these documents alone."""
 
 import random
 from dataclasses import dataclass
@@ -24,24 +24,24 @@ from training.language import (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large and how varied episodes are."""
+    """Size and variety of episodes."""
 
     chunks: int
     questions: int
     facts: tuple[int, int] = (2, 4)
-    """Least and most facts a chunk tells."""
+    """Minimum and maximum facts per chunk."""
     statements: int = len(STATEMENTS)
-    """So many of the statement phrasings are used; likewise of the question phrasings."""
+    """Number of statement phrasings in use; `phrasings` likewise for questions."""
     phrasings: int = len(QUESTIONS)
     unknown: float = 0.2
-    """Share of questions that no document answers."""
+    """Fraction of questions that no document answers."""
     extras: bool = True
     """Whether chunks have titles and filler sentences, and system prompts differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, its answer in full, and the value that the answer must have (None: unknown)."""
+    """A question, its full answer, and the value required in the answer (None: unknown)."""
 
     text: str
     answer: str
@@ -50,7 +50,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Documents, and questions that are asked behind them one at a time."""
+    """Documents, and questions to ask about them one at a time."""
 
     system: str
     documents: tuple[Document, ...]
@@ -65,7 +65,7 @@ class _Entity:
 
 
 def make_episode(rng: random.Random, split: Split, shape: Shape) -> Episode:
-    """Draws an episode. The names are of `split` only."""
+    """Draws an episode with names of `split` only."""
     words = Words(rng, split)
     kinds = rng.sample(KINDS, rng.choice((1, 1, 2, len(KINDS))))
     entities: list[_Entity] = []
@@ -82,7 +82,7 @@ def make_episode(rng: random.Random, split: Split, shape: Shape) -> Episode:
 
 
 def _document_facts(words: Words, kinds: list[str], entities: list[_Entity], shape: Shape) -> list[Fact]:
-    """Facts about one entity, or two; now and then about one that an earlier document was about."""
+    """Facts about one or two entities, occasionally about an earlier document's entity."""
     count = words.rng.randint(*shape.facts)
     facts: list[Fact] = []
     while len(facts) < count:
@@ -130,7 +130,7 @@ def _question(rng: random.Random, fact: Fact, value: str | None, shape: Shape) -
 
 
 def _untold_fact(words: Words, entities: list[_Entity], facts: list[Fact]) -> Fact:
-    """Something that no document tells: of an entity they mention, or of one that they don't."""
+    """A fact in no document, about an entity that the documents mention or a new one."""
     entity = words.rng.choice(entities)
     if entity.untold and words.rng.random() < 0.5:
         return Fact(entity.name, words.rng.choice(entity.untold), "")

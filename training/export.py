@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the trained model as the folder that is shipped: weights, tokenizer, chat template and model card."""
+"""Exports the trained model: weights, tokenizer, chat template and model card."""
 
 import json
 import platform
@@ -13,7 +13,7 @@ from cache.strategy import TRAINED_FOR
 from tools.folders import replaced_folder
 
 FACTS_FILE = "training.json"
-"""How the model was made; only a folder that has it is replaced."""
+"""Training record; only a folder with this file is replaced."""
 
 _CARD = """\
 ---
@@ -47,7 +47,7 @@ kind of attention.
 
 
 def export(model: Any, tokenizer: Any, facts: dict[str, Any], folder: Path) -> None:
-    """Replaces `folder` by the finished model.
+    """Replaces `folder` with the finished model.
 
     `facts`: commit, attention, seed, step, tokens, seconds, accuracy, questions.
     """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A head start: the first layer's heads begin by looking one, two, three … tokens back.
+"""Initialises the first layer's heads to attend one, two, three … tokens back.
 
-Finding a fact by the words before it takes two steps, one head that carries what stood before a token, and one that
-compares it (an induction head; Olsson et al. 2022, arXiv 2209.11895). Neither is of use without the other, and so from
-random weights training stands still until both have turned up by chance. Here the first one is given. RoPE makes that
-a matter of a few numbers: let every token's key be the same vector `u`, and every query `u` turned back by `d`
-positions; their product depends on the distance alone, and is greatest at distance `d`. Training is free to change it.
+Finding a fact by its preceding words takes two heads: one that carries the preceding token forward, and an induction
+head that compares it (Olsson et al. 2022, arXiv 2209.11895). Each is useless alone, so training from random weights
+stalls until both have formed by chance. This module supplies the first head. With RoPE, a few numbers suffice: every
+token's key is the same vector `u`, and every query is `u` rotated back by `d` positions; their product then depends on
+the distance alone, with its maximum at distance `d`. Training may change the heads.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 _SHARPNESS = 30.0
-"""Score at the distance looked for; several more than at its neighbours."""
+"""Attention score at the target distance, several more than at neighbouring distances."""
 _FREQUENCIES = 5
-"""How many of RoPE's highest frequencies tell distances apart."""
+"""Number of RoPE's highest frequencies that encode the distance."""
 
 
 @torch.no_grad()
 def look_back(model: Any, distances: Sequence[int]) -> None:
-    """Makes head `i` of the first layer look `distances[i]` tokens back.
+    """Makes head `i` of the first layer attend `distances[i]` tokens back.
 
-    Channel 0 of the embedding becomes a constant, the one thing that all tokens have in common.
+    Channel 0 of the embedding becomes a constant, so that all tokens share a component.
     """
     embedding = model.model.embed_tokens.weight
     spread, width = float(embedding.std()), embedding.shape[1]

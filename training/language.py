@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo model's world: invented people, projects, places and products, facts about them, and how they are told.
+"""The demo model's language: invented people, projects, places and products, and facts about them.
 
-Names are put together from syllables and values are drawn anew each time, so that a model can't know a fact but must
-read it. A name belongs to one split for good (`split_of`): held-out questions ask about names, and give values of
-names, that no training text has shown.
+Names are composed of syllables and values are drawn at random, so that the model can't memorise a fact and must read
+it. Each name belongs to one split permanently (`split_of`): names in held-out questions and answers never occur in
+training text.
 """
 
 import random
@@ -32,12 +32,12 @@ _LAST_CODAS = ("", "", "", "l", "n", "r", "s", "x", "m", "k", "t")
 
 
 def split_of(name: str) -> Split:
-    """The split that a name belongs to; one name in eight is held out."""
+    """The split of a name; one name in eight is held out."""
     return "heldout" if zlib.crc32(name.encode()) % 8 == 0 else "train"
 
 
 class Words:
-    """Draws names and values of one split from a random generator."""
+    """Draws names and values of one split."""
 
     def __init__(self, rng: random.Random, split: Split) -> None:
         self.rng = rng
@@ -60,7 +60,7 @@ class Words:
         return f"{self.name()} {self.name()}"
 
     def number(self, digits: int) -> str:
-        """A number of so many digits."""
+        """A number with a fixed number of digits."""
         return str(self.rng.randrange(10 ** (digits - 1), 10**digits))
 
     def year(self) -> str:
@@ -141,14 +141,14 @@ KINDS = tuple(ATTRIBUTES)
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """That `entity`'s `attribute` is `value`."""
+    """The fact that `entity`'s `attribute` is `value`."""
 
     entity: str
     attribute: str
     value: str
 
 
-# The first ones have the words of an answer just before the value, in the same order: the easy ones.
+# The first phrasings are the easy ones: an answer's words precede the value, in the same order.
 STATEMENTS = (
     "The {a} of {e} is {v}.",
     "We know that the {a} of {e} is {v}.",
@@ -164,8 +164,8 @@ QUESTIONS = (
     "What is {e}'s {a}?",
     "Do you know {e}'s {a}?",
 )
-# The rest turns attribute and entity around, which a model of this size learns badly: the last stage and the evaluation
-# leave it out.
+# The other phrasings swap attribute and entity, which a model of this size learns poorly: the last stage and the
+# evaluation omit them.
 PLAIN_STATEMENTS, PLAIN_QUESTIONS = 4, 4
 ANSWER = "The {a} of {e} is {v}."
 FILLERS = (
@@ -178,5 +178,5 @@ FILLERS = (
 
 
 def tell(template: str, fact: Fact) -> str:
-    """The template with the fact's words."""
+    """Fills a template with a fact."""
     return template.format(a=fact.attribute, e=fact.entity, v=fact.value)

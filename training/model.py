@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo model: a standard Llama, and its attention over rows of documents and branches."""
+"""The demo model: a standard Llama, with attention over rows of documents and branches."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def new_model(seed: int) -> LlamaForCausalLM:
         pad_token_id=SPECIAL_TOKENS.index(END),
     )
     model = LlamaForCausalLM(config)
-    with torch.no_grad():  # as GPT-2 does, so that a token's own embedding isn't drowned by what layers add
+    with torch.no_grad():  # as GPT-2 does: keeps the layers' output from drowning a token's embedding
         for layer in model.model.layers:
             for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 projection.weight /= (2 * config.num_hidden_layers) ** 0.5
@@ -48,7 +48,7 @@ def _branch_attention(
     attention_mask: torch.Tensor,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention in two parts, since the context sees no branch: about a third less work than over the whole row."""
+    """Attention in two parts, since the context sees no branch: a third less work."""
     context = options["context"]
     parts = [
         scaled_dot_product_attention(
@@ -63,12 +63,12 @@ AttentionInterface.register("branches", _branch_attention)
 
 
 def is_bfloat16_quick(device: str) -> bool:
-    """CPUs without instructions for it multiply matrices a hundred times slower in bfloat16 than in float32."""
+    """Whether bfloat16 is fast: CPUs without its instructions multiply matrices 100 times slower than in float32."""
     return device != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def forward(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted mean loss over the answers' tokens, and for each of those whether it is the likeliest one."""
+    """Weighted mean loss over answer tokens, and whether each is the likeliest token."""
     device = batch.ids.device.type
     with torch.autocast(device, torch.bfloat16, enabled=is_bfloat16_quick(device)):
         hidden = model.model(

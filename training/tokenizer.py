@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo model's tokenizer: byte-level BPE over its own language; numbers are cut into pairs of digits."""
+"""The demo model's tokenizer: byte-level BPE over its language; numbers split into digit pairs."""
 
 import random
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 """.replace("DEFAULT_SYSTEM", DEFAULT_SYSTEM)
 
-# A word with the space before it; at most two digits; other signs; white space.
+# A word with its preceding space; at most two digits; other characters; white space.
 _PIECES = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+"
 
 
 def train_tokenizer(seed: int, max_length: int) -> "PreTrainedTokenizerFast":
-    """Learns the vocabulary from generated text of the training split."""
+    """Learns the vocabulary from generated training text."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

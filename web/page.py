@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the web page at ``/`` and its files below ``/web``, without asking for an API key: they hold no secret."""
+"""Serves the web page at ``/`` and its files below ``/web``, without an API key."""
 
 import hashlib
 from http import HTTPStatus
@@ -24,14 +24,14 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # kept, but asked for each time: an update shows at once
+    "cache-control": "no-cache",  # cached, but revalidated each time: updates show at once
 }
 
 router = APIRouter(include_in_schema=False)
 
 
 class File(NamedTuple):
-    """A file as it is sent."""
+    """A file, ready to send."""
 
     content: bytes
     media_type: str
@@ -39,24 +39,24 @@ class File(NamedTuple):
 
 
 def read(path: Path) -> File:
-    """The file at ``path``, ready to be sent."""
+    """Reads the file at ``path``."""
     content = path.read_bytes()
     return File(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
-# Read once: what is not here can't be asked for, whatever its path.
+# Read once at import: no request path can reach any other file.
 _FILES = {path.relative_to(STATIC).as_posix(): read(path) for path in sorted(STATIC.rglob("*")) if path.is_file()}
 
 
 @router.get("/")
 async def index(request: Request) -> Response:
-    """The page. Its links are relative, so it also works behind a proxy's prefix."""
+    """The page. Its links are relative, so that it works behind a proxy's prefix."""
     return _answer(request, "index.html")
 
 
 @router.get("/web/{name:path}")
 async def file(request: Request, name: str) -> Response:
-    """A file of the page; the example is the one for the server's model, which a router does not know."""
+    """A file of the page; the example is the server model's own, if known."""
     return _answer(request, name)
 
 

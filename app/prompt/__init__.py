@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a request's documents to the segments of its prompt."""
+"""Conversion of a request's documents to the segments of its prompt."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings documents in requests to vLLM's own endpoints to the chunk cache, before vLLM reads the body."""
+"""Middleware that extracts documents from requests to vLLM's endpoints before vLLM reads the body."""
 
 import json
 from collections.abc import Callable
@@ -25,9 +25,9 @@ from engine_ext.wire.request import RequestContext
 
 
 class DocumentsMiddleware:
-    """Rewrites a request that has documents, a ``cache`` field or the agreed separator; passes others on.
+    """Rewrites requests with documents, a ``cache`` field or the configured separator; passes others on.
 
-    vLLM adds it to its app (its ``--middleware`` option); marks and settings are in the app's state.
+    vLLM installs it through its ``--middleware`` option; marks and settings are in the app's state.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -84,11 +84,11 @@ def _extract(
 
 @cache
 def _hints(separator: str | None) -> tuple[bytes, ...]:
-    """Bytes without which a body has nothing for us; spares ordinary requests the parsing."""
+    """Byte strings of which a relevant body contains at least one; spares other requests the parsing."""
     fields = (b'"documents"', b'"document"', b'"cache"')
     if separator is None:
         return fields
-    # Plainly, or with escapes: which characters are escaped, and how, is up to the client.
+    # Verbatim or with escapes: the client chooses which characters to escape, and how.
     return (*fields, json.dumps(separator, ensure_ascii=False)[1:-1].encode(), b"\\u")
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks that carry segment boundaries through the model's chat template.
 
-A mark is text with a random nonce of its request, put before each chunk and before the question; after rendering,
-the prompt is split at the marks, which never reach the tokenizer. Text that only looks like a mark stays text: a
-client can't know a nonce that is drawn after its request has arrived.
+A mark is text with a random nonce per request, placed before each chunk and before the question. After rendering, the
+prompt is split at the marks, which never reach the tokenizer. Text that merely looks like a mark stays text: the nonce
+is drawn after the request has arrived, so that no client can know it.
 """
 
 import re
@@ -20,9 +20,9 @@ _MARK = re.compile(r"\[tessera-([0-9a-f]{32})-(chunk|question)\]")
 
 @dataclass(frozen=True, slots=True)
 class MarkedPrompt:
-    """A rendered prompt split at its marks. Without chunks ``system`` is everything before the question.
+    """A rendered prompt split at its marks; without chunks, ``system`` is everything before the question.
 
-    ``documents`` says of each chunk which of the request's documents it is.
+    ``documents``: for each chunk, the index of its document in the request.
     """
 
     ticket: RequestContext
@@ -42,14 +42,14 @@ class BrokenMarksError(ValueError):
 
 
 class Marks:
-    """Marks of the requests now being rendered."""
+    """Marks of the requests being rendered."""
 
     def __init__(self) -> None:
         self._tickets: dict[str, tuple[RequestContext, tuple[int, ...]]] = {}
 
     @contextmanager
     def issue(self, ticket: RequestContext, documents: Sequence[Document]) -> Iterator[str]:
-        """Text to put directly before the question: the chunks, marked, in the order that the ticket wants.
+        """Yields the text for the place before the question: the marked chunks, in the context's order.
 
         Valid inside the ``with`` block.
         """
@@ -62,11 +62,11 @@ class Marks:
             del self._tickets[nonce]
 
     def are_in(self, text: str) -> bool:
-        """Whether ``text`` has a mark of a request now being rendered."""
+        """Whether ``text`` contains a mark of a request being rendered."""
         return bool(self._tickets) and any(True for _ in self._matches(text))
 
     def split(self, text: str) -> MarkedPrompt:
-        """Splits a rendered prompt; raises :class:`BrokenMarksError` unless the marks are as issued."""
+        """Splits a rendered prompt; raises :class:`BrokenMarksError` unless all marks are in place."""
         matches = list(self._matches(text))
         if len({match[1] for match in matches}) != 1:
             raise BrokenMarksError("the chat template dropped the documents")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request over chunks up to the point where the engine would run it: segments, and what separates its keys."""
+"""Rendering of a request with chunks up to the engine's input: segments, scope and cache salt."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lo
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered request. ``prompt`` is ``None`` if it has no chunks; ``options`` are what it would run with."""
+    """A rendered request; ``prompt`` is ``None`` without chunks, ``options`` are those of the run."""
 
     options: CacheOptions
     prompt: ChunkedPrompt | None
@@ -31,7 +31,7 @@ class Rendered:
 
 
 def open_ticket(request: RagRequest, state: State) -> tuple[RequestContext, list[Document]]:
-    """The request's ticket and documents; raises as :func:`app.documents.rag_request.documents_of` does."""
+    """Context and documents of a request; raises as :func:`app.documents.rag_request.documents_of`."""
     engine: ChunkEngine = state.engine_client
     try:
         options = options_of(request.cache, state)
@@ -40,7 +40,7 @@ def open_ticket(request: RagRequest, state: State) -> tuple[RequestContext, list
     namespace = cache_scope(options, cache_salt_of(request)).namespace
     known = None
     if engine.manager is not None:
-        engine.manager.expire()  # or an id, or a plan, would still find what has expired
+        engine.manager.expire()  # keeps ids and plans from finding expired chunks
         known = engine.manager.ids
     documents = documents_of(request.chunks, known, namespace)
     body = {**request.model_dump(include={"model", "system", "messages"}), **(request.model_extra or {})}
@@ -50,13 +50,13 @@ def open_ticket(request: RagRequest, state: State) -> tuple[RequestContext, list
 
 
 def cache_salt_of(request: RagRequest) -> str | None:
-    """vLLM's field ``cache_salt``."""
+    """The request's ``cache_salt``, a field of vLLM's."""
     salt = (request.model_extra or {}).get("cache_salt")
     return salt if isinstance(salt, str) else None
 
 
 async def render(state: State, ticket: RequestContext, chat_request: ChatCompletionRequest) -> Rendered | ErrorResponse:
-    """Renders ``chat_request``, whose marks belong to ``ticket``, as vLLM's chat serving would."""
+    """Renders ``chat_request``, which carries the marks of ``ticket``, as vLLM's chat serving does."""
     serving = state.openai_serving_chat
     result = await serving.render_chat_request(chat_request)
     if isinstance(result, ErrorResponse):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's prompt renderer, extended: a prompt with marks is tokenized segment by segment."""
+"""Extension of vLLM's prompt renderer: prompts with marks are tokenized by segment."""
 
 import asyncio
 import secrets
@@ -19,9 +19,9 @@ from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_inp
 
 
 class SegmentRenderer:
-    """Stands in for vLLM's renderer; prompts without marks go through it unchanged.
+    """Wraps vLLM's renderer; prompts without marks pass through unchanged.
 
-    With ``block_tokens``, white space fills each segment before the question up to whole blocks.
+    With ``block_tokens``, white space pads each segment before the question to whole blocks.
     """
 
     def __init__(self, renderer: Any, marks: Marks, max_chunk_tokens: int, block_tokens: int | None = None) -> None:
@@ -37,7 +37,7 @@ class SegmentRenderer:
 
     @property
     def can_pad(self) -> bool:
-        """Whether the model's tokenizer has white space to fill blocks with."""
+        """Whether the model's tokenizer has a white-space token for padding."""
         return self._tokenizer.filler is not None
 
     async def render_chat_async(
@@ -49,7 +49,7 @@ class SegmentRenderer:
         prompt_extras: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[list[Any], list[Any]]:
-        """As vLLM's; a conversation with marks becomes a prompt that carries a :class:`ChunkedRequest`."""
+        """Overrides vLLM's method; a conversation with marks yields a prompt with a :class:`ChunkedRequest`."""
         if not any(self._marks.are_in(_content(message)) for c in conversations for message in c):
             return await self._renderer.render_chat_async(  # type: ignore[no-any-return]
                 conversations, chat_params, tok_params, prompt_extras=prompt_extras, **kwargs
@@ -81,11 +81,11 @@ class SegmentRenderer:
         return [await self._engine_input(self._split(str(t)), "", tok_params, prompt_extras) for t in texts]
 
     def chunks(self, document: Document, index: int, namespace: str) -> list[Chunk]:
-        """A document as one chunk, or as several if it is longer than a chunk may be; safe in any thread."""
+        """Splits a document into one or, if it exceeds the chunk limit, several chunks; thread-safe."""
         return self._chunks(document.render(), document.id, index, namespace)
 
     def num_tokens(self, document: Document) -> int:
-        """Tokens of a document in a prompt; safe in any thread."""
+        """Number of a document's tokens in a prompt; thread-safe."""
         return len(self._tokenizer.encode_document(document.render()))
 
     def _split(self, text: str) -> MarkedPrompt:
@@ -98,7 +98,7 @@ class SegmentRenderer:
             ) from error
 
     async def _opening(self, chat_params: ChatParams) -> str:
-        """What the template puts before a lone user message: the same for every request."""
+        """The template's text before a sole user message, the same for every request."""
         template = chat_params.chat_template
         if template not in self._openings:
             options = {"add_generation_prompt": True, "tokenize": False}
@@ -159,19 +159,19 @@ class SegmentRenderer:
         return token_ids + unpack(self._padding(pack(token_ids)))
 
     def _padding(self, packed: PackedTokens) -> PackedTokens:
-        """Fills the last block, where blocks are shared."""
+        """Padding of the last block; empty without shared blocks."""
         if self._block_tokens is None or self._tokenizer.filler is None:
             return b""
         return pack((self._tokenizer.filler,)) * (-packed_length(packed) % self._block_tokens)
 
 
 def _content(message: Any) -> str:
-    """A message's content; of one that is no object (vLLM takes those of its Harmony format, too) all that it shows."""
+    """A message's content; the string form of a message that is no mapping (vLLM's Harmony format)."""
     return str(message.get("content") if isinstance(message, Mapping) else message)
 
 
 def _check_length(prompt: ChunkedPrompt | None, num_tokens: int, tok_params: Any) -> None:
-    """Refuses what vLLM would cut off or answer with a generic message."""
+    """Refuses prompts that vLLM would truncate or refuse with a generic message."""
     if tok_params.truncate_prompt_tokens is not None:
         raise VLLMValidationError("a prompt with documents can't be truncated", parameter="truncate_prompt_tokens")
     limit, wanted = tok_params.max_total_tokens, tok_params.max_output_tokens or 0
@@ -195,7 +195,7 @@ def _check_length(prompt: ChunkedPrompt | None, num_tokens: int, tok_params: Any
 
 def _segment_lengths(prompt: ChunkedPrompt) -> str:
     lengths: Counter[int] = Counter()
-    for chunk in prompt.chunks:  # a long document is several
+    for chunk in prompt.chunks:  # a long document has several chunks
         lengths[chunk.document] += chunk.num_tokens
     chunks = ", ".join(f"chunk {document}: {length}" for document, length in lengths.items())
     return f"system: {len(prompt.system)}, {chunks}, question: {len(prompt.question)}"

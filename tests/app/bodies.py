@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of requests that may be about documents, right and wrong in any way."""
+"""Request bodies with documents, valid and invalid in any way."""
 
 from hypothesis import strategies as st
 

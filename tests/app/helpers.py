@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from app.documents.document import BadRequestError
 from cache.layout import PositionStrategy
 from cache.report import CacheReport, TokenCounts
-from tools.random_model import SPECIAL_TOKENS
+from tools.random_tokenizer import SPECIAL_TOKENS
 
 WHITESPACE = "        "
 ADDED = (*SPECIAL_TOKENS, "<think>", "[INST]", WHITESPACE)
@@ -21,7 +21,7 @@ CONTROL = ADDED[:-1]
 def make_tokenizer(
     added: Iterable[str] = ADDED, *, spelled: Iterable[str] = (), ignore_merges: bool = False
 ) -> PreTrainedTokenizerFast:
-    """One token per byte, then ``added`` ones; merges of the vocabulary itself make those of ``spelled``."""
+    """One token per byte, then ``added`` tokens; vocabulary merges yield the tokens of ``spelled``."""
     vocab = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = []
     for text in spelled:
@@ -47,7 +47,7 @@ def make_report() -> CacheReport:
 
 @contextmanager
 def refused(parameter: str, message: str | None = None) -> Iterator[None]:
-    """Expects a :class:`BadRequestError` of ``parameter`` whose text has ``message``."""
+    """Expects a :class:`BadRequestError` of ``parameter`` whose text contains ``message``."""
     with pytest.raises(BadRequestError, match=message) as raised:
         yield
     assert raised.value.parameter == parameter

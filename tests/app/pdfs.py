@@ -9,7 +9,7 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 
 def make_pdf(*pages: Sequence[str], password: str | None = None) -> bytes:
-    """A PDF whose pages have these lines of ASCII text."""
+    """A PDF with these lines of ASCII text per page."""
     writer = PdfWriter()
     for lines in pages:
         page = writer.add_blank_page(600, 800)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/alerts.yml: rules that Prometheus reads, over metrics that exist."""
+"""docs/alerts.yml: valid Prometheus rules over existing metrics."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ OPENED_BY = {")": "(", "]": "[", "}": "{"}
 
 
 def series() -> set[str]:
-    """Names of every time series that a server with the cache on has."""
+    """Names of all time series of a server with the cache on."""
     fills = SimpleNamespace(num_running=0, num_queued=0, archive=None)
     engine = SimpleNamespace(manager=make_manager(), fills=fills, disabled_reason=None)
     collected = ChunkCacheCollector(engine, wanted=True, in_loop=in_a_loop).collect()

@@ -34,7 +34,7 @@ def test_an_unknown_command_is_a_usage_error(command, capsys):
 
 @pytest.fixture
 def serve(monkeypatch):
-    """Runs ``tessera serve`` with the server's ``run`` replaced; gives the exit code."""
+    """Runs ``tessera serve`` with the server's ``run`` replaced; returns the exit code."""
     server = pytest.importorskip("app.server")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
 
@@ -105,7 +105,7 @@ def test_without_an_engine_the_message_says_what_to_install(capsys, monkeypatch)
 
 
 def test_a_refused_engine_option_is_said_as_vllm_says_it(serve, capsys):
-    """vLLM's configuration classes are pydantic's; errors of a whole configuration have no location."""
+    """vLLM's configuration uses pydantic; errors of a whole configuration have no location."""
 
     @pydantic.dataclasses.dataclass
     class ModelConfig:

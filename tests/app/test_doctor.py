@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera doctor` but for the engine: what it says of what is installed, of flags and of reasons."""
+"""`tessera doctor` without an engine: reports on installation, flags and reasons."""
 
 import ast
 import json
@@ -45,7 +45,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Exit code and output of the command, with the engine's part given."""
+    """Exit code and output of the command, with a given engine result."""
 
     def run(*arguments: str, engine: Finding = PASSED) -> tuple[int, str]:
         monkeypatch.setattr(trial, "tried", lambda *_: iter([engine]))
@@ -130,7 +130,7 @@ def test_a_version_that_is_not_known(doctor: Callable[..., tuple[int, str]], mon
 
 
 def run_with(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """The command in an environment in which `folder` comes first."""
+    """Runs the command with `folder` in front of the import path."""
     return subprocess.run(
         [sys.executable, "-m", "app.cli", "doctor", *arguments],
         env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
@@ -158,7 +158,7 @@ def run_with(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]
 def test_a_dependency_that_is_missing_or_broken(package: str, error: str, words: str, fix: str, tmp_path: Path) -> None:
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text(f"raise {error}\n")
-    described = tmp_path / f"{package}-9.9.dist-info"  # transformers looks for it before it imports torchvision
+    described = tmp_path / f"{package}-9.9.dist-info"  # transformers checks it before importing torchvision
     described.mkdir()
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 9.9\n")
     run = run_with(tmp_path)
@@ -266,7 +266,7 @@ def test_tiers_are_looked_at_and_left_as_they_are(tmp_path: Path) -> None:
     addresses = [Address(f"{number:032x}", 0, 1) for number in range(3)]
     for address in addresses:
         kept.put(address, bytes(1 << 20))
-    url = f"file://{tmp_path}/kv?size=1MiB"  # serve would drop two of three
+    url = f"file://{tmp_path}/kv?size=1MiB"  # serve would drop two of the three
     (found,) = flags._tiers(arguments(), settings(chunk_cache_tiers=url))
     assert (found.state, "holds 3.0MiB" in found.text) == ("ok", True)
     assert all(kept.stat(address) for address in addresses)
@@ -309,7 +309,7 @@ def test_the_lines_of_a_log_that_tell_why() -> None:
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_nothing_of_a_trial_lives_on(stubborn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a machine is slow to kill."""
+    """Also on a machine that kills slowly."""
     kill = os.killpg
     monkeypatch.setattr(os, "killpg", lambda *group: Timer(0.3, kill, group).start())
     monkeypatch.setattr(trial, "_TERM_S", 0.2)
@@ -327,7 +327,7 @@ def test_nothing_of_a_trial_lives_on(stubborn: bool, tmp_path: Path, monkeypatch
 
 
 def constants() -> Iterator[str]:
-    """All text in the packages that give reasons."""
+    """All source text of the packages that give reasons."""
     for path in (*(ROOT / "engine_ext").rglob("*.py"), *ROOT.glob("kernels/*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

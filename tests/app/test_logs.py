@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tessera's own log: one record per request over chunks, as text or JSON."""
+"""Tessera's own log: one record per request with chunks, as text or JSON."""
 
 import json
 import logging

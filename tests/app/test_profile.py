@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a profile decides, and files that are none."""
+"""Decisions of profiles, and invalid profile files."""
 
 import pytest
 from starlette.datastructures import State

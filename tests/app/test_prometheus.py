@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk cache's metrics, from a manager without an engine."""
+"""The chunk cache's metrics, of a manager without an engine."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ def make_engine(manager=None, reason=None):
 
 @pytest.fixture
 def scrape():
-    """A function that gives the value of each sample, by name and labels, as Prometheus writes them."""
+    """A function that returns a sample's value by name and labels, in Prometheus' format."""
 
     def scrape(engine, *, wanted=True):
         registry = CollectorRegistry()
@@ -155,7 +155,7 @@ def test_tasks_are_counted(scrape):
 
 
 async def test_the_manager_is_read_in_its_event_loop():
-    """vLLM answers GET /metrics in a thread, while the loop changes what the manager holds."""
+    """vLLM answers GET /metrics in a thread while the event loop changes the manager."""
     engine, threads = make_engine(make_manager()), []
     engine.manager.oldest_lease_seconds = lambda: float(threads.append(threading.get_ident()) or 0)
     with exported(engine, wanted=True):

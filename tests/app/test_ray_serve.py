@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tessera's Serve application, as far as it goes without a Ray cluster: `tests/engine/test_ray_serve.py` starts one."""
+"""Tessera's Serve application without a Ray cluster; `tests/engine/test_ray_serve.py` starts one."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class FakeReplica:
-    """What Ray's routers see of a replica."""
+    """A replica as seen by Ray's routers."""
 
     def __init__(self, name: str, *, ongoing: int = 0, most: int = 8) -> None:
         self.replica_id = ReplicaId(name)
@@ -135,7 +135,7 @@ async def test_a_wished_replica_comes_first_and_those_that_refused_last(router):
 
 
 async def test_ray_takes_the_next_when_the_best_is_full(router):
-    """Through Ray's own loop around a router."""
+    """Chooses through Ray's own loop around a router."""
     replicas = [FakeReplica("a", ongoing=8), FakeReplica("b"), FakeReplica("c", ongoing=8)]
     router.update_replicas(replicas)
     request = pending(documents=[document("one", 1000, "a")])
@@ -158,7 +158,7 @@ def test_a_hint_does_not_travel():
     assert pickle.loads(pickle.dumps(hint)) == Hint()
 
 
-# What the ingress looks up
+# Lookups of the ingress
 
 
 BODY = {"chunks": ["A document of some length. " * 9, {"text": "Another."}], "question": "?"}
@@ -169,7 +169,7 @@ def registered(id: str, name: str) -> Replica:
 
 
 class CountingRegistry(InProcessRegistry):
-    """Counts questions, and fails while it is told to."""
+    """Counts lookups, and fails on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ async def test_the_registry_is_not_asked_in_vain(registry):
     lookup = Lookup(registry, None)
     await registry.beat(registered("aa", "replica-a"))
     await lookup.refresh(registry)
-    assert len(await lookup.documents("/v1/rag/chat", body)) == 2  # the only replica is the best one
+    assert len(await lookup.documents("/v1/rag/chat", body)) == 2  # the only replica is the best
     await registry.beat(registered("bb", "replica-b"))
     await lookup.refresh(registry)
     assert await lookup.documents("/v1/models", b"") == []
@@ -273,7 +273,7 @@ def test_a_head_survives_pickling_and_has_no_prefix():
 
 
 async def echo(scope, receive, send):
-    """Sends the body back in halves, with the method."""
+    """Returns the body in halves, with the method."""
     request = await receive()
     assert not request["more_body"]
     headers = [(b"x-method", scope["method"].encode())]
@@ -350,7 +350,7 @@ async def test_an_error_breaks_an_answer_off_unless_it_is_complete():
 
 
 class Batches:
-    """A streaming call's answer as the ingress gets it; an exception among the batches is raised there."""
+    """A streaming call's response for the ingress; raises exceptions among the batches."""
 
     def __init__(self, *batches: Any) -> None:
         self._batches = iter(batches)
@@ -395,7 +395,7 @@ async def test_an_answer_is_passed_on_unchanged():
 
 
 async def test_an_answer_has_not_begun_before_its_first_byte():
-    """So that another replica can give it."""
+    """So that another replica can answer."""
     batches = Batches([START], ConnectionError())
     with pytest.raises(ConnectionError):
         await Answer.begun(batches)
@@ -409,11 +409,11 @@ async def test_an_answer_that_breaks_off_is_not_ended():
     assert batches.num_cancelled == 1
 
 
-# What the ingress makes of lost and refusing replicas
+# Lost and refusing replicas at the ingress
 
 
 class FakeEngine:
-    """A handle of the engine's deployment. Calls come to `answers`, one after the other."""
+    """A handle of the engine's deployment; calls get the next of `answers`."""
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)
@@ -445,7 +445,7 @@ def refusal(name: str) -> list[list[dict[str, Any]]]:
 
 
 async def asked(engine: FakeEngine, path: str = "/v1/rag/chat", **fields: Any) -> list[dict[str, Any]]:
-    """What an ingress answers."""
+    """Response of an ingress."""
     ingress, sent = Ingress(engine, Options(model="m")), list[dict[str, Any]]()
 
     async def receive():
@@ -506,7 +506,7 @@ async def test_clearing_asks_all_that_are_there():
     assert json.loads(body["body"])["cleared"] == 5
 
 
-# What is configured
+# Configuration
 
 
 def test_the_command_line_of_a_replica():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: defaults, then the environment, then flags."""
+"""Precedence of settings: flags, then environment, then defaults."""
 
 import argparse
 import os
@@ -139,7 +139,7 @@ def test_unknown_keys_are_errors_and_settings_do_not_change():
 def test_every_setting_is_a_flag_with_help_unless_the_flag_is_vllms():
     parser = argparse.ArgumentParser()
     add_flags(parser)
-    assert vars(parser.parse_args([])) == {}  # what is not given stays out of the environment's way
+    assert vars(parser.parse_args([])) == {}  # omitted flags don't override the environment
     text = parser.format_help()
     for name in Settings.model_fields:
         assert (f"--{name.replace('_', '-')} " in text) == (name not in VLLM_FLAGS)

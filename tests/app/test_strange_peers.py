@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever answers at a replica's address, chunks are computed in the end."""
+"""Chunks are computed in the end, whatever answers at a replica's address."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.fuzzing import ends
 
 
 class Stranger(httpx.AsyncBaseTransport):
-    """Answers anything at all, or nothing, at a replica's address; ``sent`` counts the bytes that were taken."""
+    """Answers anything or nothing at a replica's address; ``sent`` counts accepted bytes."""
 
     def __init__(self, status, headers, parts, error):
         self.status, self.headers, self.parts, self.error = status, headers, parts, error
@@ -54,7 +54,7 @@ def test_whatever_a_replica_answers_the_chunk_is_computed(status, headers, parts
 
 
 async def ask_beside(stranger):
-    """A replica that has the chunk, and another that asks it, but reaches ``stranger``."""
+    """A replica with the chunk, and a replica whose requests to it reach ``stranger``."""
     registry = InProcessRegistry()
     a, b = Node("a", registry, {}), Node("b", registry, {"http://a": stranger})
     await a.join()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans around requests: their parents, what they say, and that there are none with tracing off."""
+"""Spans around requests: parents, attributes, and no spans with tracing off."""
 
 import subprocess
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of workers: what is added up, sent and shown."""
+"""Statistics of workers: aggregation, transfer and display."""
 
 import json
 import pickle

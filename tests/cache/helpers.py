@@ -17,12 +17,12 @@ SYSTEM = (1, 2, 3)
 
 
 def tokens(first: int, length: int) -> tuple[int, ...]:
-    """``length`` tokens that no other ``first`` (a multiple of 100) gives."""
+    """``length`` tokens, distinct for each ``first`` (a multiple of 100)."""
     return tuple(range(first, first + length))
 
 
 class Clock:
-    """Time that passes when told."""
+    """A clock that advances on demand."""
 
     now = 1000.0
 
@@ -66,7 +66,7 @@ def acquire(
 
 
 def fill(manager: ChunkCacheManager, *chunks: Sequence[int], **kwargs) -> None:
-    """A request that comes, has its chunks filled, and goes."""
+    """Runs a request from acquisition through fills to release."""
     lease = acquire(manager, *chunks, **kwargs)
     for job in lease.fills:
         manager.fill_succeeded(job)
@@ -74,7 +74,7 @@ def fill(manager: ChunkCacheManager, *chunks: Sequence[int], **kwargs) -> None:
 
 
 def is_cached(manager: ChunkCacheManager, chunk: Sequence[int]) -> bool:
-    """Whether the index holds ``chunk``; asking doesn't count as a use."""
+    """Whether the index holds ``chunk``; the check is no use."""
     return any(entry.identity.token_ids == tuple(chunk) for entry in manager.index)
 
 
@@ -89,7 +89,7 @@ class CollidingHasher(ChunkHasher):
 
 
 class ChunkCollidingHasher(ChunkHasher):
-    """Every chunk gets the same key, systems their own."""
+    """Every chunk gets the same key; system segments get their own."""
 
     def chunk_keys(self, scope, prefix, chunks):
         return [ChunkHash(b"same") for _ in chunks]

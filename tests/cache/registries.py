@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the registry share."""
+"""Helpers for tests of the registry."""
 
 from cache.hashing import CacheScope, ChunkHash
 from cache.holdings import DocumentKey, Holding, Tier

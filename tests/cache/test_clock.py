@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system's clock is set, an hour forth or back, while chunks are cached."""
+"""The system clock jumps an hour forward or back while chunks are cached."""
 
 import ast
 import time
@@ -12,7 +12,7 @@ from tests.cache.helpers import acquire, fill, is_cached, make_manager
 
 ROOT = Path(__file__).parents[2]
 HOUR = 3600.0
-# Who looks at the system's clock, and why it is the right one there.
+# Modules that use the system clock, each with the reason.
 WALL_CLOCK = {
     "app/commands/cache.py": "files' times, written by other processes",
     "tools/folders.py": "files' times, written by other processes",
@@ -28,7 +28,7 @@ WALL_CLOCK = {
 
 
 class SystemClocks:
-    """``time.time`` and ``time.monotonic``, which goes on however the other one is set."""
+    """``time.time``, and ``time.monotonic``, which is independent of it."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._since, self._elapsed, self._set_by = time.monotonic(), 0.0, 0.0

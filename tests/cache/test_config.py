@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that make no sense are refused."""
+"""Nonsensical sizes are refused."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the time that computing and fetching take."""
+"""Estimates of the time for computing and fetching."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_nothing_is_known_before_the_first_measurement_or_long_after_the_last():
     clock.now = RELEVANT_S
     assert pace.seconds(10) is None
     pace.observe(100, 8)
-    assert pace.seconds(10) == pytest.approx(0.8)  # nothing of the old
+    assert pace.seconds(10) == pytest.approx(0.8)  # nothing of the old measurements
 
 
 def test_one_slow_measurement_among_others_changes_little():

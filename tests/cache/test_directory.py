@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tier's directory with things in it that no tier puts there."""
+"""A tier's directory with foreign files."""
 
 import os
 import shutil
@@ -21,8 +21,8 @@ def test_what_others_have_in_the_directory_is_neither_counted_nor_deleted(tmp_pa
     theirs = [
         tmp_path / "model" / "model.safetensors",
         tmp_path / "model" / "download.tmp",
-        tmp_path / "00" / f"{1:032x}.00-of-01.safetensors",  # as no tier writes it
-        tmp_path / "11" / f"{1:032x}.0-of-1.safetensors",  # nor here
+        tmp_path / "00" / f"{1:032x}.00-of-01.safetensors",  # no tier writes this
+        tmp_path / "11" / f"{1:032x}.0-of-1.safetensors",  # nor this
     ]
     for path in theirs:
         path.parent.mkdir(exist_ok=True)
@@ -106,7 +106,7 @@ def test_whatever_lies_in_the_directory_it_is_refused_or_passed_over(tmp_path_fa
     (root / "lock").write_bytes(lock)
     for folder, name, kind in litter:
         path = root / folder / name
-        with suppress(OSError):  # two of one name
+        with suppress(OSError):  # two files of one name
             path.parent.mkdir(exist_ok=True)
             make(path, kind, root / "lock") if kind in KINDS else path.write_bytes(b"x" * 100)
             if kind == "sparse":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eviction policies: LRU against a plain list, and what must hold of each whatever it is told."""
+"""Eviction policies: LRU against a plain list, and invariants of each policy under any calls."""
 
 import itertools
 import time
@@ -15,16 +15,16 @@ from cache.eviction import EvictionPolicyName, make_policy, prefill_cost
 ENTRIES = 8
 POLICIES = get_args(EvictionPolicyName)
 
-# What a policy is told: a call, and the entry that it is about.
+# Calls of a policy, each with its entry.
 calls = st.lists(st.tuples(st.sampled_from(["added", "used", "evicted", "removed"]), st.integers(0, ENTRIES - 1)))
-# What a cache does: requests an entry; gives up so many, sparing so many that are leased; looks and gives up none.
+# Actions of a cache: request an entry; evict some, sparing some leased ones; look without evicting.
 requests = st.lists(st.tuples(st.integers(0, ENTRIES - 1), st.integers(0, 3), st.integers(0, 2), st.booleans()))
 deterministic = settings(derandomize=True, database=None, deadline=None)
 
 
 @dataclass(eq=False)
 class Entry:
-    """A segment, as small and cheap as any unless told otherwise."""
+    """A segment, small and cheap by default."""
 
     key: int
     num_pages: int = 1
@@ -37,7 +37,7 @@ def make_entries(count=ENTRIES):
 
 
 def take(policy, count, leased=()):
-    """Evicts ``count`` victims, sparing those leased; returns them."""
+    """Evicts ``count`` victims, sparing leased entries; returns the victims."""
     victims = list(itertools.islice((entry for entry in policy.victims() if entry not in leased), count))
     for entry in victims:
         policy.evicted(entry)
@@ -65,7 +65,7 @@ def test_victims_are_exactly_what_is_held_once_each(name, calls):
 @given(requests=requests)
 @deterministic
 def test_a_cache_that_evicts_never_sees_what_is_gone(name, requests):
-    """Segments come back as other objects with the same key, as they do in the manager."""
+    """Segments return as new objects with the same key, as in the manager."""
     policy, held = make_policy(name), {}
     for number, evicted, leased, in_vain in requests:
         if number in held:
@@ -111,7 +111,7 @@ def test_looking_for_victims_changes_nothing(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_many_entries_cost_little_each(name):
-    """A scan of all entries for each victim would take hours."""
+    """A scan of all entries per victim would take hours."""
     policy, entries = make_policy(name), make_entries(100_000)
     started = time.process_time()
     for entry in entries:
@@ -210,5 +210,5 @@ class TestS3FIFO:
 def test_prefill_cost():
     assert prefill_cost(0, 1) == pytest.approx(1, rel=1e-3)
     assert prefill_cost(8192, 1) == pytest.approx(2, rel=1e-3)
-    # In two parts or in one: the same.
+    # Same result in two parts or one.
     assert prefill_cost(64, 300) + prefill_cost(364, 200) == pytest.approx(prefill_cost(64, 500))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys: the same for the same content, another for any other field."""
+"""Keys: equal for equal content, different for any different field."""
 
 import hashlib
 from array import array
@@ -38,7 +38,7 @@ def test_the_same_input_gives_the_same_key(hasher):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_keys_do_not_change_between_processes(algorithm):
-    """Framed by hand, so that neither the framing nor the algorithm can change unnoticed."""
+    """Framed by hand, to detect changes of the framing or the algorithm."""
     fields = [b"engine", b"system", b"7:default", b"", array("i", (1, 2, 3)).tobytes()]
     framed = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
     digest = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}[algorithm](framed).digest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents, and the chunks that they are made of."""
+"""Documents and their chunks."""
 
 from cache.holdings import Holding, Holdings, Tier
 from tests.cache.registries import entry_of, key

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index: least recently used first; equal keys of other tokens are a miss."""
+"""The index: least recently used first; an equal key of other tokens is a miss."""
 
 import pytest
 

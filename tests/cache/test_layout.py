@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts: the table in cache/layout.py, and the rule it follows from."""
+"""Layouts: the table in cache/layout.py, and its underlying rule."""
 
 import pytest
 from hypothesis import given, settings
@@ -93,7 +93,7 @@ lengths = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 @given(st.integers(0, 40), lengths, st.integers(1, 10), st.sampled_from(PositionStrategy))
 @settings(derandomize=True, deadline=None)
 def test_every_key_appears_at_its_logical_distance_from_the_question(system, chunks, question, strategy):
-    """RoPE sees differences only: the engine's question is at N + j, a rotated key at computed + delta."""
+    """RoPE depends on differences only: the engine's question is at N + j, a rotated key at computed + delta."""
     made = layout(system, chunks, question, strategy)
     computed_at = [0, *[system] * len(chunks)]
     for first, placement in zip(computed_at, (made.system, *made.chunks), strict=True):
@@ -174,7 +174,7 @@ def test_in_place_keeps_every_distance_and_turns_nothing(system, lengths, questi
     for one, other in zip(segments, expected, strict=True):
         assert one.delta == 0
         assert (one.start, one.length, one.position) == (other.start, other.length, other.position)
-        assert other.delta == made.shift  # keys turned by so much, or the question so much nearer
+        assert other.delta == made.shift  # keys rotated by this amount, or the question moved closer by it
     assert made.question == turned.question
     assert made.question.start - made.shift == made.question.position
     assert made.salt_parts() != turned.salt_parts()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What acquiring, filling, releasing and detaching do, one at a time."""
+"""Acquiring, filling, releasing and detaching, one at a time."""
 
 import pytest
 
@@ -28,7 +28,7 @@ HIT, FILLED, WAITED = ChunkStatus.HIT, ChunkStatus.FILLED, ChunkStatus.WAITED
 
 
 def state(manager: ChunkCacheManager) -> tuple:
-    """All that can be observed, but the order of eviction."""
+    """All observable state, except the order of eviction."""
     entries = {(e.key, e.identity, tuple(e.pages), e.tag, e.state, e.detached, e.leases, e.hits) for e in manager.index}
     books = (manager.pool.free_pages(), manager.occupancy(), manager.metrics.snapshot(), manager.occupancy()["leases"])
     return entries, *books, manager.is_idle
@@ -210,7 +210,7 @@ def test_the_least_recently_used_chunks_go_first_and_whole():
     assert is_cached(manager, A)
     assert is_cached(manager, C)
     assert manager.metrics.removals == {"evicted": 1}
-    assert manager.occupancy()["pages_free"] == 1  # one of B's two pages was not needed, and is free
+    assert manager.occupancy()["pages_free"] == 1  # one of B's two pages was not needed and is free
     assert statuses(lease) == [FILLED]
 
 
@@ -243,7 +243,7 @@ def test_leased_and_unfinished_chunks_are_never_evicted():
     with pytest.raises(CapacityError, match="the chunks need 2 more pages of 4 tokens; 1 of 4 can be freed"):
         acquire(manager, C, system=())
     manager.release(lease)
-    assert statuses(acquire(manager, C, system=())) == [FILLED]  # in A's page and the free one
+    assert statuses(acquire(manager, C, system=())) == [FILLED]  # in A's page and the free page
     assert not is_cached(manager, A)
     assert is_cached(manager, B)
 
@@ -278,7 +278,7 @@ def test_a_request_that_does_not_fit_is_no_use_of_what_it_found():
     with pytest.raises(CapacityError):
         acquire(manager, A, tokens(500, 16), system=())
     acquire(manager, tokens(600, 5), system=())
-    assert not is_cached(manager, A)  # still what was used least recently
+    assert not is_cached(manager, A)  # still the least recently used
     assert is_cached(manager, B)
 
 
@@ -299,7 +299,7 @@ def test_detaching_a_written_entry_frees_its_pages_only_after_the_fill():
     assert not is_cached(manager, B)
     assert manager.pool.num_free == 10
     assert not manager.is_idle
-    assert statuses(acquire(manager, B, system=())) == [FILLED]  # anew, in other pages
+    assert statuses(acquire(manager, B, system=())) == [FILLED]  # again, in other pages
     assert manager.pool.num_free == 8
     manager.fill_failed(job, "aborted")
     assert manager.pool.num_free == 10
@@ -326,7 +326,7 @@ def test_detaching_a_leased_entry_frees_its_pages_with_the_last_lease():
     fill(manager, B, system=())
     one, other = acquire(manager, B, system=()), acquire(manager, B, system=())
     manager.detach(one.chunks[0].entry, Removal.DELETED)
-    manager.detach(one.chunks[0].entry, Removal.DELETED)  # twice is as good as once
+    manager.detach(one.chunks[0].entry, Removal.DELETED)  # idempotent
     manager.release(one)
     assert manager.pool.num_free == 10
     assert not manager.is_idle
@@ -422,7 +422,7 @@ def test_a_chunk_of_scope_isolated_is_computed_behind_the_opening_and_the_system
         manager.fill_succeeded(job)
     manager.release(lease)
     assert statuses(acquire(manager, A, opening=(7,), system=tokens(500, 3))) == [FILLED, HIT]
-    assert statuses(acquire(manager, A)) == [HIT, FILLED]  # scope "system": behind other tokens
+    assert statuses(acquire(manager, A)) == [HIT, FILLED]  # scope "system": other preceding tokens
 
 
 def test_an_opening_that_is_the_system_segment_shares_with_scope_system():
@@ -451,7 +451,7 @@ def test_no_more_than_a_share_of_the_pool_can_be_pinned():
     lease = acquire(manager, A, B, system=())
     one, other = (segment.entry for segment in lease.chunks)
     manager.retain(one, pinned=True, expires_at=None)
-    manager.retain(one, pinned=True, expires_at=None)  # again is no more
+    manager.retain(one, pinned=True, expires_at=None)  # repeating changes nothing
     manager.retain(other, pinned=True, expires_at=None)
     more = acquire(manager, tokens(500, 1), system=())
     with pytest.raises(CapacityError, match="pinning 1 more pages would exceed 3 of 4 pages; 3 are pinned"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hash collisions: never a wrong hit, and no page is lost or used twice."""
+"""Hash collisions cause no wrong hit, and no page is lost or used twice."""
 
 from contextlib import suppress
 
@@ -94,7 +94,7 @@ def test_a_failed_fill_does_not_remove_what_displaced_it():
 
 @pytest.mark.parametrize("cached", [(), (A,), (B,), (A, B)])
 def test_colliding_chunks_of_one_request_never_get_each_others_tokens(cached):
-    """Refused (then it runs in full attention) or held apart; either way, no page is lost or used twice."""
+    """Refused (and run in full attention) or stored separately; no page is lost or used twice."""
     manager = make_manager(hasher=ChunkCollidingHasher("engine"))
     for chunk in cached:
         fill(manager, chunk)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manager against a simple model of it, in any order of calls.
+"""The manager against a simple model, in any order of calls.
 
 ``STATE_MACHINE_EXAMPLES=2000 pytest tests/cache/test_manager_machine.py`` runs ten times as long.
 """
@@ -40,14 +40,14 @@ OPENINGS = [None, (), tokens(100, 3), tokens(900, 2)]
 CHUNKS = [tokens(300, 1), tokens(400, 4), tokens(500, 5), tokens(600, 9), tokens(700, 12), tokens(800, 17)]
 SCOPES = [CacheScope("one"), CacheScope("two"), CacheScope("two\0salt")]
 QUOTAS = {"two": Quota(pages=8, segments=5)}
-# The system segment's identity is told from a chunk's behind no system by this flag.
+# This flag distinguishes a system segment from a chunk without a system segment.
 Name = tuple[bool, SegmentIdentity]
 picks = st.integers(0, 999)
 
 
 @dataclass(eq=False)
 class Known:
-    """What the model knows of one entry."""
+    """The model's state of one entry."""
 
     entry: ChunkKVCache
     state: EntryState = EntryState.FILLING
@@ -61,7 +61,7 @@ class Known:
 
 
 class Books(RuleBasedStateMachine):
-    """``cached`` maps what can be found; ``gone`` is detached but still in use."""
+    """``cached`` maps findable entries; ``gone`` has detached entries in use."""
 
     policy: EvictionPolicyName = "lru"
     steps = 0
@@ -105,7 +105,7 @@ class Books(RuleBasedStateMachine):
         own = [known for known in evictable.values() if known.entry.identity.scope.owner == scope.owner]
         within_quota = sum(known.pages for known in own) >= surplus[0] and len(own) >= surplus[1]
         if available < needed or not within_quota:
-            with pytest.raises(CapacityError):  # the invariants see that nothing has changed
+            with pytest.raises(CapacityError):  # the invariants check that nothing changed
                 self.manager.acquire(prompt, layout, scope)
             return
 
@@ -116,7 +116,7 @@ class Books(RuleBasedStateMachine):
             own_victims = [known for known in own if known.entry.detached]
             assert sum(known.pages for known in own_victims) >= surplus[0]
             assert len(own_victims) >= surplus[1]
-        elif victims:  # no more than needed: without the one evicted last there would be too few pages
+        elif victims:  # no more than needed: without the last eviction, pages would be missing
             assert min(free + freed - known.pages for known in victims) < needed <= free + freed
         for known in victims:
             self._detached(known.entry, Removal.EVICTED)
@@ -162,7 +162,7 @@ class Books(RuleBasedStateMachine):
         for name, segment, placement in zip(names, lease.segments, placements, strict=True):
             known = self._created(name, segment.entry, taken)
             known.leases = 1
-            self.gone.append(known)  # from the beginning nobody can find it
+            self.gone.append(known)  # never findable
             assert (segment.placement, segment.status) == (placement, ChunkStatus.FILLED)
         assert [job.entries for job in lease.fills] == [[segment.entry] for segment in lease.segments]
         self.leases.append(lease)
@@ -286,7 +286,7 @@ class Books(RuleBasedStateMachine):
         assert self.manager.is_idle == (not self.leases and not self.jobs)
 
     def teardown(self):
-        """Nothing is left over once everybody has gone."""
+        """Nothing is left after the last release."""
         for job in self.jobs:
             self.manager.fill_succeeded(job)
         for lease in self.leases:
@@ -297,7 +297,7 @@ class Books(RuleBasedStateMachine):
         self.manager.check_integrity()
 
     def _surplus(self, owner, pages, segments):
-        """Pages and segments that ``owner`` would have too many."""
+        """Pages and segments of ``owner`` above its limits."""
         if owner not in QUOTAS:
             return 0, 0
         known = [known for known in self._known() if known.entry.identity.scope.owner == owner]
@@ -352,7 +352,7 @@ class Books(RuleBasedStateMachine):
                     self.manager.ids.content("one", id)
 
     def _check_jobs(self, lease: Lease, missing: list[Name]) -> None:
-        """A job for each missing chunk; the system segment comes with the first that is behind it, or alone."""
+        """A job per missing chunk; the system segment comes with the first chunk behind it, or alone."""
         created = [self.cached[name].entry for name in missing]
         chunks = [self.cached[name].entry for name in missing if not name[0]]
         systems = [self.cached[name].entry for name in missing if name[0]]
@@ -384,4 +384,4 @@ def test_any_order_of_calls_keeps_the_books(policy):
             max_examples=EXAMPLES, stateful_step_count=STEPS, derandomize=True, database=None, deadline=None
         ),
     )
-    assert machine.steps >= EXAMPLES * STEPS * 2 // 3  # together more than 10,000 by default
+    assert machine.steps >= EXAMPLES * STEPS * 2 // 3  # more than 10,000 calls by default

@@ -57,7 +57,7 @@ def test_no_pages_can_be_asked_for_and_freed():
 @given(st.lists(st.one_of(st.integers(0, 5), st.none()), max_size=40))
 @settings(derandomize=True, deadline=None)
 def test_a_page_is_free_or_owned_by_one(steps):
-    """A number allocates that many pages, ``None`` frees the oldest allocation."""
+    """A number allocates that many pages; ``None`` frees the oldest allocation."""
     pool, held = ChunkBlockPool(8), []
     for step in steps:
         if step is None:

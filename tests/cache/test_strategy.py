@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The position strategy of requests that name none."""
+"""The default position strategy of requests."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every tier must do, and what each does in its own way; the S3 tier against a local S3 server."""
+"""Common and specific behaviour of tiers; the S3 tier runs against a local S3 server."""
 
 import shutil
 import subprocess
@@ -29,7 +29,7 @@ def address(number, rank=0, ranks=1):
 
 
 class FakeMooncake:
-    """`MooncakeDistributedStore` as it was seen to behave (its package 0.3.13, over TCP)."""
+    """Fake of `MooncakeDistributedStore`, as observed with its package 0.3.13 over TCP."""
 
     def __init__(self):
         self.files = {}
@@ -139,7 +139,7 @@ def test_a_directory_is_found_again_and_leftovers_of_the_killed_are_collected(tm
     leftover = tier.path(address(2)).with_suffix(".123-456.tmp")
     leftover.parent.mkdir(exist_ok=True)
     leftover.write_bytes(bytes(5000))
-    (tmp_path / "lock").write_text("999999")  # as after a kill between promise and file
+    (tmp_path / "lock").write_text("999999")  # as after a kill between reservation and file
     again = DirectoryTier(tmp_path, MOST)
     assert not leftover.exists()
     assert held(again) == {address(1): 3000}
@@ -174,7 +174,7 @@ def test_names_that_no_tier_gives_are_left_alone(tmp_path):
 
 
 def test_no_more_is_read_than_a_file_may_have(tier):
-    """A file of a terabyte takes none of the memory; what is read of it fails its check."""
+    """A sparse file of a terabyte uses no memory, and fails its check."""
     tier.put(address(1), bytes(5000))
     assert len(tier.get(address(1), 5000)) == 5000
     assert len(tier.get(address(1), 4999)) < 5000
@@ -194,13 +194,13 @@ for number in range(200):
 
 
 def test_whoever_is_killed_while_writing_leaves_whole_files_only(tmp_path):
-    """50 times, at any moment; two writers share each directory."""
+    """50 kills at various moments; two writers share each directory."""
     for attempt in range(25):
         folder = tmp_path / str(attempt)
         command = [sys.executable, "-c", WRITER, str(folder)]
         writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
         for writer in writers:
-            writer.stdout.readline()  # it has begun
+            writer.stdout.readline()  # it has started
         time.sleep(0.002 * attempt)
         for writer in writers:
             writer.kill()
@@ -216,7 +216,7 @@ def test_whoever_is_killed_while_writing_leaves_whole_files_only(tmp_path):
 
 
 class HangingTier(MemoryTier):
-    """As a file system whose server is gone."""
+    """Like a file system without its server."""
 
     def __init__(self):
         super().__init__(MOST)

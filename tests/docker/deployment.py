@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of docker/, as Docker and Compose read them."""
+"""The files of docker/, parsed as by Docker and Compose."""
 
 import os
 import re
@@ -20,12 +20,12 @@ DOCKER = ROOT / "docker"
 COMPOSE = DOCKER / "compose.yaml"
 PROFILES = ("cpu", "cuda", "ascend")
 SOURCES = Path("/opt/tessera")
-"""Where the images have what .dockerignore lets through."""
+"""The sources' folder in the images."""
 _VARIABLE = re.compile(r"\$\{(\w+):-([^${}]*)\}")
 
 
 def program(name: str) -> str | None:
-    """The path of a program that a developer may have, from a Python package or otherwise."""
+    """Path of a development program, from a Python package or elsewhere."""
     return shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
@@ -36,7 +36,7 @@ def composed() -> Any:
 
 
 def services(profile: str, environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """The services of ``profile``, by name; variables are those of ``environment``, else the defaults in the file."""
+    """Services of ``profile`` by name, with variables from ``environment`` or the file's defaults."""
     chosen = {name: each for name, each in composed()["services"].items() if profile in each["profiles"]}
     interpolated: dict[str, dict[str, Any]] = _interpolated(
         chosen, {"COMPOSE_PROFILES": profile, **(environment or {})}
@@ -45,18 +45,18 @@ def services(profile: str, environment: Mapping[str, str] | None = None) -> dict
 
 
 def replicas(profile: str, environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Those of the services that serve a model."""
+    """Services that serve a model."""
     return {name: each for name, each in services(profile, environment).items() if words(each)[:1] == ["serve"]}
 
 
 def words(service: Mapping[str, Any]) -> list[str]:
-    """What a service's container is started with, behind its image's entry point."""
+    """Arguments of a service's container, after its image's entry point."""
     command = service.get("command", [])
     return shlex.split(command) if isinstance(command, str) else command
 
 
 def instructions(name: str) -> dict[str, list[Any]]:
-    """The instructions of a Dockerfile by their names, each as BuildKit's parser gives it."""
+    """Instructions of a Dockerfile by name, from BuildKit's parser."""
     found: dict[str, list[Any]] = {}
     for command in dockerfile.parse_file(str(DOCKER / f"{name}.Dockerfile")):
         found.setdefault(command.cmd.upper(), []).append(command)
@@ -64,7 +64,7 @@ def instructions(name: str) -> dict[str, list[Any]]:
 
 
 def base_image(name: str) -> str:
-    """What a Dockerfile builds upon unless it is told otherwise."""
+    """Default base image of a Dockerfile."""
     found = instructions(name)
     defaults = dict(each.value[0].split("=", 1) for each in found["ARG"])
     (start,) = found["FROM"]
@@ -72,7 +72,7 @@ def base_image(name: str) -> str:
 
 
 def health_check(service: Mapping[str, Any]) -> list[str]:
-    """The program, with its arguments, that says whether a service's container is healthy."""
+    """Program and arguments of a service's health check."""
     if "healthcheck" in service:
         kind, *test = service["healthcheck"]["test"]
     else:
@@ -83,7 +83,7 @@ def health_check(service: Mapping[str, Any]) -> list[str]:
 
 
 def profile_of(image: str) -> str:
-    """The Dockerfile, by its first name, that makes ``image``."""
+    """First name of the Dockerfile that builds ``image``."""
     name, _, tag = image.partition(":")
     assert name == "tessera"
     assert tag in PROFILES

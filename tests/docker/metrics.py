@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What GET /metrics of replicas and of the router have: series, with their labels, made without an engine."""
+"""Series and labels in GET /metrics of replicas and router, without an engine."""
 
 import inspect
 import re
@@ -22,7 +22,7 @@ VLLM_LABELS = frozenset({"model_name", "engine"})
 
 
 class Series(NamedTuple):
-    """A time series: it only grows, or not, and has these labels, but for those that Prometheus adds."""
+    """A time series: whether it is a counter, and its labels without Prometheus' own."""
 
     grows: bool
     labels: frozenset[str]
@@ -30,7 +30,7 @@ class Series(NamedTuple):
 
 @cache
 def replica_series() -> dict[str, Series]:
-    """By name, of a replica with its cache on."""
+    """Series by name, of a replica with its cache on."""
     manager = make_manager()
     manager.metrics.full_reasons["capacity"] += 1
     fills = SimpleNamespace(num_running=0, num_queued=0, archive=None)
@@ -50,7 +50,7 @@ def replica_series() -> dict[str, Series]:
 
 @cache
 def router_series() -> dict[str, Series]:
-    """By name, of a router that has routed."""
+    """Series by name, of a router after routing."""
     metrics = RouterMetrics()
     metrics.requests.labels("replica-1", "200")
     metrics.retries.labels("unreachable")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker/compose.yaml: commands that exist, ports that agree, and nothing open that need not be."""
+"""docker/compose.yaml: existing commands, matching ports, and no unnecessary exposure."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ CHECKERS = {
     "prometheus": ("prom/prometheus:", "promtool"),  # comes with Prometheus
     "grafana": ("grafana/grafana:", "curl"),  # Grafana's Alpine image installs it
 }
-"""What each image that is not built here has for checking its health."""
+"""Health-check programs of third-party images."""
 IMAGE_USERS = {"redis": "redis", "prometheus": "nobody", "grafana": "472"}
 SERVICES = [(profile, name) for profile in PROFILES for name in services(profile)]
 REPLICAS = [(profile, name) for profile in PROFILES for name in replicas(profile)]
@@ -60,7 +60,7 @@ def _clean_environment(monkeypatch):
 
 @pytest.fixture
 def configure(monkeypatch):
-    """Sets the environment of a service's container, as far as it is Tessera's."""
+    """Sets Tessera's variables of a service's container."""
 
     def configure(service):
         for name, value in service["environment"].items():
@@ -75,7 +75,7 @@ def seconds(text: str) -> int:
 
 @cache
 def serve_arguments(command: str, *arguments: str) -> argparse.Namespace:
-    """As the command line parses them; vLLM's many flags take seconds."""
+    """Flags as parsed by the command line; cached, since vLLM's many flags take seconds."""
     assert command in _COMMANDS
     return parse(arguments)
 
@@ -123,7 +123,7 @@ def test_replicas_are_started_with_flags_and_settings_that_exist(
     profile, name, environment, model, configure, monkeypatch
 ):
     service = replicas(profile, environment)[name]
-    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # vLLM sets it, and it shall not stay
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # vLLM sets it; undone after the test
     args = serve_arguments(*words(service))
     configure(service)
     settings = load_settings(args)

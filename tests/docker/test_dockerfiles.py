@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker/*.Dockerfile: versions that agree with pyproject.toml's, nobody is root, and all three are alike."""
+"""docker/*.Dockerfile: versions match pyproject.toml, no root user, and all three agree."""
 
 import re
 import subprocess
@@ -114,6 +114,6 @@ def test_the_build_context_is_what_the_wheel_and_the_images_need():
 
 @pytest.mark.skipif(program("hadolint") is None, reason="hadolint is not installed")
 def test_hadolint_finds_nothing(name):
-    # DL3008, DL3013: Debian's and our own versions are not pinned here, but by the base image and pyproject.toml.
+    # DL3008, DL3013: base image and pyproject.toml pin versions.
     command = [program("hadolint"), "--ignore", "DL3008", "--ignore", "DL3013", str(DOCKER / f"{name}.Dockerfile")]
     subprocess.run(command, check=True)

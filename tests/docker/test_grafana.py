@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker/grafana: Grafana finds its data source and dashboard, and the dashboard asks for series that exist."""
+"""docker/grafana: Grafana finds data source and dashboard, and the dashboard queries existing series."""
 
 import itertools
 import json
@@ -121,7 +121,7 @@ def test_labels_exist(panel):
             asked = {matcher.name for matcher in node.matchers.matchers}
             assert asked <= series()[node.name].labels | ADDED
             if node.name in replica_series():
-                assert "instance" in asked  # the replicas that were chosen above
+                assert "instance" in asked  # the replicas selected above
         if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
             summed = {name for each in nodes(node.expr) for name in [getattr(each, "name", None)] if name in series()}
             assert all(set(node.modifier.labels) <= series()[name].labels | ADDED for name in summed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The health checks of the images and of the router's service, run against small servers."""
+"""Health checks of the images and the router's service, run against small servers."""
 
 import subprocess
 import sys
@@ -14,12 +14,12 @@ from tests.serving import served
 from tools.server_process import ROOT, free_port
 
 CHECKS = {name: health_check(services("cpu")[name]) for name in ("router", "cpu-1")}
-"""The other images have the same: test_dockerfiles.py."""
+"""The other images have the same check: test_dockerfiles.py."""
 
 
 @pytest.fixture(params=CHECKS)
 def check(request):
-    """Runs a health check against another port, as it would run in its container; returns what became of it."""
+    """Runs a health check against another port as in its container; returns its result."""
     program, script, _ = CHECKS[request.param]
     assert program == "python3"
     script = script.replace(str(SOURCES), str(ROOT))

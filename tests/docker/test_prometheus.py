@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker/prometheus.yml: Prometheus reads it, and it reads the services of compose.yaml."""
+"""docker/prometheus.yml: valid for Prometheus, and scrapes the services of compose.yaml."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ from tests.docker.deployment import DOCKER, PROFILES, health_check, program, rep
 PATH = DOCKER / "prometheus.yml"
 CONFIG = yaml.safe_load(PATH.read_text())
 MOUNTED = dict(mount.split(":")[1::-1] for mount in services("cpu")["prometheus"]["volumes"])
-"""What is where in the container."""
+"""Mounted files in the container."""
 
 
 def targets(job: str) -> list[str]:

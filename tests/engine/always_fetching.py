@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera` that has measured nothing yet: it fetches, also where a busy machine would compute the chunk sooner."""
+"""`tessera` without cost measurements: it always fetches, even where computing would be faster."""
 
 import sys
 

@@ -17,7 +17,7 @@ STEPS = 8
 async def ask_engine(
     engine: ChunkEngine, prompt: ChunkedPrompt, strategy: PositionStrategy = PositionStrategy.SHARED
 ) -> tuple[CacheReport, list[int], list[float]]:
-    """The report, the tokens and their log probabilities of one request."""
+    """Report, tokens and log probabilities of one request."""
     ticket = RequestContext(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
     engine_input: Any = {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(ticket, prompt)}
     params = SamplingParams(

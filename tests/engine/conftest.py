@@ -2,7 +2,7 @@
 """Engines and models shared by the engine tests."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.engine.server import ServerPool, TesseraServer
+from tests.engine.sharing import Engine, SharedServers, engine_of, in_order, needed_from
 from tests.oracle import Oracle
 from tools.random_model import build_preset
 
@@ -27,9 +28,21 @@ COMMON = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/engine/" in str(item.path):
-            item.add_marker(pytest.mark.engine)
+    places = [place for place, item in enumerate(items) if "tests/engine/" in str(item.path)]
+    for place, item in zip(places, in_order([items[place] for place in places]), strict=True):
+        items[place] = item
+        item.add_marker(pytest.mark.engine)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Ends shared engines with the last test that needs them."""
+    shared: SharedServers | None = item.funcargs.get("shared")
+    try:
+        return (yield)
+    finally:
+        if shared is not None:
+            shared.end_all_but(needed_from(nextitem))
 
 
 @pytest.fixture(scope="session")
@@ -45,46 +58,68 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def oracle(model_path: Callable[[str], Path]) -> Callable[[str], Oracle]:
-    # The servers need the cores; and tiny tensors are slower on two threads than on one.
+    # The servers need the cores, and tiny tensors are slower on two threads than on one.
     torch.set_num_threads(1)
     return cache(lambda preset: Oracle(model_path(preset)))
 
 
 @pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[SharedServers]:
+    def start(engine: Engine) -> TesseraServer:
+        preset, *flags = engine
+        log = tmp_path_factory.mktemp("shared") / "server.log"
+        return TesseraServer(log, *arguments_of(model_path(preset)), *flags).wait_ready()
+
+    servers = SharedServers(start)
+    yield servers
+    servers.end_all_but(())
+
+
+@pytest.fixture
+def shared_engine(request: pytest.FixtureRequest) -> Engine:
+    engine = engine_of(request.node)
+    assert engine is not None
+    return engine
+
+
+@pytest.fixture
+def server(shared: SharedServers, shared_engine: Engine) -> TesseraServer:
+    """A running server, shared with all tests of the same model and flags (`serve_with`); fp32 by default."""
+    return shared.get(shared_engine)
+
+
+@pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
+    """Servers of one file of tests."""
     servers = ServerPool(tmp_path_factory.mktemp("servers"))
     yield servers
     servers.close()
 
 
 @pytest.fixture(scope="module")
-def room(pool: ServerPool) -> None:
-    """Memory for a module that starts several servers of its own: those of earlier modules end."""
-    pool.close()
-
-
-@pytest.fixture(scope="session")
 def serve(pool: ServerPool, model_path: Callable[[str], Path]) -> Callable[..., TesseraServer]:
-    """A running server of a preset model: `serve("tiny-llama", "--max-num-seqs", "4")`; fp32 by default."""
+    """A running server of a preset model, for one file of tests: `serve("tiny-llama", "--profile", str(path))`."""
 
-    def start(
-        preset: str, *flags: str, dtype: str = "float32", environment: dict[str, str] | None = None
-    ) -> TesseraServer:
-        return pool.get(str(model_path(preset)), "--dtype", dtype, *COMMON, *flags, environment=environment)
+    def start(preset: str, *flags: str, environment: dict[str, str] | None = None) -> TesseraServer:
+        return pool.get(*arguments_of(model_path(preset)), *flags, environment=environment)
 
     return start
 
 
+def arguments_of(model: Path) -> list[str]:
+    return [str(model), "--dtype", "float32", *COMMON]
+
+
 @pytest.fixture(autouse=True)
-def books_balance(pool: ServerPool) -> Iterator[None]:
-    """After every test, every running server is idle, and its manager's books are checked."""
+def books_balance(shared: SharedServers, pool: ServerPool) -> Iterator[None]:
+    """After every test, waits until all running servers are idle, and checks their managers' books."""
     yield
-    for server in pool.running():
+    for server in (*shared.running(), *pool.running()):
         server.wait_idle()
 
 
 @pytest.fixture
 def text(request: pytest.FixtureRequest) -> Callable[[int], str]:
-    """Random lowercase text of a given number of characters, other text in every test."""
+    """Random lowercase text of a given length, different in every test."""
     source = random.Random(request.node.nodeid)
     return lambda length: "".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=length))

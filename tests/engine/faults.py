@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connector and a worker extension that make one mistake, chosen by the test, for the self-check to catch."""
+"""A connector and a worker extension with one injected fault, for the self-check to catch."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class FaultyWorkerHalf(WorkerHalf):
 
 
 LOST = (251, 252)
-"""The first n saves of a request whose prompt ends in these and n are not carried out."""
+"""A prompt that ends in these tokens and n loses its request's first n saves."""
 
 
 class FaultySchedulerHalf(SchedulerHalf):
@@ -64,7 +64,7 @@ class FaultySchedulerHalf(SchedulerHalf):
         tracked, prompt = self._tracked.get(request.request_id), tuple(request.prompt_token_ids)
         if tracked and tracked.plan.saves and prompt[-3:-1] == LOST and self._lost[prompt] < prompt[-1]:
             self._lost[prompt] += 1
-            tracked.num_prompt_tokens += 1 << 30  # a prefill that it never sees the end of
+            tracked.num_prompt_tokens += 1 << 30  # a prefill whose end it never sees
 
 
 class FaultyConnector(ChunkCacheConnector):
@@ -96,7 +96,7 @@ class FaultyWorkerExtension(ChunkCacheWorkerExtension):
 
 
 def _transposed(operand: Any) -> Any:
-    """Tokens and dimensions exchanged: what the value's row-major view of a column-major key would read."""
+    """Swaps tokens and dimensions, as a row-major view of a column-major key would."""
     fields = {**vars(operand)}
     fields["token_stride"], fields["dim_stride"] = fields["head_size"], 1
     return type(operand)(**fields)

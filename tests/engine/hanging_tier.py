@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tier of another package's, in a directory of which nothing can be read while a file beside it says so."""
+"""A third-party tier in a directory whose reads hang while a marker file exists."""
 
 import time
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What schemathesis can't know of the server: short answers, and the media type of JSON lines."""
+"""Hooks for schemathesis: short answers, and the media type of JSON lines."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ _LENGTHS = {
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
-    """Answers are short, so that cases are quick. What is no length stays: to refuse it is the server's part."""
+    """Shortens answers to keep cases fast; invalid lengths stay, for the server to refuse."""
     name = _LENGTHS.get(case.operation.path)
     if name is None or not isinstance(case.body, dict):
         return

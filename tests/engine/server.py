@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers for tests, spoken to over HTTP."""
+"""Real servers for tests, accessed over HTTP."""
 
 import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.processes import kill_group
 from tools.server_process import ServerProcess, group_members
 
 _UNDER_WAY = ("leases", "running_fills", "segments_filling", "segments_detached")
 
 
 class TesseraServer(ServerProcess):
-    """A server with the requests that tests make. `stats()` fails if the manager's books are wrong."""
+    """A server with requests for tests; `stats()` fails if the manager's books are inconsistent."""
 
     def post(self, path: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
         response = self.client.post(path, json=body)
@@ -26,7 +27,7 @@ class TesseraServer(ServerProcess):
         return self.post("/v1/rag/chat", body)
 
     def ingest(self, chunks: Sequence[Any], **fields: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The lines of `POST /v1/rag/chunks` and, apart from them, the summary."""
+        """The lines of `POST /v1/rag/chunks`, and its summary separately."""
         response = self.client.post("/v1/rag/chunks", json={"chunks": chunks, **fields})
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "application/x-ndjson"
@@ -44,7 +45,7 @@ class TesseraServer(ServerProcess):
         return stats
 
     def wait_idle(self) -> dict[str, Any]:
-        """Stats once no lease, no fill and no engine request is left."""
+        """Waits until no lease, fill or engine request is left; returns the stats."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             stats = self.stats()
@@ -65,9 +66,9 @@ class TesseraServer(ServerProcess):
 
 
 class ServerPool:
-    """Starts servers on demand and keeps the last few running, since each takes about 20 s to start."""
+    """Starts servers on demand, about 20 s each, and keeps the most recent ones running."""
 
-    def __init__(self, folder: Path, keep: int = 3) -> None:
+    def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder = folder
         self._keep = keep
         self._running: OrderedDict[tuple[Any, ...], TesseraServer] = OrderedDict()
@@ -91,16 +92,24 @@ class ServerPool:
             self._running.popitem()[1].stop()
 
 
+def until(condition: Callable[[], Any], seconds: float = 60, why: str = "") -> None:
+    """Waits until a condition holds; fails after a timeout."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.005)
+
+
 def wait_until_gone(group: int) -> None:
-    """Until no process of a server's group is left; vLLM's own watch over its processes takes five minutes."""
-    deadline = time.monotonic() + 120
-    while members := group_members(group):
-        assert time.monotonic() < deadline, members
-        time.sleep(0.1)
+    """Waits until a server's process group is empty; vLLM's own process watch takes five minutes."""
+    try:
+        until(lambda: not group_members(group), 120)
+    finally:
+        kill_group(group)
 
 
 def shared_memory(group: int) -> set[Path]:
-    """What the processes of a server's group have open in /dev/shm."""
+    """Files in /dev/shm that a server's process group has open."""
     maps = (Path(f"/proc/{pid}/maps").read_text() for pid in group_members(group))
     lines = (line for each in maps for line in each.splitlines() if " /dev/shm/" in line)
     return {Path(line.split(maxsplit=5)[5]) for line in lines if not line.endswith(" (deleted)")}
@@ -111,7 +120,7 @@ def token_logprobs(response: dict[str, Any]) -> list[float]:
 
 
 def stream_events(server: TesseraServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """All JSON events of a streaming answer; checks that it ends with [DONE]."""
+    """All JSON events of a streamed response; checks that it ends with [DONE]."""
     with server.client.stream("POST", path, json={**body, "stream": True}) as response:
         assert response.status_code == 200, response.read()
         lines = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]

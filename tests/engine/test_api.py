@@ -18,11 +18,6 @@ CHATML = "<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
 @pytest.fixture
-def server(serve: Any) -> TesseraServer:
-    return serve("tiny-llama")
-
-
-@pytest.fixture
 def separating(serve: Any) -> TesseraServer:
     return serve("tiny-llama", "--chunk-separator", " # # ")
 
@@ -47,7 +42,7 @@ def test_the_report_counts_what_the_engine_computed(server: TesseraServer, text:
     computed = server.metric("vllm:prompt_tokens_total") - server.metric("vllm:prompt_tokens_cached_total")
     system_ids, chunk_ids, question_ids = segments(cold)
     assert cold["tokens"]["prompt"] == sum(map(len, [system_ids, *chunk_ids, question_ids]))
-    # All of the prompt was computed for this request; the system segment once, the second fill request loads it.
+    # This request computed the whole prompt; the system segment once, which the second fill request loads.
     assert cold["tokens"] == {
         "prompt": cold["tokens"]["prompt"],
         "reused": 0,
@@ -231,7 +226,7 @@ COMMON: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "cache": {"explain"
 
 
 def assert_same(report: dict[str, Any], answer: str, expected: dict[str, Any]) -> None:
-    """The same layout, keys and answer as the same request on `/v1/rag/chat`."""
+    """Same layout, keys and answer as the same request to `/v1/rag/chat`."""
     assert report["mode"] == "chunked"
     assert report["segments"] == expected["cache"]["segments"]
     assert keys(report) == keys(expected["cache"])

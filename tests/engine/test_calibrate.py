@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera calibrate` on real models, and servers that follow its profile."""
+"""`tessera calibrate` on real models, and servers with its profile."""
 
 import json
 from collections.abc import Callable
@@ -37,8 +37,8 @@ def question_file(folder: Path, records: list[dict[str, Any]]) -> str:
 
 
 @pytest.fixture(scope="module")
-def of_demo(room: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
-    """Thirty questions for each of two numbers of chunks: one more or less that is right must not decide."""
+def of_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
+    """Thirty questions for each of two numbers of chunks, so that a single answer does not decide."""
     folder = tmp_path_factory.mktemp("demo")
     records = [asdict(question) for question in demo_questions(LEAST_ANSWERS) if len(question.chunks) in (2, 4)]
     questions = question_file(folder, [{**each, "chunks": [c["text"] for c in each["chunks"]]} for each in records])
@@ -66,7 +66,7 @@ def asked(server: TesseraServer, chunks: list[str], **cache: Any) -> dict[str, A
 def of_random_weights(
     serve: Any, model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Profile, Path]:
-    """Right is what the model says in full attention: then each other answer is a loss."""
+    """Expected answers are the model's own in full attention, so that any other answer counts as a loss."""
     server, folder, records = serve("tiny-llama"), tmp_path_factory.mktemp("random"), []
     for number in range(LEAST_ANSWERS + 10):
         chunks = [f"{number} {letter} {i * number}" * 5 for i, letter in enumerate("mnopqrs"[:2])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/v1/rag/chunks`` and ``/v1/rag/plan``: what is computed ahead is found, kept as asked, and gone when it says so."""
+"""``/v1/rag/chunks`` and ``/v1/rag/plan``: chunks computed ahead are found, kept and dropped as requested."""
 
 import itertools
 import time
@@ -29,11 +29,6 @@ PIN_LIMIT = PAGES * 9 // 10
 
 
 @pytest.fixture
-def server(serve: Any) -> TesseraServer:
-    return serve("tiny-llama")
-
-
-@pytest.fixture
 def small(serve: Any) -> TesseraServer:
     """A pool of 1280 tokens, empty; documents above 64 tokens are split."""
     server: TesseraServer = serve("tiny-llama", *SMALL)
@@ -56,7 +51,7 @@ def error_of(server: TesseraServer, path: str, body: dict[str, Any], status: int
 
 
 def pages(server: TesseraServer, limit: int, **filters: Any) -> Any:
-    """The list's pages, each asked for when it is wanted."""
+    """The list's pages, requested lazily."""
     cursor = {}
     while True:
         page = server.get("/v1/rag/chunks", limit=limit, **filters, **cursor)
@@ -120,7 +115,7 @@ def test_an_id_alone_stands_for_its_text_and_title(server: TesseraServer, oracle
     assert_exact(by_id, oracle("tiny-llama"), "offset")
     plan = server.post("/v1/rag/plan", question([{"id": chunk["id"]}], system=system))
     assert plan["chunks"] == by_id["cache"]["chunks"][:1]
-    # Behind another system prompt it is another segment, computed from the text that the id stands for.
+    # Behind another system prompt it is another segment, computed from the id's text.
     assert statuses(ask(server, "shared", [{"id": chunk["id"]}], "What?", system=text(20))) == ["filled"]
 
 
@@ -212,13 +207,13 @@ def test_10000_chunks_in_one_call(small: TesseraServer, text: Text) -> None:
     assert lines[-1]["progress"] == {"done": 10000, "total": 10000}
     assert (summary["filled"], summary["failed"], summary["cached"]) == (25, 0, 25)
     assert summary["hit"] + summary["waited"] == 9975
-    # As a prompt they don't fit the model: one error, and nothing of them was computed.
+    # They don't fit the model as one prompt: one error, and nothing computed.
     message = error_of(small, "/v1/rag/chat", question(distinct * 400), 400)
     assert "the model's maximum context length is 8192" in message
 
 
 def test_many_chunks_shorter_than_a_page_share_a_small_pool(small: TesseraServer) -> None:
-    """A quarter of the pool's tokens, which a round computes at once, may take more pages than there are."""
+    """A round of a quarter of the pool's tokens may need more pages than the pool has."""
     lines, summary = small.ingest(["".join(pair) for pair in itertools.product("abcdefghijklmnop", repeat=2)])
     assert [line for line in lines if line["status"] == "failed"] == []
     assert summary["evicted"] > 0
@@ -226,7 +221,7 @@ def test_many_chunks_shorter_than_a_page_share_a_small_pool(small: TesseraServer
 
 
 def test_a_chunk_that_the_model_cannot_hold_fails_alone(server: TesseraServer, text: Text) -> None:
-    """It is split at --chunk-max-tokens, so it takes a long system prompt for a part not to fit."""
+    """Chunks are split at --chunk-max-tokens, so only a long system prompt keeps a part from fitting."""
     lines, summary = server.ingest([text(20), text(5000), text(30)], system=text(5000))
     assert [(line["index"], line["status"]) for line in lines] == [
         (0, "filled"),
@@ -290,7 +285,7 @@ def test_pages_cover_what_stays_once_while_entries_come_and_go(
     for page in pages(server, 3, namespace=namespace, kind="chunk"):
         seen += [entry["key"] for entry in page]
         if len(new) < 4:
-            # What the page ended with (which the cursor names), something it had, something to come; and a new one.
+            # The page's last entry (the cursor), an entry of the page, an entry still to come; and a new entry.
             later = next(key for key in reversed(keys) if key not in seen and key not in gone)
             for key in (seen[-1], seen[-2], later):
                 assert server.client.delete(f"/v1/rag/chunks/{key}").status_code == 200
@@ -361,7 +356,7 @@ def test_keys_that_name_nothing(method: str, server: TesseraServer) -> None:
 
 
 def gone(server: TesseraServer, id: str, **fields: Any) -> str:
-    """Why the id's chunk is gone: chat, plan and ingestion agree."""
+    """Reason for the missing chunk of an id; chat, plan and ingestion agree."""
     messages = {
         error_of(server, "/v1/rag/chat", question([{"id": id}], **fields), 410),
         error_of(server, "/v1/rag/plan", question([{"id": id}], **fields), 410),
@@ -385,7 +380,7 @@ def test_a_deleted_chunk_is_gone(server: TesseraServer, namespace: str, text: Te
     assert server.client.delete(path).status_code == 404
     assert gone(server, "a", **cache) == "deleted"
     assert server.chat(**question([{"id": "b"}], **cache))["cache"]["chunks"][0]["status"] == "hit"
-    # Sent again, it is another chunk of the same key, under its id.
+    # Sent again, it becomes another chunk with the same key and id.
     assert server.ingest(chunks[:1], **cache)[0][0]["status"] == "filled"
     assert server.chat(**question([{"id": "a"}], **cache))["cache"]["chunks"][0]["status"] == "hit"
 
@@ -419,8 +414,8 @@ def test_a_chunk_expires(server: TesseraServer, namespace: str, text: Text) -> N
     cache = {"cache": {"namespace": namespace}}
     chunks = [{"id": "brief", "text": text(30)}, {"id": "kept", "text": text(30)}]
     server.ingest(chunks, **cache, ttl_s=0.3)
-    server.ingest(chunks[1:], **cache)  # the last word counts
-    # Asking for an id must not need another request to notice first.
+    server.ingest(chunks[1:], **cache)  # the last setting counts
+    # A lookup by id must notice the expiry itself.
     until_expired(server, question([{"id": "brief"}], **cache))
     assert gone(server, "brief", **cache) == "expired"
     plan = server.post("/v1/rag/plan", question(chunks, **cache))
@@ -466,13 +461,13 @@ def test_pinned_chunks_stay_and_what_can_not_be_pinned_says_so(small: TesseraSer
     assert "unknown chunk id" in error_of(small, "/v1/rag/chat", question([{"id": refused["id"]}]), 404)
     occupancy = small.stats()["occupancy"]
     assert occupancy["pages_pinned"] == PIN_LIMIT
-    # Under pressure, in the pages that are left: every one of these evicts the one before.
+    # In the remaining pages, each of these evicts the previous one.
     _, pressed = small.ingest([text(60) for _ in range(30)])
     assert (pressed["filled"], pressed["failed"]) == (30, 0)
     for line in kept:
         assert small.get(f"/v1/rag/chunks/{line['key']}")["pinned"] is True
     assert server_statuses(small, [{"id": line["id"]} for line in kept]) == ["hit"] * len(kept)
-    # Without the pin, they go like others.
+    # Without the pin, they are evicted like others.
     _, unpinned = small.ingest([chunk for chunk in pinned if chunk["id"] in {line["id"] for line in kept}])
     assert unpinned["hit"] == len(kept)
     assert small.stats()["occupancy"]["pages_pinned"] == 0
@@ -494,7 +489,7 @@ def test_a_pin_ends_with_its_time_to_live_or_by_deleting(small: TesseraServer, t
 
 
 def observed(server: TesseraServer) -> Any:
-    """Stats and list; what planning must leave alone."""
+    """Stats and list, which planning must not change."""
     return server.stats(), [entry for page in pages(server, 1000) for entry in page]
 
 
@@ -517,7 +512,7 @@ def test_a_plan_says_what_the_chat_then_reports_and_changes_nothing(
     assert [{**chunk, "status": ""} for chunk in plan["chunks"]] == without_status
     tokens = plan["tokens"]
     assert tokens["prompt"] == report["tokens"]["prompt"]
-    assert tokens["missing"] == 72  # once, though it is asked for twice
+    assert tokens["missing"] == 72  # counted once, although requested twice
     assert tokens["cached"] + 2 * tokens["missing"] + tokens["question"] == tokens["prompt"]
     occupancy = before[0]["occupancy"]
     assert plan["pages"] == {"needed": -(-72 // occupancy["page_tokens"]), "free": occupancy["pages_free"]}

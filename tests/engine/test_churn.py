@@ -21,7 +21,7 @@ from tests.engine.test_exactness import ask, assert_exact
 Text = Callable[[int], str]
 
 REQUESTS, ROUNDS = 160, 3
-"""At least so many requests, and until the cache has been disturbed in every way so many times."""
+"""Minimum number of requests, and of each kind of disturbance."""
 NAMESPACES = ("default", "other")
 
 
@@ -40,7 +40,7 @@ def bodies(text: Text, source: random.Random) -> list[dict[str, Any]]:
 
 
 class Churn(threading.Thread):
-    """Disturbs the cache in every way, one after another, until told to stop; `done` counts what it did."""
+    """Disturbs the cache in every way in turn until stopped; `done` counts the disturbances."""
 
     def __init__(self, server: TesseraServer, asked: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def by_id(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(server: TesseraServer, body: dict[str, Any], how: int) -> tuple[str, list[float]]:
-    """How the request ran, and its answer: at once, as a stream, or, if its ids are known, without the texts."""
+    """Sends a request whole, as a stream, or by known ids without texts; returns mode and answer."""
     if how % 3 < 2:
         logprobs, report = run(server, "/v1/rag/chat", body, stream=how % 3 == 1)
         return report["mode"], logprobs
@@ -108,7 +108,7 @@ def outcome(server: TesseraServer, body: dict[str, Any], how: int) -> tuple[str,
 def ask_until(
     churn: Churn, server: TesseraServer, asked: list[dict[str, Any]], numbers: Iterable[int]
 ) -> list[tuple[int, str, list[float]]]:
-    """Outcomes of requests, each with the index of what was asked, until there are enough and the cache was churned."""
+    """Outcomes by index of the request, until there were enough requests and disturbances."""
     outcomes = []
     for number in numbers:
         if number >= REQUESTS and (churn.done["clear"] >= ROUNDS or not churn.is_alive()):
@@ -118,9 +118,10 @@ def ask_until(
     raise AssertionError("numbers have an end")
 
 
+@pytest.mark.serve_with(*SMALL)
 @pytest.mark.matrix
-def test_answers_stay_exact_whatever_happens_to_the_cache(serve: Any, oracle: Any, text: Text) -> None:
-    server, source = serve("tiny-llama", *SMALL), random.Random(5)
+def test_answers_stay_exact_whatever_happens_to_the_cache(server: TesseraServer, oracle: Any, text: Text) -> None:
+    source = random.Random(5)
     asked, plain = bodies(text, source), chat_body(text(80))
     before = server.wait_idle()["counters"]["removals"]
     churn = Churn(server, asked)
@@ -155,7 +156,7 @@ def test_answers_stay_exact_whatever_happens_to_the_cache(serve: Any, oracle: An
 
 
 def expected(server: TesseraServer, asked: list[dict[str, Any]], mode: str) -> list[list[float]]:
-    """Each request's answer alone, in a namespace where nothing is cached for it."""
+    """Each request's answer when sent alone, in an empty namespace."""
     made = []
     for i, body in enumerate(asked):
         cache = {**body["cache"], "namespace": f"alone {i}", "mode": mode}
@@ -163,9 +164,9 @@ def expected(server: TesseraServer, asked: list[dict[str, Any]], mode: str) -> l
     return made
 
 
-def test_an_id_given_two_texts_at_the_same_time_has_one(serve: Any, text: Text) -> None:
-    """The calls that come too late say so, and pin nothing of theirs under it."""
-    server = serve("tiny-llama", *SMALL)
+@pytest.mark.serve_with(*SMALL)
+def test_an_id_given_two_texts_at_the_same_time_has_one(server: TesseraServer, text: Text) -> None:
+    """Calls that come too late report it, and pin no chunk under the id."""
     server.post("/v1/cache/clear", {})
     texts = [text(40), text(40)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two replicas, a router and Redis: all of them real."""
+"""Two real replicas, a real router and a real Redis."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from starlette.routing import Route
 from app.documents.request_documents import wanted_documents
 from replicas.registry import Replica
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer
+from tests.engine.server import TesseraServer, until
 from tests.redis_server import RedisServer
 from tests.serving import served
 from tools.server_process import ServerProcess
@@ -55,9 +55,12 @@ class Router(ServerProcess):
 class Cluster:
     """The processes of one module's tests."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
+        """`stack` ends every process."""
+        self._stack = stack
         self.folder = folder
         self.redis = RedisServer(folder)
+        stack.callback(self.redis.stop)
         self._model = model
         self._numbers = itertools.count()
         self.replicas = {name: self.start_replica(name) for name in "ab"}
@@ -65,6 +68,7 @@ class Cluster:
             replica.wait_ready()
         log, registry = folder / "router.log", ("--registry", self.redis.url)
         self.router = Router(log, *registry, serve=ROUTE)
+        stack.callback(self.router.stop)
         self.router.wait_ready()
         self.router.wait_for(*self.replicas)
 
@@ -74,24 +78,15 @@ class Cluster:
         log = self.folder / f"{name}-{next(self._numbers)}.log"
         environment = {"TESSERA_PEER_SECRET": SECRET}
         model = (str(self._model), "--dtype", "float32")
-        return TesseraServer(log, *model, *COMMON, *registry, *peers, *flags, environment=environment, serve=SERVE)
+        flags = (*COMMON, *registry, *peers, *flags)
+        replica = TesseraServer(log, *model, *flags, environment=environment, serve=SERVE)
+        self._stack.callback(replica.stop)
+        return replica
 
     def ask(self, *chunks: str, **fields: Any) -> dict[str, Any]:
         response = self.router.client.post("/v1/rag/chat", json={"chunks": chunks, **ASKED, **fields})
         assert response.status_code == 200, response.text
         return {**response.json(), "replica": response.headers["x-tessera-replica"]}
-
-    def stop(self) -> None:
-        for server in (self.router, *self.replicas.values()):
-            server.stop()
-        self.redis.stop()
-
-
-def until(condition: Callable[[], Any], seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def statuses(answer: dict[str, Any]) -> list[str]:
@@ -105,17 +100,14 @@ def words(answer: dict[str, Any]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    room: None, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]
-) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"), model_path("tiny-llama"))
-    yield made
-    made.stop()
+def cluster(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(stack, tmp_path_factory.mktemp("cluster"), model_path("tiny-llama"))
 
 
 @pytest.fixture
 def load(cluster: Cluster, text: Callable[[int], str]) -> Callable[[], AbstractContextManager[list[Any]]]:
-    """Requests meanwhile, some twenty a second: what each came to. Answers to the same request must agree."""
+    """Background load of some twenty requests per second; yields outcomes. Equal requests must get equal answers."""
     contents = [[text(300) for _ in range(3)] for _ in range(12)]
     known = {number: words(cluster.ask(*chunks)) for number, chunks in enumerate(contents)}
 
@@ -153,7 +145,7 @@ def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
     sets = [[text(600) for _ in range(3)] for _ in range(8)]
     first = [cluster.ask(*chunks) for chunks in sets]
     assert {answer["replica"] for answer in first} == {"a", "b"}
-    time.sleep(0.5)  # claims are told ten times a second
+    time.sleep(0.5)  # claims are published ten times a second
     for chunks, before in zip(sets, first, strict=True):
         again = cluster.ask(*chunks)
         assert (again["replica"], statuses(again)) == (before["replica"], ["hit"] * 3)
@@ -198,7 +190,7 @@ def test_what_both_want_at_once_one_of_them_computes(cluster: Cluster, text: Cal
 
 
 def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int], str]) -> None:
-    """It has the right fingerprint, and sends what it has: KV of another document, damaged, or none at all."""
+    """A peer with the right fingerprint sends another document's KV, damaged KV, or none."""
     a = cluster.replicas["a"]
     (other,) = a.chat(chunks=[text(400)], **ASKED)["cache"]["chunks"]
     me = next(each for each in cluster.router.cluster()["replicas"] if each["name"] == "a")
@@ -217,7 +209,7 @@ def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int]
         liar = Replica("ff" * 6, "liar", url, tuple(me["models"]), me["fingerprint"], load=1000)
         cluster.redis.client.set("tessera:r:" + liar.id, json.dumps(liar.to_dict()), px=120_000)
         cluster.redis.client.sadd("tessera:replicas", liar.id)
-        time.sleep(1.2)  # a replica asks once a second who is there
+        time.sleep(1.2)  # replicas poll the registry once a second
         for lie in lies:
             document = text(400)
             wanted = wanted_documents("/v1/rag/chat", {"chunks": [document], "question": "?"})
@@ -296,7 +288,7 @@ def test_whatever_becomes_of_redis_requests_are_answered_and_it_is_told_again(
 
 
 def pretend(redis: RedisServer) -> None:
-    """Claims that are wrong, of replicas that never were and of those that are, and things that are no claims."""
+    """Writes wrong claims, of existing and unknown replicas, and malformed entries."""
     living = [bytes.fromhex(member.decode()) for member in redis.client.smembers("tessera:replicas")]
     pipe = redis.client.pipeline(transaction=False)
     for key in list(redis.client.scan_iter("tessera:d:*")):
@@ -335,9 +327,9 @@ def test_a_stopping_replica_sends_its_clients_to_the_others(
 
 
 def start_again(cluster: Cluster, text: Callable[[int], str]) -> None:
-    """A new replica gets requests soon after it is ready. No load beside its start: two cores are too few for that."""
+    """A new replica soon gets requests. Without load during its start, for which two cores are too few."""
     cluster.replicas["b"] = cluster.start_replica("b").wait_ready()
     ready = time.monotonic()
     cluster.router.wait_for("a", "b", seconds=10)
-    while cluster.ask(text(600))["replica"] != "b":  # nobody has this one
+    while cluster.ask(text(600))["replica"] != "b":  # no replica has this document
         assert time.monotonic() - ready < 10

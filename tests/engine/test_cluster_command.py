@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +13,14 @@ import httpx
 import pytest
 
 from tests.engine.conftest import COMMON
+from tests.engine.server import until
+from tests.processes import started
 from tests.redis_server import RedisServer
 from tools.server_process import ROOT, free_port, group_members
 
 pytestmark = pytest.mark.matrix
 
 
-@pytest.mark.usefixtures("room")
 def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
     model_path: Callable[[str], Path], tmp_path: Path, redis_server: RedisServer
 ) -> None:
@@ -28,12 +28,11 @@ def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
     model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
     command = [sys.executable, "-m", "app.cli", "cluster", *model, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TESSERA_HOME": str(tmp_path)}
-    with said.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        wait_until(lambda: "Try:" in said.read_text() or process.poll() is not None, seconds=300)
+    with (
+        said.open("wb") as output,
+        started(command, cwd=tmp_path, env=environment, stdout=output, stderr=output) as process,
+    ):
+        until(lambda: "Try:" in said.read_text() or process.poll() is not None, seconds=300)
         assert process.poll() is None, said.read_text()
         url = f"http://127.0.0.1:{port}"
         replicas = httpx.get(f"{url}/v1/cluster").json()["replicas"]
@@ -46,16 +45,12 @@ def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
             for name in ("replica-1", "replica-2", "router")
         }
         os.kill(pids["replica-2"], signal.SIGKILL)
-        wait_until(lambda: "starting replica-2 again" in said.read_text(), seconds=60)
+        until(lambda: "starting replica-2 again" in said.read_text(), seconds=60)
         gone = replicas[1]["id"]
-        wait_until(lambda: names(url) == ["replica-1", "replica-2"] and gone not in ids(url), seconds=300)
+        until(lambda: names(url) == ["replica-1", "replica-2"] and gone not in ids(url), seconds=300)
         pids["replica-2 again"] = pid_at(int(httpx.URL(replicas[1]["url"]).port))
         os.kill(pids["router"], signal.SIGTERM)
         assert process.wait(90) == 1
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(90)
     assert f"replica-2 has ended with -9; its log is {tmp_path}/cluster/replica-2.previous.log" in said.read_text()
     assert f"the router has ended with 0; its log is {tmp_path}/cluster/router.log" in said.read_text()
     assert [pid for pid in pids.values() if group_members(pid)] == []
@@ -79,7 +74,7 @@ def ids(url: str) -> list[str]:
 
 
 def pid_at(port: int) -> int:
-    """Whoever was started to listen on a port."""
+    """The process started with this port."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
@@ -88,10 +83,3 @@ def pid_at(port: int) -> int:
         if b"app.cli" in words and str(port).encode() in words:
             return int(folder.name)
     raise AssertionError(f"nobody listens on {port}")
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cache.mode = "compare"`: what it says of full attention is what full attention says when it is asked."""
+"""`cache.mode = "compare"`: its report on full attention equals full attention's own answers."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ ASKED = {"top_logprobs": 20, "return_tokens_as_token_ids": True}
 
 
 def of_answer(response: dict[str, Any]) -> list[Probabilities]:
-    """Of each token of a chat completion, the probabilities that the answer has."""
+    """Probabilities in a chat completion, by token."""
 
     def known(entry: dict[str, Any]) -> Probabilities:
         every = [entry, *entry["top_logprobs"]]
@@ -29,7 +29,7 @@ def of_answer(response: dict[str, Any]) -> list[Probabilities]:
 
 
 def of_full_attention(server: TesseraServer, prompt: list[int], answer: list[int]) -> list[Probabilities]:
-    """Of each token of ``answer``, the probabilities that vLLM's own endpoint says it has behind ``prompt``."""
+    """Probabilities of each token of ``answer`` behind ``prompt``, by vLLM's own endpoint."""
     body = {"model": server.model, "prompt": [*prompt, *answer], "max_tokens": 1, "prompt_logprobs": 20}
     of_prompt = server.post("/v1/completions", body)["choices"][0]["prompt_logprobs"]
     return [{int(t): math.exp(each["logprob"]) for t, each in step.items()} for step in of_prompt[len(prompt) :]]
@@ -42,7 +42,7 @@ def divergence(full: Probabilities, cached: Probabilities) -> float:
 
 
 def asked_one_by_one(server: TesseraServer, response: dict[str, Any]) -> float:
-    """The divergence from what vLLM's own endpoint says of the answer, token by token."""
+    """Divergence computed token by token from vLLM's own endpoint."""
     system, chunks, question = segments(response["cache"])
     prompt = [*system, *(token for chunk in chunks for token in chunk), *question]
     of_full = of_full_attention(server, prompt, response["choices"][0]["token_ids"])
@@ -52,9 +52,9 @@ def asked_one_by_one(server: TesseraServer, response: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("cache", [{}, {"link_tokens": 8}], ids=["plain", "linked"])
 def test_the_divergence_is_that_of_log_probabilities_asked_for_one_by_one(
-    cache: dict[str, Any], serve: Any, oracle: Any, text: Text
+    cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    server, chunks, question = serve("tiny-llama"), [text(n) for n in (70, 130, 45)], text(12)
+    chunks, question = [text(n) for n in (70, 130, 45)], text(12)
     response = ask(server, "offset", chunks, question, cache={**COMPARE, **cache}, **ASKED, max_tokens=24)
     compared, tokens = response["cache"]["compare"], response["choices"][0]["token_ids"]
     assert (compared["tokens"], compared["top_logprobs"]) == (24, 20)
@@ -70,7 +70,7 @@ def test_the_divergence_is_that_of_log_probabilities_asked_for_one_by_one(
 
 @pytest.mark.parametrize("flags", [(), ("--no-enable-prefix-caching",)], ids=["cached", "no prefix cache"])
 def test_an_answer_of_several_blocks_is_judged_anew_each_time(flags: tuple[str, ...], serve: Any, text: Text) -> None:
-    """Also where vLLM has its blocks, from full attention's own answer or from an earlier comparison."""
+    """Also if vLLM has its blocks from full attention's own answer or an earlier comparison."""
     server, chunks, question = serve("tiny-llama", "--block-size", "32", *flags), [text(70), text(90)], text(12)
     for _ in range(3):
         response = ask(server, "offset", chunks, question, cache=COMPARE, **ASKED, max_tokens=40)
@@ -83,8 +83,8 @@ def test_an_answer_of_several_blocks_is_judged_anew_each_time(flags: tuple[str, 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_full_attentions_answer_and_both_times(strategy: str, serve: Any, text: Text) -> None:
-    server, chunks, question = serve("tiny-llama"), [text(n) for n in (90, 60, 120)], text(12)
+def test_full_attentions_answer_and_both_times(strategy: str, server: TesseraServer, text: Text) -> None:
+    chunks, question = [text(n) for n in (90, 60, 120)], text(12)
     compared = ask(server, strategy, chunks, question, cache=COMPARE)
     full = ask(server, strategy, chunks, question, cache={"mode": "full"})
     cached = ask(server, strategy, chunks, question)
@@ -100,14 +100,15 @@ def test_full_attentions_answer_and_both_times(strategy: str, serve: Any, text: 
     )
 
 
-def test_one_chunk_is_full_attention(serve: Any, text: Text) -> None:
-    compared = ask(serve("tiny-llama"), "shared", [text(150)], text(12), cache=COMPARE)["cache"]["compare"]
+def test_one_chunk_is_full_attention(server: TesseraServer, text: Text) -> None:
+    compared = ask(server, "shared", [text(150)], text(12), cache=COMPARE)["cache"]["compare"]
     assert compared["same_tokens"]
     assert compared["mean_kl"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_stream_has_it_at_its_end_and_no_log_probabilities_that_were_not_asked_for(serve: Any, text: Text) -> None:
-    server = serve("tiny-llama")
+def test_a_stream_has_it_at_its_end_and_no_log_probabilities_that_were_not_asked_for(
+    server: TesseraServer, text: Text
+) -> None:
     body = {"chunks": [text(40), text(80)], "question": "?", "max_tokens": 6, "temperature": 0, "cache": COMPARE}
     events = stream_events(server, "/v1/rag/chat", body)
     assert all(choice.get("logprobs") is None for event in events for choice in event.get("choices", ()))
@@ -118,8 +119,7 @@ def test_a_stream_has_it_at_its_end_and_no_log_probabilities_that_were_not_asked
     assert report["compare"]["mean_kl"] == pytest.approx(whole["cache"]["compare"]["mean_kl"], abs=1e-6)
 
 
-def test_an_answer_as_long_as_the_model_allows(serve: Any, text: Text) -> None:
-    server = serve("tiny-llama")
+def test_an_answer_as_long_as_the_model_allows(server: TesseraServer, text: Text) -> None:
     most = server.get("/v1/models")["data"][0]["max_model_len"]
     chunks = [text(most // 2 - 60), text(most // 2 - 60)]
     response = ask(server, "offset", chunks, text(12), max_tokens=None, cache=COMPARE)
@@ -128,8 +128,8 @@ def test_an_answer_as_long_as_the_model_allows(serve: Any, text: Text) -> None:
     assert response["cache"]["compare"]["tokens"] == usage["completion_tokens"]
 
 
-def test_what_can_not_be_compared(serve: Any, text: Text) -> None:
-    server, body = serve("tiny-llama"), {"chunks": [text(40)], "question": "?", "max_tokens": 2, "cache": COMPARE}
+def test_what_can_not_be_compared(server: TesseraServer, text: Text) -> None:
+    body = {"chunks": [text(40)], "question": "?", "max_tokens": 2, "cache": COMPARE}
     refused = server.post("/v1/rag/chat", {**body, "n": 2}, status=400)["error"]
     assert refused["param"] == "n"
     assert "cache.mode compare needs n = 1" in refused["message"]
@@ -137,8 +137,8 @@ def test_what_can_not_be_compared(serve: Any, text: Text) -> None:
     assert (report["mode"], "compare" in report) == ("full", False)
 
 
-def test_a_server_that_gives_no_log_probabilities(serve: Any, text: Text) -> None:
-    server = serve("tiny-llama", "--max-logprobs", "0")
+@pytest.mark.serve_with("--max-logprobs", "0")
+def test_a_server_that_gives_no_log_probabilities(server: TesseraServer, text: Text) -> None:
     body = {"chunks": [text(40)], "question": "?", "max_tokens": 2, "cache": COMPARE}
     refused = server.post("/v1/rag/chat", body, status=400)["error"]
     assert refused["param"] == "cache.mode"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many requests at once: each answers as it does alone, and each chunk is computed once."""
+"""Concurrent requests: each answers as it does alone, and each chunk is computed once."""
 
 import random
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def rag_body(system: str, chunks: list[str], question: str, strategy: str) -> di
 
 
 def apart(body: dict[str, Any]) -> dict[str, Any]:
-    """The same request where nothing is cached for it yet."""
+    """The same request in an empty namespace."""
     return {**body, "cache": {**body["cache"], "namespace": "apart"}} if "cache" in body else body
 
 
@@ -51,8 +51,8 @@ def run(server: TesseraServer, path: str, body: dict[str, Any], stream: bool) ->
     return [entry["logprob"] for entry in entries], events[-1].get("cache") or {}
 
 
-def test_32_requests_over_10_chunks(serve: Any, text: Text) -> None:
-    server, source = serve("tiny-llama"), random.Random(7)
+def test_32_requests_over_10_chunks(server: TesseraServer, text: Text) -> None:
+    source = random.Random(7)
     system, chunks = f"System {text(20)}", [text(source.randrange(20, 300)) for _ in range(10)]
     requests: list[tuple[str, dict[str, Any], bool]] = []
     for i in range(32):
@@ -71,15 +71,15 @@ def test_32_requests_over_10_chunks(serve: Any, text: Text) -> None:
     assert all(
         report["mode"] == "chunked" for (path, *_), (_, report) in zip(requests, together, strict=True) if "rag" in path
     )
-    # Alone, from nothing that the requests together have computed: another namespace has other chunks and salts.
+    # Alone, in another namespace with other chunks and salts: nothing computed by the concurrent requests is reused.
     alone = [run(server, path, apart(body), stream) for path, body, stream in requests]
     for (logprobs, _), (expected, _) in zip(together, alone, strict=True):
         assert len(logprobs) == 6
         assert logprobs == pytest.approx(expected, abs=1e-4)
 
 
-def test_one_fill_for_many_waiters(serve: Any, text: Text) -> None:
-    server, system, chunk = serve("tiny-llama"), f"System {text(20)}", text(900)
+def test_one_fill_for_many_waiters(server: TesseraServer, text: Text) -> None:
+    system, chunk = f"System {text(20)}", text(900)
     before = server.stats()["counters"]["fills"].get("succeeded", 0)
     with ThreadPoolExecutor(12) as threads:
         bodies = [rag_body(system, [chunk], text(20), "shared") for _ in range(12)]

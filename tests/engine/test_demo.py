@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from evaluation.questions import Question
 from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import STRATEGIES, Oracle
+from tests.processes import started
 from tools.server_process import ROOT, free_port
 
 QUESTIONS_EACH = 25
@@ -35,7 +37,7 @@ def server(pool: ServerPool) -> TesseraServer:
 
 @pytest.fixture(scope="module")
 def results(server: TesseraServer, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
-    """What `tessera eval --demo` got for 100 questions in each mode, by question and mode."""
+    """Results of `tessera eval --demo` for 100 questions in each mode, by question and mode."""
     folder = tmp_path_factory.mktemp("eval")
     options = ["--limit", str(QUESTIONS_EACH), "--max-tokens", str(MAX_TOKENS), "--output", str(folder)]
     assert evaluate(["--demo", "--server", server.url, *options]) == 0
@@ -86,8 +88,8 @@ def test_the_model_answers_and_admits_not_to_know(results: Any) -> None:
     assert sum(right) / len(right) >= 0.95
 
 
-def run(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+def run(*arguments: str, **environment: str) -> "AbstractContextManager[subprocess.Popen[str]]":
+    return started(
         [sys.executable, "-m", "app.cli", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "140", **environment},
         stdout=subprocess.PIPE,
@@ -97,9 +99,9 @@ def run(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
 
 
 def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
-    """With SmolLM2, of which the session's copy is the one that the demo finds."""
-    process = run("demo", "--once", "--port", str(free_port()), TESSERA_HOME=str(smollm2.parent.parent))
-    told, errors = process.communicate(timeout=300)
+    """With SmolLM2; the demo finds the session's copy."""
+    with run("demo", "--once", "--port", str(free_port()), TESSERA_HOME=str(smollm2.parent.parent)) as process:
+        told, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert "SmolLM2-135M-Instruct has 135 M parameters and is often wrong" in errors
     assert "6/6" in told
@@ -111,21 +113,21 @@ def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
 
 def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp_path: Path) -> None:
     port = free_port()
-    process = run("demo", "--port", str(port), TESSERA_HOME=str(tmp_path), PIP_NO_INDEX="1")
     told = ""
-    assert process.stdout
-    for line in process.stdout:
-        told += line
-        if line.startswith("curl"):
-            break
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=90)
+    with run("demo", "--port", str(port), TESSERA_HOME=str(tmp_path), PIP_NO_INDEX="1") as process:
+        assert process.stdout
+        for line in process.stdout:
+            told += line
+            if line.startswith("curl"):
+                break
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=90)
     assert process.returncode == 130, errors
     assert "serving the tiny demo model instead" in errors
     assert "12/12" in told
     for answer in ("The access code of Falcon is 7342.", "The mayor of Lovik is Sena Maro.", "I don't know."):
         assert told.count(answer) == 2  # with chunks reused, and in full attention
-    assert told.count("■■■■■■■■■■■■") == 5  # every chunk of every question was found in the cache
+    assert told.count("■■■■■■■■■■■■") == 5  # every chunk of every question is a hit
     assert told.count("full attention") == 5
     assert f"http://127.0.0.1:{port}" in told
 
@@ -135,8 +137,8 @@ def test_the_demo_says_in_one_line_that_the_port_is_taken() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        process = run("demo", "--port", str(port))
-        _, errors = process.communicate(timeout=90)
+        with run("demo", "--port", str(port)) as process:
+            _, errors = process.communicate(timeout=90)
     assert process.returncode == 2
     assert f"port {port} is in use; choose another with --port" in errors.splitlines()[-1]
 
@@ -166,17 +168,17 @@ def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(
 def test_an_interrupted_evaluation_goes_on_where_it_stopped(server: TesseraServer, tmp_path: Path) -> None:
     arguments = ("eval", "--demo", "--server", server.url, "--limit", "8", "--output", str(tmp_path))
     results = tmp_path / "results.jsonl"
-    process = run(*arguments)
-    deadline = time.monotonic() + 120
-    while (not results.exists() or results.stat().st_size < 1000) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    with run(*arguments) as process:
+        deadline = time.monotonic() + 120
+        while (not results.exists() or results.stat().st_size < 1000) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     partial = [json.loads(line) for line in results.read_text().splitlines()]
     assert 0 < len(partial) < 128
-    process = run(*arguments)
-    out, errors = process.communicate(timeout=300)
+    with run(*arguments) as process:
+        out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert f"resuming: {len(partial)} of 128 answers are there" in errors
     assert len(results.read_text().splitlines()) == 128

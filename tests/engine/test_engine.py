@@ -67,7 +67,7 @@ async def engine(model: str, model_path: Callable[[str], Path]) -> AsyncIterator
 
 
 async def prepare_with(engine: ChunkEngine, fault: str) -> ChunkCacheManager | str:
-    """Runs the start-up again in an engine that makes the fault; blocks of the last check are forgotten."""
+    """Repeats the startup in an engine with the fault; drops blocks of the previous check."""
     await engine.llm.collective_rpc("inject_fault", args=(fault,))
     assert await engine.llm.reset_prefix_cache()
     return await prepare_cache(engine.llm, OPTIONS)
@@ -125,7 +125,7 @@ async def test_the_engine_is_sound_again_without_the_fault(engine: ChunkEngine) 
 
 
 async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngine) -> None:
-    """A worker that lost its pages fails the load; the request runs in full attention, and the next one fills anew."""
+    """A worker without its pages refuses the load; the request runs in full attention, and the next one fills again."""
     manager = await prepare_with(engine, "none")
     assert isinstance(manager, ChunkCacheManager)
     fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
@@ -200,9 +200,9 @@ async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(
 async def test_a_start_with_a_fault_serves_without_the_cache(
     model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine keeps its connector then; no client may reach it."""
+    """The engine then keeps its connector, which clients must not reach."""
     options = dataclasses.replace(OPTIONS, connector_class="tests.engine.faults.WrongSignConnector")
-    caplog.set_level("WARNING", "engine_ext")  # with vLLM 0.27 the root logger takes errors only
+    caplog.set_level("WARNING", "engine_ext")  # with vLLM 0.27 the root logger has level ERROR
     async with start_chunk_engine(engine_args(model_path("tiny-llama")), options) as engine:
         assert engine.manager is None
         assert (engine.disabled_reason or "").startswith("self-check failed: rotation")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad requests: a JSON error in OpenAI's shape that names the field, and nothing half done."""
+"""Bad requests get a JSON error in OpenAI's format that names the field, and have no effect."""
 
 from collections.abc import Callable
 from itertools import product
@@ -11,11 +11,6 @@ from tests.engine.server import TesseraServer
 from tests.vllm_versions import CHECKS_BODY_TYPE, needs
 
 Text = Callable[[int], str]
-
-
-@pytest.fixture
-def server(serve: Any) -> TesseraServer:
-    return serve("tiny-llama")
 
 
 NO_JSON = [b"{", b"\xff\xfe", b"", b"\xff", b"[" * 100_000]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every answer under the chunk cache equals the oracle's: masked or composed Hugging Face forward passes in fp32."""
+"""Answers with the chunk cache equal the oracle's masked or composed Hugging Face forward passes in fp32."""
 
 import itertools
 import os
@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.sharing import SMALL_STEPS
 from tests.oracle import Oracle
 
 STEPS = 8
 QWEN3, QWEN3_MHA = (pytest.param(name, marks=pytest.mark.matrix) for name in ("tiny-qwen3", "tiny-qwen3-mha"))
 STRATEGIES = ["shared", "parallel", "offset"]
-# A chunk's text gets two line feeds; one byte is one token, so a chunk of n tokens has n - 2 characters.
+# Two line feeds follow a chunk's text, and one byte is one token: a chunk of n tokens has n - 2 characters.
 SUFFIX = 2
 BLOCK = 128  # vLLM's default block size on the CPU
 IS_IN_PLACE = os.environ.get("TESSERA_CHUNK_CACHE_PLACEMENT") == "in-place"
-"""All of this may run in place, where white space fills segments up to whole blocks."""
+"""These tests may run in place, where white space pads segments to whole blocks."""
 
 Text = Callable[[int], str]
 
@@ -49,7 +50,7 @@ def segments(report: dict[str, Any]) -> tuple[list[int], list[list[int]], list[i
 def assert_exact(
     response: dict[str, Any], oracle: Oracle, strategy: str, tolerance: float = 1e-4, steps: int = STEPS
 ) -> None:
-    """The answer's log probabilities are the oracle's for the same tokens, and the tokens the oracle's choice."""
+    """Asserts that log probabilities equal the oracle's, and that the tokens are the oracle's greedy choice."""
     report = response["cache"]
     assert report["mode"] == "chunked", report
     assert report["tokens"]["reused"] + report["tokens"]["computed"] == report["tokens"]["prompt"]
@@ -63,7 +64,7 @@ def assert_exact(
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
     best = expected.distributions.max(dim=-1).values.tolist()
-    # Of two tokens, the engine may have one too high and the other too low, each by the tolerance.
+    # The engine may rate one token too high and another too low, each by the tolerance.
     assert all(b - a <= 2 * tolerance for a, b in zip(expected.logprobs, best, strict=True)), "not the greedy tokens"
 
 
@@ -88,8 +89,8 @@ def assert_filled_hit_and_mixed_are_exact(
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_order_of_four(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    server, chunks = serve(model), [text(n) for n in (50, 130, 17, 88)]
+def test_every_order_of_four(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks = [text(n) for n in (50, 130, 17, 88)]
     ask(server, strategy, chunks, text(10))
     for order in itertools.permutations(chunks):
         response = ask(server, strategy, list(order), text(12))
@@ -99,8 +100,7 @@ def test_every_order_of_four(model: str, strategy: str, serve: Any, oracle: Any,
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_number_of_chunks(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    server = serve(model)
+def test_number_of_chunks(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     for lengths in ([90], [60 + 11 * i for i in range(12)]):
         chunks = [text(n) for n in lengths]
         for _ in ("filled", "hit"):
@@ -109,8 +109,8 @@ def test_number_of_chunks(model: str, strategy: str, serve: Any, oracle: Any, te
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_chunk_given_twice(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    server, twice, other = serve(model), text(70), text(40)
+def test_a_chunk_given_twice(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    twice, other = text(70), text(40)
     for status in ("filled", "hit"):
         response = ask(server, strategy, [twice, other, twice], text(15))
         assert statuses(response) == [status] * 3
@@ -120,9 +120,9 @@ def test_a_chunk_given_twice(model: str, strategy: str, serve: Any, oracle: Any,
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_isolated_chunks_are_reused_behind_any_system_prompt(
-    model: str, strategy: str, serve: Any, oracle: Any, text: Text
+    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    server, isolated = serve(model), {"scope": "isolated"}
+    isolated = {"scope": "isolated"}
     a, b, c = (text(n) for n in (100, 37, 150))
     first = ask(server, strategy, [a, b], text(20), system=text(30), cache=isolated)
     assert statuses(first) == ["filled"] * 2
@@ -140,9 +140,9 @@ def test_isolated_chunks_are_reused_behind_any_system_prompt(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_scopes_of_one_chunk_never_mix(strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    """Not in the chunk cache, and not in vLLM's own prefix cache, which hits repeats of either layout."""
-    server, system, chunks = serve("tiny-llama"), text(60), [text(200), text(130)]
+def test_the_scopes_of_one_chunk_never_mix(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    """Neither in the chunk cache nor in vLLM's prefix cache, which hits repeats of either layout."""
+    system, chunks = text(60), [text(200), text(130)]
     question = text(200)
     responses = {
         (scope, turn): ask(server, strategy, chunks, question, system=system, cache={"scope": scope})
@@ -163,8 +163,8 @@ def test_the_scopes_of_one_chunk_never_mix(strategy: str, serve: Any, oracle: An
 
 
 @pytest.mark.parametrize("scope", ["system", "isolated"])
-def test_chunks_never_match_across_namespaces(scope: str, serve: Any, oracle: Any, text: Text) -> None:
-    server, chunk, system = serve("tiny-llama"), text(80), text(20)
+def test_chunks_never_match_across_namespaces(scope: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    chunk, system = text(80), text(20)
     seen = []
     for namespace in ("one", "two", "one"):
         cache = {"scope": scope, "namespace": namespace}
@@ -177,10 +177,10 @@ def test_chunks_never_match_across_namespaces(scope: str, serve: Any, oracle: An
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_same_layout_repeated_and_second_question(
-    model: str, strategy: str, serve: Any, oracle: Any, text: Text
+    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    """vLLM's own prefix cache hits the composed blocks of the same layout, and only those."""
-    server, chunks, question = serve(model), [text(300), text(200)], text(200)
+    """vLLM's prefix cache hits composed blocks of the same layout only."""
+    chunks, question = [text(300), text(200)], text(200)
     first = ask(server, strategy, chunks, question)
     again = ask(server, strategy, chunks, question)
     other_question = ask(server, strategy, chunks, text(180))
@@ -191,15 +191,14 @@ def test_same_layout_repeated_and_second_question(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_empty_system_prompt(strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    server, chunks = serve("tiny-llama"), [text(50), text(90)]
+def test_empty_system_prompt(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks = [text(50), text(90)]
     for order in (chunks, chunks[::-1]):
         assert_exact(ask(server, strategy, order, text(15), system=""), oracle("tiny-llama"), strategy)
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3, "tiny-llama-mha", QWEN3_MHA])
-def test_missing_cached_and_partly_cached(model: str, serve: Any, oracle: Any, text: Text) -> None:
-    server = serve(model)
+def test_missing_cached_and_partly_cached(model: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     for strategy in STRATEGIES:
         system = f"You answer from documents about {text(8)}."
         a, b, c, d = (text(n) for n in (100, 37, 260, 64))
@@ -215,11 +214,11 @@ def test_missing_cached_and_partly_cached(model: str, serve: Any, oracle: Any, t
         assert_exact(some, oracle(model), strategy)
 
 
+@pytest.mark.serve_with("--max-num-batched-tokens", "1024")
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_chunk_lengths(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
+def test_chunk_lengths(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     """Around page size, block size, and longer than max_num_batched_tokens; a title makes the shortest chunks."""
-    server = serve(model, "--max-num-batched-tokens", "1024")
     assert f'block_size="{BLOCK}"' in server.client.get("/metrics").text
     other = text(45)
     for length in (3, 31, 32, 33, BLOCK - 1, BLOCK, BLOCK + 1, 1500):
@@ -231,19 +230,22 @@ def test_chunk_lengths(model: str, strategy: str, serve: Any, oracle: Any, text:
             assert_exact(response, oracle(model), strategy)
 
 
+@SMALL_STEPS
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_chunked_prefill_with_a_budget_of_64(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    server = serve(model, "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
+def test_chunked_prefill_with_a_budget_of_64(
+    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
+) -> None:
     chunks = [text(n) for n in (200, 63, 65)]
     for question in (text(10), text(150)):
         assert_exact(ask(server, strategy, chunks, question), oracle(model), strategy)
         assert_exact(ask(server, strategy, chunks[::-1], question), oracle(model), strategy)
 
 
+@pytest.mark.serve_with("--dtype", "bfloat16")
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_bfloat16(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    server, chunks = serve(model, dtype="bfloat16"), [text(n) for n in (120, 40, 77)]
+def test_bfloat16(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks = [text(n) for n in (120, 40, 77)]
     for order in (chunks, chunks[::-1]):
         assert_exact(ask(server, strategy, order, text(15)), oracle(model), strategy, tolerance=5e-2)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every family of models is exact, or served with the cache off and the reason.
+"""Every model family is exact, or served with the cache off and a reason.
 
-Each has an engine of its own: a small one, with the worker in the engine's process, which spares a third of a start.
+Each has its own small engine, with the worker in the engine's process, which saves a third of the start time.
 """
 
 import random
@@ -31,7 +31,7 @@ def tokens(count: int, seed: int) -> list[int]:
 SYSTEM, QUESTIONS = tokens(23, 1), (tokens(19, 2), tokens(1, 3))
 A, B, C = tokens(70, 4), tokens(33, 5), tokens(1, 6)
 ORDERS = ([A, B], [B, A, C])
-"""Missing, then cached in another order beside a new one."""
+"""Missing chunks, then cached chunks in another order with a new one."""
 
 
 _IN_EVERY_RUN = {
@@ -71,7 +71,7 @@ async def started(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", python_path())
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # or the CPU build takes a worker process all the same
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # otherwise the CPU build starts a worker process
         for name, value in family.environment.items():
             patch.setenv(name, value)
         async with start_chunk_engine(args, ChunkCacheOptions(pool_bytes=16 << 20)) as engine:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preemption, clients that leave, pools too small, and pages that carry the wrong tag."""
+"""Preemption, disconnecting clients, small pools, and pages with wrong tags."""
 
 import asyncio
 import random
@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.engine.server import TesseraServer
+from tests.engine.sharing import SMALL_STEPS
 from tests.engine.test_cluster import until
 from tests.engine.test_concurrency import apart, rag_body, run
 from tests.engine.test_exactness import ask, assert_exact
@@ -18,10 +19,10 @@ from tests.engine.test_exactness import ask, assert_exact
 Text = Callable[[int], str]
 
 
-def test_answers_stay_exact_under_preemption(serve: Any, oracle: Any, text: Text) -> None:
-    """So few KV blocks that vLLM preempts while answers are decoded; preempted requests load again."""
+@pytest.mark.serve_with("--num-gpu-blocks-override", "24", "--block-size", "32", "--max-model-len", "640")
+def test_answers_stay_exact_under_preemption(server: TesseraServer, oracle: Any, text: Text) -> None:
+    """With few KV blocks, vLLM preempts while decoding; preempted requests load again."""
     # 24 blocks of 32 tokens; each of the 8 answers needs up to 9.
-    server = serve("tiny-llama", "--num-gpu-blocks-override", "24", "--block-size", "32", "--max-model-len", "640")
     system, chunks = text(10), [text(60), text(40)]
     warm = server.post("/v1/rag/chat", rag_body(system, chunks, "warm up", "shared"))
     assert warm["cache"]["mode"] == "chunked"
@@ -43,7 +44,7 @@ def test_answers_stay_exact_under_preemption(serve: Any, oracle: Any, text: Text
 
 
 async def _leave_after(server: TesseraServer, body: dict[str, Any], delay_s: float, stream: bool) -> None:
-    """Sends a request and drops the connection after a while, or after the first event."""
+    """Sends a request and disconnects after a delay or after the first event."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         task = asyncio.create_task(client.post("/v1/rag/chat", json={**body, "stream": stream}))
         await asyncio.sleep(delay_s)
@@ -61,10 +62,11 @@ async def _leave_while_decoding(server: TesseraServer, body: dict[str, Any]) -> 
             await anext(lines)
 
 
-async def test_clients_that_leave_take_everything_with_them(serve: Any, text: Text) -> None:
-    """Disconnects during fill, load and decode: no lease, no engine request and no page is left."""
+@SMALL_STEPS
+async def test_clients_that_leave_take_everything_with_them(server: TesseraServer, text: Text) -> None:
+    """Disconnects during fill, load and decode leave no lease, engine request or page behind."""
     server, source = (
-        serve("tiny-llama", "--max-num-batched-tokens", "64", "--max-num-seqs", "8"),
+        server,
         random.Random(3),
     )
 
@@ -89,8 +91,8 @@ async def test_clients_that_leave_take_everything_with_them(serve: Any, text: Te
     assert [chunk["status"] for chunk in response["cache"]["chunks"]] == ["hit", "hit"]
 
 
-async def test_a_fill_outlives_the_request_that_started_it(serve: Any, oracle: Any, text: Text) -> None:
-    server = serve("tiny-llama", "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
+@SMALL_STEPS
+async def test_a_fill_outlives_the_request_that_started_it(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(4000)]
     before = server.stats()["counters"]["fills"].get("succeeded", 0)
 
@@ -112,10 +114,10 @@ async def test_a_fill_outlives_the_request_that_started_it(serve: Any, oracle: A
     assert stats["counters"]["fills"]["succeeded"] == before + 1
 
 
-def test_pool_too_small_for_the_request(serve: Any, oracle: Any, text: Text) -> None:
-    """A pool of 640 tokens: chunks that fit are evicted and refilled; those that don't run in full attention."""
+@pytest.mark.serve_with("--chunk-cache-memory", str(640 * 4096), "--chunk-cache-page-tokens", "16")
+def test_pool_too_small_for_the_request(server: TesseraServer, oracle: Any, text: Text) -> None:
+    """In a pool of 640 tokens, fitting chunks are evicted and refilled; larger sets run in full attention."""
     # 4 layers x 2 KV heads x 64 x (K and V) x 4 bytes = 4096 bytes a token.
-    server = serve("tiny-llama", "--chunk-cache-memory", str(640 * 4096), "--chunk-cache-page-tokens", "16")
     assert server.stats()["occupancy"]["pages_total"] == 40
     chunks = [text(150) for _ in range(6)]
     for _ in range(2):

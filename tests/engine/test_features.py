@@ -16,23 +16,18 @@ from tests.oracle import Oracle
 
 Text = Callable[[int], str]
 VOCABULARY, IMPOSSIBLE = 260, -9999.0
-"""Tokens of the random models, and what vLLM says of those that a grammar forbids."""
+"""Tokens of the random models, and vLLM's log probability of tokens that a grammar forbids."""
 CODE = {"type": "object", "properties": {"code": {"enum": [7342, 9]}}, "required": ["code"]}
 
 
-@pytest.fixture
-def server(serve: Any) -> TesseraServer:
-    return serve("tiny-llama")
-
-
 def explained(system: str, chunks: list[str], question: str, strategy: str) -> dict[str, Any]:
-    """A request whose response has all that the oracle needs."""
+    """A request whose response has all data for the oracle."""
     body = rag_body(system, chunks, question, strategy)
     return {**body, "return_token_ids": True, "cache": {**body["cache"], "explain": True}}
 
 
 def assert_exact_choices(response: dict[str, Any], oracle: Oracle, strategy: str) -> None:
-    """Every choice's log probabilities are the oracle's for its tokens, whichever were chosen."""
+    """Asserts that every choice's log probabilities equal the oracle's for its tokens."""
     report = response["cache"]
     assert report["mode"] == "chunked", report
     for choice in response["choices"]:
@@ -79,7 +74,7 @@ def test_log_probabilities_of_alternatives(server: TesseraServer, oracle: Any, t
 def test_structured_output(
     strategy: str, constraint: dict[str, Any], pattern: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    """Log probabilities are among the tokens that the grammar allows."""
+    """Log probabilities cover the tokens that the grammar allows."""
     body = {**explained(text(20), [text(150), text(60)], text(20), strategy), **constraint, "max_tokens": 200}
     body |= {"ignore_eos": False, "top_logprobs": VOCABULARY, "return_tokens_as_token_ids": True}
     for status in ("filled", "hit"):
@@ -96,7 +91,7 @@ def test_structured_output(
 
 
 def test_prompt_logprobs_are_those_of_full_attention(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """Also when the chunks are cached; and nothing composed is hit by vLLM's prefix cache."""
+    """Also with cached chunks; vLLM's prefix cache hits no composed block."""
     chunks, question, system = [text(150), text(130)], text(140), text(20)
     assert statuses(ask(server, "shared", chunks, question, system=system)) == ["filled"] * 2
     response = ask(server, "shared", chunks, question, system=system, prompt_logprobs=0)
@@ -111,7 +106,7 @@ def test_prompt_logprobs_are_those_of_full_attention(server: TesseraServer, orac
 
 @pytest.fixture
 def scheduled(serve: Any) -> TesseraServer:
-    """Priorities, no prefix cache of vLLM's, so few blocks that requests are preempted, and development endpoints."""
+    """A server with priorities, development endpoints, no prefix cache, and few enough blocks for preemption."""
     flags = ("--scheduling-policy", "priority", "--no-enable-prefix-caching", "--num-gpu-blocks-override", "24")
     environment = {"VLLM_SERVER_DEV_MODE": "1"}
     return serve("tiny-llama", *flags, "--block-size", "32", "--max-model-len", "640", environment=environment)
@@ -128,7 +123,7 @@ def test_without_vllms_prefix_cache(strategy: str, scheduled: TesseraServer, ora
 
 
 def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) -> None:
-    """The last to come, and the first in priority, overtakes; requests that it preempts load their chunks again."""
+    """The latest request has the highest priority and overtakes; preempted requests load their chunks again."""
     system, chunks = text(10), [text(60), text(40)]
     bodies = [
         {**rag_body(system, [*order, text(20)], text(10), STRATEGIES[i % 3]), "max_tokens": 240, "priority": 9 - i}
@@ -145,7 +140,7 @@ def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) ->
     last = len(bodies) - 1
     with ThreadPoolExecutor(len(bodies)) as threads:
         running = [threads.submit(ask_and_note, i) for i in range(last)]
-        while scheduled.running_requests() < last:  # far more than there are blocks for
+        while scheduled.running_requests() < last:  # far more than the blocks suffice for
             assert not ended
         running.append(threads.submit(ask_and_note, last))
     assert ended[-1] != last
@@ -157,7 +152,7 @@ def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) ->
 
 
 def test_what_runs_during_a_complete_reset_never_loads_chunks_of_before(scheduled: TesseraServer, text: Text) -> None:
-    """vLLM would compute the request anew, with other weights perhaps, behind chunks of the old ones."""
+    """vLLM would recompute the request, perhaps with other weights, behind chunks of the old weights."""
     body = {**rag_body(text(20), [text(100)], text(20), "shared"), "max_tokens": 450}
     before = scheduled.metric("vllm:generation_tokens_total")
     with ThreadPoolExecutor(1) as threads:
@@ -167,7 +162,7 @@ def test_what_runs_during_a_complete_reset_never_loads_chunks_of_before(schedule
         answered = scheduled.client.post("/reset_prefix_cache?reset_running_requests=true")
         assert answered.json() == {"success": True}
         response = running.result()
-    report = response.json()["cache"]  # nothing had been given to the client yet
+    report = response.json()["cache"]  # the client had received nothing yet
     assert (report["mode"], report["reason"]) == ("full", "a worker refused to load the cached chunks")
     assert scheduled.wait_idle()["occupancy"]["segments"] == 0
 

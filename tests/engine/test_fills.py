@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fills under many requests at once: each chunk is computed once, whoever leaves, whatever is cleared meanwhile."""
+"""Fills under concurrent requests: each chunk is computed once despite disconnects and clearing."""
 
 import asyncio
 import json
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,22 +11,20 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.server import TesseraServer, token_logprobs, until
+from tests.engine.sharing import SMALL_STEPS
 from tests.engine.test_concurrency import apart, rag_body, run
 from tests.engine.test_exactness import ask, assert_exact, statuses
 
 Text = Callable[[int], str]
 
 
-@pytest.fixture
-def slow(serve: Any) -> TesseraServer:
-    """Fills take many engine steps of 64 tokens."""
-    return serve("tiny-llama", "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
+pytestmark = SMALL_STEPS
 
 
 @asynccontextmanager
 async def client_of(server: TesseraServer) -> AsyncIterator[httpx.AsyncClient]:
-    """A client that opens as many connections as it has requests."""
+    """A client with one connection per request."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
         yield client
@@ -53,8 +50,8 @@ def more(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
     return {name: after[name] - before[name] for name in after}
 
 
-async def test_200_requests_for_the_same_5_missing_chunks_start_5_fills(serve: Any, text: Text) -> None:
-    server: TesseraServer = serve("tiny-llama")
+@pytest.mark.serve_with
+async def test_200_requests_for_the_same_5_missing_chunks_start_5_fills(server: TesseraServer, text: Text) -> None:
     system, chunks = f"System {text(20)}", [text(n) for n in (300, 220, 90, 400, 150)]
     orders = [chunks, chunks[::-1], chunks[2:] + chunks[:2]]
     distinct = [rag_body(system, order, text(25), ("shared", "offset")[i % 2]) for i, order in enumerate(orders * 4)]
@@ -74,14 +71,14 @@ async def test_200_requests_for_the_same_5_missing_chunks_start_5_fills(serve: A
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_whoever_started_the_fills_may_leave_at_any_time(
-    stream: bool, slow: TesseraServer, oracle: Any, text: Text
+    stream: bool, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    """Before, while and after the others come to wait for them: they answer exactly, and nothing is left over."""
+    """Before, while and after other requests wait: these answer exactly, and nothing is left over."""
     system, chunks = text(10), [text(700), text(500)]
     bodies = [rag_body(system, order, text(12), name) for order, name in ((chunks, "shared"), (chunks[::-1], "offset"))]
-    alone = [(await asyncio.to_thread(run, slow, "/v1/rag/chat", apart(body), False))[0] for body in bodies]
+    alone = [(await asyncio.to_thread(run, server, "/v1/rag/chat", apart(body), False))[0] for body in bodies]
     seen: list[str] = []
-    async with client_of(slow) as client:
+    async with client_of(server) as client:
         for i, delay_s in enumerate([0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5]):
             cache = [{**body["cache"], "namespace": f"leaving {stream} {i}"} for body in bodies]
             starter = asyncio.create_task(answer(client, {**bodies[0], "cache": cache[0], "max_tokens": 60}, stream))
@@ -98,35 +95,32 @@ async def test_whoever_started_the_fills_may_leave_at_any_time(
                 seen += statuses(response)
             await asyncio.gather(starter, return_exceptions=True)
     assert {"filled", "waited"} <= set(seen), "no one waited; the test shows less than it says"
-    stats = await asyncio.to_thread(slow.wait_idle)
+    stats = await asyncio.to_thread(server.wait_idle)
     assert stats["occupancy"]["pages_leased"] == 0
     assert_exact(
-        await asyncio.to_thread(ask, slow, "shared", chunks, "still?", system=system), oracle("tiny-llama"), "shared"
+        await asyncio.to_thread(ask, server, "shared", chunks, "still?", system=system), oracle("tiny-llama"), "shared"
     )
 
 
-async def test_all_who_wait_leave_and_the_fills_end(slow: TesseraServer, text: Text) -> None:
-    before, body = fills(slow), rag_body(text(10), [text(2000), text(1500)], "?", "shared")
-    async with client_of(slow) as client:
+async def test_all_who_wait_leave_and_the_fills_end(server: TesseraServer, text: Text) -> None:
+    before, body = fills(server), rag_body(text(10), [text(2000), text(1500)], "?", "shared")
+    async with client_of(server) as client:
         tasks = [asyncio.create_task(answer(client, body, bool(i % 2))) for i in range(6)]
-        await asyncio.to_thread(until_filling, slow, 3)
+        await asyncio.to_thread(until_filling, server, 3)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    assert more(await asyncio.to_thread(fills, slow), before) == {"succeeded": 0, "failed": 0, "aborted": 2}
-    plan = slow.post("/v1/rag/plan", body)
+    assert more(await asyncio.to_thread(fills, server), before) == {"succeeded": 0, "failed": 0, "aborted": 2}
+    plan = server.post("/v1/rag/plan", body)
     assert [chunk["status"] for chunk in plan["chunks"]] == ["missing"] * 2
 
 
 def until_filling(server: TesseraServer, segments: int = 1) -> None:
-    deadline = time.monotonic() + 60
-    while server.stats()["occupancy"]["segments_filling"] < segments:
-        assert time.monotonic() < deadline, "no fill began"
-        time.sleep(0.005)
+    until(lambda: server.stats()["occupancy"]["segments_filling"] >= segments, why="no fill began")
 
 
 class Ingesting(threading.Thread):
-    """A call of `POST /v1/rag/chunks` beside the test; `lines` has what came so far, the summary included."""
+    """A concurrent `POST /v1/rag/chunks`; `lines` has the lines received so far, including the summary."""
 
     def __init__(self, server: TesseraServer, **body: Any) -> None:
         super().__init__()
@@ -139,34 +133,33 @@ class Ingesting(threading.Thread):
             self.lines += map(json.loads, response.iter_lines())
 
 
-def test_a_plan_says_what_is_being_computed(slow: TesseraServer, text: Text) -> None:
+def test_a_plan_says_what_is_being_computed(server: TesseraServer, text: Text) -> None:
     system, chunks = text(10), [text(2500), text(20)]
-    ingesting = Ingesting(slow, chunks=chunks[:1], system=system)
+    ingesting = Ingesting(server, chunks=chunks[:1], system=system)
     ingesting.start()
-    until_filling(slow)
+    until_filling(server)
     body = rag_body(system, chunks, "?", "shared")
-    plan = slow.post("/v1/rag/plan", body)
-    response = slow.post("/v1/rag/chat", body)
+    plan = server.post("/v1/rag/plan", body)
+    response = server.post("/v1/rag/chat", body)
     ingesting.join()
     assert [chunk["status"] for chunk in plan["chunks"]] == ["filling", "missing"]
     assert statuses(response) == ["waited", "filled"]
     assert ingesting.lines[0]["status"] == "filled"
 
 
-def test_clearing_during_an_ingestion_is_said_in_its_lines(slow: TesseraServer, oracle: Any, text: Text) -> None:
-    """A request that waits for a chunk which is cleared meanwhile answers with it all the same."""
+def test_clearing_during_an_ingestion_is_said_in_its_lines(server: TesseraServer, oracle: Any, text: Text) -> None:
+    """A request that waits for a chunk still answers with it after the cache is cleared."""
     system, chunks = text(10), [text(3000), text(3000), text(3000), text(40)]
     ingesting = Ingesting(
-        slow, chunks=[{"id": f"c{i}", "text": chunk} for i, chunk in enumerate(chunks)], system=system
+        server, chunks=[{"id": f"c{i}", "text": chunk} for i, chunk in enumerate(chunks)], system=system
     )
     answers: list[dict[str, Any]] = []
-    waiting = threading.Thread(target=lambda: answers.append(ask(slow, "shared", chunks[:1], "?", system=system)))
+    waiting = threading.Thread(target=lambda: answers.append(ask(server, "shared", chunks[:1], "?", system=system)))
     ingesting.start()
-    until_filling(slow, 3)  # the system segment, and the two chunks of the first round
+    until_filling(server, 3)  # the system segment, and the two chunks of the first round
     waiting.start()
-    while slow.stats()["occupancy"]["leases"] < 3:
-        time.sleep(0.005)
-    cleared = slow.post("/v1/cache/clear", {})["cleared"]
+    until(lambda: server.stats()["occupancy"]["leases"] >= 3)
+    cleared = server.post("/v1/cache/clear", {})["cleared"]
     ingesting.join()
     waiting.join()
     *lines, summary = ingesting.lines
@@ -178,64 +171,63 @@ def test_clearing_during_an_ingestion_is_said_in_its_lines(slow: TesseraServer, 
     assert statuses(answers[0]) == ["waited"]
     assert_exact(answers[0], oracle("tiny-llama"), "shared")
     for pair, status in ((chunks[:2], "missing"), (chunks[2:], "hit")):
-        plan = slow.post("/v1/rag/plan", rag_body(system, pair, "?", "shared"))
+        plan = server.post("/v1/rag/plan", rag_body(system, pair, "?", "shared"))
         assert [chunk["status"] for chunk in plan["chunks"]] == [status] * 2
-    slow.post("/v1/rag/plan", {"chunks": [{"id": "c0"}], "question": "?"}, status=404)
-    slow.post("/v1/rag/plan", {"chunks": [{"id": "c2"}], "question": "?"})
+    server.post("/v1/rag/plan", {"chunks": [{"id": "c0"}], "question": "?"}, status=404)
+    server.post("/v1/rag/plan", {"chunks": [{"id": "c2"}], "question": "?"})
 
 
-def test_what_is_cleared_after_its_line_counts_as_evicted(slow: TesseraServer, text: Text) -> None:
-    """Four rounds, so that some are to come when the first line is read."""
+def test_what_is_cleared_after_its_line_counts_as_evicted(server: TesseraServer, text: Text) -> None:
+    """Four rounds, so that rounds remain when the first line is read."""
     chunks = [text(3000) for _ in range(7)]
-    with slow.client.stream("POST", "/v1/rag/chunks", json={"chunks": chunks}) as response:
+    with server.client.stream("POST", "/v1/rag/chunks", json={"chunks": chunks}) as response:
         lines = response.iter_lines()
         first = json.loads(next(lines))
-        assert slow.client.delete(f"/v1/rag/chunks/{first['key']}").status_code == 200
+        assert server.client.delete(f"/v1/rag/chunks/{first['key']}").status_code == 200
         *_, last = lines
     summary = json.loads(last)["summary"]
     assert (summary["filled"], summary["cached"], summary["evicted"]) == (7, 6, 1)
 
 
-def test_a_client_that_leaves_ends_its_ingestion(slow: TesseraServer, text: Text) -> None:
-    """What was done stays done; what was being computed is aborted, and the rest never begins."""
-    chunks, before = [text(3000) for _ in range(8)], fills(slow)
-    with slow.client.stream("POST", "/v1/rag/chunks", json={"chunks": chunks, "system": "leaving"}) as response:
-        lines = response.iter_lines()  # held: closed, it would close the connection
+def test_a_client_that_leaves_ends_its_ingestion(server: TesseraServer, text: Text) -> None:
+    """Finished chunks stay, running fills are aborted, and the rest never starts."""
+    chunks, before = [text(3000) for _ in range(8)], fills(server)
+    with server.client.stream("POST", "/v1/rag/chunks", json={"chunks": chunks, "system": "leaving"}) as response:
+        lines = response.iter_lines()  # kept: closing it would close the connection
         first = json.loads(next(lines))
-        until_filling(slow)
-    done = more(fills(slow), before)
+        until_filling(server)
+    done = more(fills(server), before)
     assert first["status"] == "filled"
     assert done["aborted"] > 0
     assert done["succeeded"] + done["aborted"] < len(chunks)
-    plan = slow.post("/v1/rag/plan", {"chunks": chunks[:2], "question": "?", "system": "leaving"})
+    plan = server.post("/v1/rag/plan", {"chunks": chunks[:2], "question": "?", "system": "leaving"})
     assert plan["chunks"][0]["status"] == "hit"
 
 
 def test_a_request_that_waits_for_an_abandoned_ingestion_gets_its_chunk(
-    slow: TesseraServer, oracle: Any, text: Text
+    server: TesseraServer, oracle: Any, text: Text
 ) -> None:
     chunk, answers = text(3000), []
-    waiting = threading.Thread(target=lambda: answers.append(ask(slow, "offset", [chunk], "?", system="waiting")))
-    with httpx.Client(base_url=slow.url, timeout=300) as leaving:
+    waiting = threading.Thread(target=lambda: answers.append(ask(server, "offset", [chunk], "?", system="waiting")))
+    with httpx.Client(base_url=server.url, timeout=300) as leaving:
         request = leaving.build_request("POST", "/v1/rag/chunks", json={"chunks": [chunk], "system": "waiting"})
         response = leaving.send(request, stream=True)
-        until_filling(slow)
+        until_filling(server)
         waiting.start()
-        while slow.stats()["occupancy"]["leases"] < 2:
-            time.sleep(0.005)
+        until(lambda: server.stats()["occupancy"]["leases"] >= 2)
         response.close()
     waiting.join()
     assert statuses(answers[0]) == ["waited"]
     assert_exact(answers[0], oracle("tiny-llama"), "offset")
 
 
-def test_an_id_that_another_call_registers_meanwhile_is_not_taken_over(slow: TesseraServer, text: Text) -> None:
-    """Both calls were accepted; the second one's line says what happened, and nothing of it is pinned."""
-    slow.post("/v1/cache/clear", {})
-    first = Ingesting(slow, chunks=[text(3000), {"id": "doc", "text": "One."}])
-    second = Ingesting(slow, chunks=[{"id": "doc", "text": "Other."}, {"id": "mine", "text": "Mine."}], pin=True)
+def test_an_id_that_another_call_registers_meanwhile_is_not_taken_over(server: TesseraServer, text: Text) -> None:
+    """Both calls are accepted; the second call's line reports the conflict, and its chunk is not pinned."""
+    server.post("/v1/cache/clear", {})
+    first = Ingesting(server, chunks=[text(3000), {"id": "doc", "text": "One."}])
+    second = Ingesting(server, chunks=[{"id": "doc", "text": "Other."}, {"id": "mine", "text": "Mine."}], pin=True)
     first.start()
-    until_filling(slow)
+    until_filling(server)
     second.start()
     first.join()
     second.join()
@@ -243,6 +235,6 @@ def test_an_id_that_another_call_registers_meanwhile_is_not_taken_over(slow: Tes
     assert first.lines[1]["status"] == "filled"
     assert (refused["status"], kept["status"]) == ("failed", "filled")
     assert refused["error"] == "chunk id 'doc' is registered with another text; use another id, or delete it"
-    assert slow.get(f"/v1/rag/chunks/{refused['key']}")["pinned"] is False
-    assert slow.get("/v1/rag/chunks", id="doc")["data"][0]["key"] == first.lines[1]["key"]
-    slow.post("/v1/cache/clear", {})
+    assert server.get(f"/v1/rag/chunks/{refused['key']}")["pinned"] is False
+    assert server.get("/v1/rag/chunks", id="doc")["data"][0]["key"] == first.lines[1]["key"]
+    server.post("/v1/cache/clear", {})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks shared in place: exact, found wherever they stand, and held once however many requests read them.
+"""Chunks shared in place: exact, found at any place, and held once for any number of requests.
 
-The whole of `test_exactness.py` runs in place, too: TESSERA_CHUNK_CACHE_PLACEMENT=in-place (`make test-in-place`).
+`test_exactness.py` runs in place, too: TESSERA_CHUNK_CACHE_PLACEMENT=in-place (`make test-in-place`).
 """
 
 import itertools
@@ -43,10 +43,13 @@ def assert_in_place(response: dict[str, Any], oracle: Any) -> None:
     assert_exact(response, oracle, response["cache"]["position_strategy"])
 
 
+@pytest.mark.serve_with(*IN_PLACE)
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", SHAREABLE)
-def test_chunks_are_found_wherever_they_stand(model: str, strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    server, chunks = serve(model, *IN_PLACE), [text(n) for n in (50, 130, 17)]
+def test_chunks_are_found_wherever_they_stand(
+    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
+) -> None:
+    chunks = [text(n) for n in (50, 130, 17)]
     assert server.stats()["placement"] == "in-place"
     ask(server, strategy, chunks, text(10))
     loaded = server.metric(LOADED)
@@ -57,10 +60,13 @@ def test_chunks_are_found_wherever_they_stand(model: str, strategy: str, serve: 
     assert server.metric(LOADED) == loaded
 
 
+@pytest.mark.serve_with(*IN_PLACE)
 @pytest.mark.parametrize("strategy", SHAREABLE)
-def test_the_question_may_end_in_any_place_of_a_block(strategy: str, serve: Any, oracle: Any, text: Text) -> None:
-    """Answers go on into blocks of their own, chained to the whole composition."""
-    server, chunks = serve("tiny-llama", *IN_PLACE), [text(40), text(70)]
+def test_the_question_may_end_in_any_place_of_a_block(
+    strategy: str, server: TesseraServer, oracle: Any, text: Text
+) -> None:
+    """Answers continue in blocks of their own, chained to the whole composition."""
+    chunks = [text(40), text(70)]
     for length in (1, BLOCK - 3, BLOCK, BLOCK + 1, 2 * BLOCK):
         question = text(length)
         for _ in range(2):
@@ -68,9 +74,10 @@ def test_the_question_may_end_in_any_place_of_a_block(strategy: str, serve: Any,
         assert_in_place(ask(server, strategy, chunks[::-1], question), oracle("tiny-llama"))
 
 
-def test_beside_copies_and_ordinary_requests(serve: Any, oracle: Any, text: Text) -> None:
-    """All at once, over the same chunks: no block has the position or the KV of another's."""
-    server, chunks = serve("tiny-llama", *IN_PLACE), [text(n) for n in (45, 61, 30)]
+@pytest.mark.serve_with(*IN_PLACE)
+def test_beside_copies_and_ordinary_requests(server: TesseraServer, oracle: Any, text: Text) -> None:
+    """Concurrently, over the same chunks: no block gets another block's position or KV."""
+    chunks = [text(n) for n in (45, 61, 30)]
     orders = list(itertools.permutations(chunks))
 
     def send(i: int) -> tuple[str, Any]:
@@ -93,9 +100,9 @@ def test_beside_copies_and_ordinary_requests(serve: Any, oracle: Any, text: Text
             assert_exact(answer, oracle("tiny-llama"), strategy)
 
 
-def test_ordinary_requests_find_what_is_theirs(serve: Any, oracle: Any, text: Text) -> None:
-    """Of a composition as an ordinary prompt the first chunk's blocks: later ones were computed without it."""
-    server = serve("tiny-llama", *IN_PLACE)
+@pytest.mark.serve_with(*IN_PLACE)
+def test_ordinary_requests_find_what_is_theirs(server: TesseraServer, oracle: Any, text: Text) -> None:
+    """An ordinary prompt of a composition's tokens hits the first chunk's blocks only: later chunks did not see it."""
     system, chunks, question = segments(ask(server, "shared", [text(70), text(90)], text(40))["cache"])
     token_ids = [*system, *chunks[0], *chunks[1], *question]
     before = server.metric(HITS)
@@ -105,32 +112,28 @@ def test_ordinary_requests_find_what_is_theirs(serve: Any, oracle: Any, text: Te
     assert logprobs == pytest.approx(full.logprobs, abs=1e-4)
 
 
-@pytest.fixture
-def little(serve: Any) -> TesseraServer:
-    return serve("tiny-llama", *IN_PLACE, *LITTLE)
-
-
 def flood(server: TesseraServer, text: Text) -> None:
-    """Ordinary requests that take all of a little server's blocks."""
+    """Sends ordinary requests that take all blocks of a server with few."""
     for _ in range(3):
         server.chat(chunks=[], question=text(500), max_tokens=1)
 
 
-def test_what_the_engine_evicted_is_loaded_from_the_pool(little: TesseraServer, oracle: Any, text: Text) -> None:
+@pytest.mark.serve_with(*IN_PLACE, *LITTLE)
+def test_what_the_engine_evicted_is_loaded_from_the_pool(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(n) for n in (90, 100, 60)]
-    ask(little, "shared", chunks, text(10))
-    loaded = little.metric(LOADED)
-    assert_in_place(ask(little, "shared", chunks[::-1], text(10)), oracle("tiny-llama"))
-    assert little.metric(LOADED) == loaded
-    flood(little, text)
-    response = ask(little, "shared", chunks[::-1], text(10))
+    ask(server, "shared", chunks, text(10))
+    loaded = server.metric(LOADED)
+    assert_in_place(ask(server, "shared", chunks[::-1], text(10)), oracle("tiny-llama"))
+    assert server.metric(LOADED) == loaded
+    flood(server, text)
+    response = ask(server, "shared", chunks[::-1], text(10))
     assert statuses(response) == ["hit"] * 3
     assert_in_place(response, oracle("tiny-llama"))
-    assert little.metric(LOADED) > loaded
+    assert server.metric(LOADED) > loaded
 
 
 def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Text) -> None:
-    """Sixteen at once with KV memory for one and a half; with copies, and in full attention, some of them wait."""
+    """Sixteen concurrent requests in KV memory for one and a half; with copies or full attention, some wait."""
     clients, blocks = 16, 145
     server = serve("tiny-llama", *IN_PLACE, "--num-gpu-blocks-override", str(1 + blocks), "--max-model-len", "4096")
     chunks = [text(n) for n in (740, 780, 750, 700)]
@@ -165,7 +168,7 @@ def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Tex
 
 @contextmanager
 def most(server: TesseraServer, *metrics: str) -> Iterator[dict[str, float]]:
-    """The highest values of metrics that were seen until the block ends."""
+    """Yields the highest values of metrics seen during the block."""
     seen, stopping = dict.fromkeys(metrics, 0.0), threading.Event()
 
     def look() -> None:
@@ -182,17 +185,18 @@ def most(server: TesseraServer, *metrics: str) -> Iterator[dict[str, float]]:
         thread.join()
 
 
-def test_preempted_answers_stay_exact(little: TesseraServer, oracle: Any, text: Text) -> None:
-    """More requests than there are blocks for, with long answers, over contexts that push out one another."""
+@pytest.mark.serve_with(*IN_PLACE, *LITTLE)
+def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: Text) -> None:
+    """More requests than the blocks suffice for, with long answers over contexts that evict one another."""
     groups = [[text(n) for n in (90, 60)] for _ in range(4)]
-    before = little.metric("vllm:num_preemptions_total")
+    before = server.metric("vllm:num_preemptions_total")
 
     def send(i: int) -> Any:
-        return ask(little, SHAREABLE[i % 2], groups[i % 4][:: 1 if i % 8 < 4 else -1], text(9), max_tokens=120)
+        return ask(server, SHAREABLE[i % 2], groups[i % 4][:: 1 if i % 8 < 4 else -1], text(9), max_tokens=120)
 
     with ThreadPoolExecutor(12) as threads:
         answers = list(threads.map(send, range(24)))
-    assert little.metric("vllm:num_preemptions_total") > before, "vLLM did not preempt; the test shows nothing"
+    assert server.metric("vllm:num_preemptions_total") > before, "vLLM did not preempt; the test shows nothing"
     for answer in answers:
         assert_exact(answer, oracle("tiny-llama"), answer["cache"]["position_strategy"], steps=120)
         assert answer["cache"]["placement"] == "in-place"
@@ -201,9 +205,10 @@ def test_preempted_answers_stay_exact(little: TesseraServer, oracle: Any, text: 
 PARALLEL = (*IN_PLACE, "--chunk-position-strategy", "parallel")
 
 
-def test_a_server_of_parallel_positions_shifts_nothing(serve: Any, oracle: Any, text: Text) -> None:
-    """Not even the model's class is wrapped there, so shared positions, which need shifts, are copied."""
-    server, chunks = serve("tiny-llama", *PARALLEL), [text(n) for n in (50, 130, 17)]
+@pytest.mark.serve_with(*PARALLEL)
+def test_a_server_of_parallel_positions_shifts_nothing(server: TesseraServer, oracle: Any, text: Text) -> None:
+    """Its model class is not wrapped, so shared positions, which need shifts, are copied."""
+    chunks = [text(n) for n in (50, 130, 17)]
     for order in itertools.permutations(chunks):
         response = ask(server, None, list(order), text(12))
         assert response["cache"]["position_strategy"] == "parallel"
@@ -238,8 +243,8 @@ def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Te
         assert_in_place(ask(server, "shared", list(order), text(40)), oracle("tiny-llama"))
 
 
-def test_a_model_too_short_for_the_self_check_copies(serve: Any, text: Text) -> None:
-    server = serve("tiny-llama", *IN_PLACE[:2], "--block-size", "128", "--max-model-len", "200")
+@pytest.mark.serve_with(*IN_PLACE[:2], "--block-size", "128", "--max-model-len", "200")
+def test_a_model_too_short_for_the_self_check_copies(server: TesseraServer, text: Text) -> None:
     assert server.stats()["placement"] == "copy"
     assert "chunks are copied, not shared in place: self-check failed: VLLMValidationError" in server.log.read_text()
     report = ask(server, "shared", [text(20), text(30)], text(9))["cache"]
@@ -247,13 +252,13 @@ def test_a_model_too_short_for_the_self_check_copies(serve: Any, text: Text) -> 
 
 
 def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, text: Text, tmp_path: Path) -> None:
-    """vLLM's KV events, by which routers and offloading know blocks."""
+    """vLLM's KV events, from which routers and offloading learn about blocks."""
     endpoint = f"ipc://{tmp_path}/events"
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
     server = serve("tiny-llama", *IN_PLACE, *LITTLE, "--kv-events-config", json.dumps(events))
     chunks = [text(n) for n in (30, 62, 90)]
     with subscribed(endpoint) as stored:
-        for _ in range(10):  # what is published before a subscriber is known is lost to it
+        for _ in range(10):  # a subscriber misses earlier events
             server.chat(chunks=[], question=text(100), max_tokens=1)
             if stored():
                 break
@@ -273,7 +278,7 @@ def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, te
 
 @contextmanager
 def subscribed(endpoint: str) -> Iterator[Callable[[], dict[tuple[int, ...], bytes]]]:
-    """Gives the hash of each block, by its tokens, that was stored since it was last called."""
+    """Yields a function that returns hashes by tokens of the blocks stored since its last call."""
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.connect(endpoint)
         socket.setsockopt(zmq.SUBSCRIBE, b"")

@@ -38,10 +38,9 @@ def all_tokens(report: dict[str, Any]) -> list[int]:
 
 @pytest.mark.parametrize("strategy", ["shared", "offset"])
 def test_ordinary_requests_get_ordinary_answers(
-    strategy: str, serve: Any, stock: TesseraServer, oracle: Any, text: Text
+    strategy: str, server: TesseraServer, stock: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    """The token sequence of a RAG request as an ordinary request: before, while and after it runs."""
-    server = serve("tiny-llama")
+    """Tokens of a RAG request as an ordinary request before, during and after it."""
     chunks, question = [text(300), text(200), text(140)], text(60)
     explained = ask(server, strategy, [*chunks], question, cache={"mode": "full"})
     token_ids = all_tokens(explained["cache"])
@@ -70,20 +69,21 @@ def test_ordinary_requests_get_ordinary_answers(
 
 
 @pytest.mark.parametrize("strategy", ["shared", "offset"])
-def test_ordinary_requests_after_composed_ones(strategy: str, serve: Any, stock: TesseraServer, text: Text) -> None:
+def test_ordinary_requests_after_composed_ones(
+    strategy: str, server: TesseraServer, stock: TesseraServer, text: Text
+) -> None:
     """Composed blocks are in vLLM's prefix cache before any ordinary request has computed the same tokens."""
-    server = serve("tiny-llama")
     for _ in range(2):
         report = ask(server, strategy, [text(300), text(200)], text(60))["cache"]
         assert complete(server, all_tokens(report)) == pytest.approx(complete(stock, all_tokens(report)), abs=1e-5)
 
 
-def test_the_prefix_cache_never_crosses_layouts(serve: Any, oracle: Any, text: Text) -> None:
+def test_the_prefix_cache_never_crosses_layouts(server: TesseraServer, oracle: Any, text: Text) -> None:
     """Equal token sequences under other boundaries, strategies and namespaces share no composed block."""
-    server, a, b = serve("tiny-llama"), text(254), text(254)
+    a, b = text(254), text(254)
     question = text(150)
     joined = ask(server, "shared", [a, b], question)
-    # One chunk whose text is the two chunks' in a row: the same tokens, another layout.
+    # One chunk with both chunks' text: the same tokens in another layout.
     merged = ask(server, "shared", [f"{a}\n\n{b}"], question)
     assert all_tokens(merged["cache"]) == all_tokens(joined["cache"])
     offset = ask(server, "offset", [a, b], question)
@@ -96,7 +96,7 @@ def test_the_prefix_cache_never_crosses_layouts(serve: Any, oracle: Any, text: T
         (elsewhere, "shared"),
     ):
         assert_exact(response, oracle("tiny-llama"), strategy)
-        # All of the question was computed. (A fill may hit truly equal prefixes: it is plain causal attention.)
+        # The whole question was computed. (A fill is plain causal attention, and may hit truly equal prefixes.)
         filled = sum(c["tokens"] for c in response["cache"]["chunks"] if c["status"] == "filled")
         tokens = response["cache"]["tokens"]
         assert tokens["computed"] >= num_question + min(filled, tokens["fill_computed"])
@@ -105,8 +105,8 @@ def test_the_prefix_cache_never_crosses_layouts(serve: Any, oracle: Any, text: T
     assert max(abs(x - y) for x, y in zip(token_logprobs(joined), token_logprobs(merged), strict=True)) > 1e-3
 
 
-def test_a_cache_salt_is_a_namespace_of_its_own(serve: Any, text: Text) -> None:
-    server, chunk = serve("tiny-llama"), text(100)
+def test_a_cache_salt_is_a_namespace_of_its_own(server: TesseraServer, text: Text) -> None:
+    chunk = text(100)
     statuses = []
     for salt in ("tenant-a", "tenant-b", "tenant-a"):
         response = ask(server, "shared", [chunk], text(10), cache_salt=salt)
@@ -130,13 +130,12 @@ def test_without_the_cache_there_are_no_chunks_to_manage(stock: TesseraServer) -
         assert "the chunk cache is off" in stock.post(path, by_id, 404)["error"]["message"]
 
 
-def test_clients_cannot_send_transfer_plans(serve: Any) -> None:
-    server = serve("tiny-llama")
+def test_clients_cannot_send_transfer_plans(server: TesseraServer) -> None:
     plan = {"tessera": {"loads": [[0, 8, 0, 1, [0]]], "saves": []}}
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "kv_transfer_params": plan}
     error = server.post("/v1/chat/completions", body, status=400)["error"]
     assert error["param"] == "kv_transfer_params"
-    # The way that vLLM offers to rejected requests of a prefill/decode split leads nowhere either.
+    # vLLM's path for rejected requests of a prefill/decode split has no effect either.
     rejected = {
         **body,
         "max_tokens": -5,

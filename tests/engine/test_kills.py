@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are killed while they work: clients are told, and nothing is left behind."""
+"""Killed processes: clients get an error, and no process or memory is left behind."""
 
 import json
-import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,9 @@ import pytest
 
 from tests.cores import all_cores
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
+from tests.engine.server import TesseraServer, shared_memory, until, wait_until_gone
 from tests.engine.test_parallel import WORKERS
+from tests.processes import end
 
 Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
@@ -29,7 +28,7 @@ DIED = "The engine has died; the server ends."
 
 @dataclass
 class Asked:
-    """A request, and what came back of it so far."""
+    """A request with its response so far."""
 
     path: str
     body: dict[str, Any]
@@ -58,7 +57,7 @@ class Asked:
 
 
 def requests(text: Text, model: str) -> list[Asked]:
-    """Streams of every endpoint, whole answers, one that waits for its chunk, and an ingestion."""
+    """Streams of every endpoint, whole answers, a request that waits for its chunk, and an ingestion."""
     rag = {"chunks": [text(200)], "question": "What?", **WORKS_FOR_LONG}
     chat = {"messages": [{"role": "user", "content": text(50)}], **WORKS_FOR_LONG}
     return [
@@ -77,7 +76,7 @@ def requests(text: Text, model: str) -> list[Asked]:
 
 @contextmanager
 def load(server: TesseraServer, text: Text) -> Iterator[list[Asked]]:
-    """Requests under way at the beginning; at the end all have come to theirs."""
+    """Yields running requests; waits for their ends."""
     asked = requests(text, server.model)
     threads = [threading.Thread(target=each.run, args=(server.url,)) for each in asked]
     for thread in threads:
@@ -101,8 +100,7 @@ def start(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[StartSe
 
     yield start_server
     for server in started:
-        with suppress(ProcessLookupError):  # there are some left if the test failed
-            os.killpg(server.process.pid, signal.SIGKILL)
+        end(server.process)
 
 
 def engine_core(server: TesseraServer) -> psutil.Process:
@@ -110,12 +108,12 @@ def engine_core(server: TesseraServer) -> psutil.Process:
 
 
 def named(name: str, processes: list[psutil.Process]) -> psutil.Process:
-    """vLLM gives its processes titles."""
+    """The process with this name in vLLM's process title."""
     return next(each for each in processes if name in each.name() or name in " ".join(each.cmdline()))
 
 
 def assert_told(asked: list[Asked]) -> None:
-    """Each in words, or, once begun, by an event or a connection that breaks; none as if it were whole."""
+    """Asserts that each request ended with an error, an error event or a lost connection, never as complete."""
     for each in asked:
         if not each.is_stream:
             assert (each.status, each.error) == (503, DIED), each
@@ -129,7 +127,7 @@ def assert_told(asked: list[Asked]) -> None:
 
 
 def health(server: TesseraServer) -> tuple[int, str] | None:
-    """Status and words; ``None`` if nobody answers any more."""
+    """Status and message; ``None`` without a server."""
     try:
         response = httpx.get(f"{server.url}/health", timeout=10)
     except httpx.TransportError:
@@ -138,7 +136,7 @@ def health(server: TesseraServer) -> tuple[int, str] | None:
 
 
 def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
-    """The server tells everybody and ends by itself, with 1."""
+    """The server reports the error to all clients and exits with 1."""
     server = start().wait_ready()
     group = server.process.pid
     with load(server, text) as asked:
@@ -153,7 +151,7 @@ def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
 
 @pytest.mark.matrix
 def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
-    """As for want of memory. The server is told to go on, so that there is time to ask it everything."""
+    """As when out of memory. The server is set to stay, for requests after the engine's death."""
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     with all_cores():
         server = start(*WORKERS["tensor parallel"], environment=environment).wait_ready()
@@ -163,9 +161,8 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
         core = engine_core(server)
         named("Worker", core.children()).kill()
         psutil.wait_procs([core], timeout=300)
-        while (told := health(server)) == (200, ""):
-            time.sleep(0.05)
-        assert told == (503, DIED)
+        until(lambda: health(server) != (200, ""))
+        assert health(server) == (503, DIED)
         for path, body in [(each.path, each.body) for each in requests(text, server.model)]:
             response = server.client.post(path, json=body)
             assert (response.status_code, response.json()["error"]["message"]) == (503, DIED), path
@@ -177,19 +174,16 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
 
 
 def test_a_server_that_is_killed_while_it_starts(start: StartServer) -> None:
-    """Without the chunk cache: what ends its processes is no part of that."""
+    """Also without the chunk cache."""
     server = start("--no-chunk-cache", environment={"VLLM_LOGGING_LEVEL": "INFO"})
-    deadline = time.monotonic() + 300
-    while "Initializing a V1 LLM engine" not in server.log.read_text():  # the engine core's first words
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: "Initializing a V1 LLM engine" in server.log.read_text(), 300)  # the engine core's first words
     server.process.kill()
     server.stop()
     wait_until_gone(server.process.pid)
 
 
 def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServer, text: Text, tmp_path: Path) -> None:
-    """Also the answer that has to wait for its chunks; of an ingestion, what has begun. Nobody new is let in."""
+    """Including an answer that waits for chunks, and an ingestion's started chunks; new requests are refused."""
     folder = tmp_path / "kv"
     tiers = ("--chunk-cache-tiers", f"file://{folder}?size=1GiB")
     server = start("--shutdown-timeout", "300", *tiers).wait_ready()
@@ -206,12 +200,10 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
         thread.start()
     assert all(each.has_begun.wait(300) for each in (*streams, ingestion))
     last_thread.start()
-    while server.stats()["occupancy"]["running_fills"] < 3:
-        time.sleep(0.01)
+    until(lambda: server.stats()["occupancy"]["running_fills"] >= 3)
     server.process.send_signal(signal.SIGTERM)
-    while (told := health(server)) == (200, ""):
-        time.sleep(0.01)
-    assert told == (503, "The server is stopping.")
+    until(lambda: health(server) != (200, ""))
+    assert health(server) == (503, "The server is stopping.")
     assert waiting.status == 0, "it was answered too early; the test shows nothing"
     late = server.client.post("/v1/rag/chat", json=rag)
     assert (late.status_code, late.json()["error"]["message"]) == (503, "The server is stopping.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Link tokens are exactly what they say they are: computed anew behind the chunks before them, and nothing else."""
+"""Link tokens are exact: recomputed behind the preceding chunks, and nothing else changes."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -37,9 +37,9 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("model", "number", "context"), list(cases()))
 def test_missing_and_cached_in_every_order_of_three(
-    model: str, number: int, context: str, serve: Any, oracle: Any, text: Text
+    model: str, number: int, context: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    server, chunks, system = serve(model), [text(n) for n in (50, 130, 25)], text(20)
+    chunks, system = [text(n) for n in (50, 130, 25)], text(20)
     for status, order in zip(["filled", *["hit"] * 5], itertools.permutations(chunks), strict=True):
         response = linked(server, number, context, list(order), text(12), system=system)
         assert statuses(response) == [status] * 3
@@ -48,31 +48,34 @@ def test_missing_and_cached_in_every_order_of_three(
         assert_exact(again, oracle(model), "offset")
 
 
-def test_whole_chunks_in_a_chain_are_full_attention(serve: Any, oracle: Any, text: Text) -> None:
-    response = linked(serve("tiny-llama"), 1000, "chained", [text(n) for n in (40, 90, 33)], text(12))
+def test_whole_chunks_in_a_chain_are_full_attention(server: TesseraServer, oracle: Any, text: Text) -> None:
+    response = linked(server, 1000, "chained", [text(n) for n in (40, 90, 33)], text(12))
     tokens = response["choices"][0]["token_ids"]
     expected = oracle("tiny-llama").score("full", segments(response["cache"]), tokens)
     assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_isolated_chunks_are_linked_to_the_system_segment(context: str, serve: Any, oracle: Any, text: Text) -> None:
-    server, chunks = serve("tiny-llama"), [text(60), text(45)]
+def test_isolated_chunks_are_linked_to_the_system_segment(
+    context: str, server: TesseraServer, oracle: Any, text: Text
+) -> None:
+    chunks = [text(60), text(45)]
     for _ in ("filled", "hit"):
         response = linked(server, 8, context, chunks, text(12), system=text(30), cache={"scope": "isolated"})
         assert_exact(response, oracle("tiny-llama"), "offset")
 
 
-def test_one_chunk_has_nothing_to_be_linked_to(serve: Any, oracle: Any, text: Text) -> None:
-    response = linked(serve("tiny-llama"), 8, "chained", [text(60)], text(12))
+def test_one_chunk_has_nothing_to_be_linked_to(server: TesseraServer, oracle: Any, text: Text) -> None:
+    response = linked(server, 8, "chained", [text(60)], text(12))
     assert "link" not in response["cache"]["timings_ms"]
     assert_exact(response, oracle("tiny-llama"), "offset")
 
 
+@pytest.mark.serve_with(*SMALL)
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_many_at_once_in_a_pool_that_evicts(context: str, serve: Any, oracle: Any, text: Text) -> None:
-    """Linked and plain requests over the same chunks and places: none gets what is another's."""
-    server, chunks = serve("tiny-llama", *SMALL), [text(n) for n in (30, 45, 60, 25)]
+def test_many_at_once_in_a_pool_that_evicts(context: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    """Linked and plain requests over the same chunks and places never mix."""
+    chunks = [text(n) for n in (30, 45, 60, 25)]
     orders = list(itertools.permutations(chunks, 3))
 
     def send(i: int) -> tuple[str, Any]:
@@ -91,8 +94,8 @@ def test_many_at_once_in_a_pool_that_evicts(context: str, serve: Any, oracle: An
             assert_exact(answer, oracle("tiny-llama"), strategy)
 
 
-def test_what_was_computed_is_counted(serve: Any, text: Text) -> None:
-    server, chunks = serve("tiny-llama"), [text(100), text(80), text(90)]
+def test_what_was_computed_is_counted(server: TesseraServer, text: Text) -> None:
+    chunks = [text(100), text(80), text(90)]
     fills = server.stats()["counters"]["fills"].get("linked", 0)
     ask(server, "offset", chunks, text(12))
     body = rag_body("You answer from documents.", chunks, "?", "offset")
@@ -106,9 +109,7 @@ def test_what_was_computed_is_counted(serve: Any, text: Text) -> None:
     assert server.stats()["counters"]["fills"]["linked"] == fills + 2
 
 
-def test_overlapping_chunks_have_no_places_to_link(serve: Any) -> None:
+def test_overlapping_chunks_have_no_places_to_link(server: TesseraServer) -> None:
     cache = {"position_strategy": "shared", "link_tokens": 8}
-    response = serve("tiny-llama").client.post(
-        "/v1/rag/chat", json={"chunks": ["a", "b"], "question": "?", "cache": cache}
-    )
+    response = server.client.post("/v1/rag/chat", json={"chunks": ["a", "b"], "question": "?", "cache": cache})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "cache.link_tokens")

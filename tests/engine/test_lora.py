@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks behind LoRA adapters: each adapter has its own, and adapters whose weights change never find old ones."""
+"""Chunks behind LoRA adapters: separate per adapter, and never reused after its weights change."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj")
 
 
 class Adapter(NamedTuple):
-    """A random adapter in PEFT's format, and the model that has it in its weights."""
+    """A random adapter in PEFT's format, and a model with the adapter merged into its weights."""
 
     folder: Path
     merged: Oracle
@@ -89,7 +89,7 @@ def copied(adapter: Adapter, folder: Path) -> None:
 def test_an_adapter_loaded_over_another_finds_nothing_of_it(
     server: TesseraServer, adapters: dict[str, Adapter], tmp_path: Path, text: Text
 ) -> None:
-    """The same name, number and path; questions long enough for vLLM's prefix cache to have blocks of them."""
+    """Same name, number and path, with questions long enough for blocks in vLLM's prefix cache."""
     system, chunks, question, folder = text(20), [text(300), text(130)], text(200), tmp_path / "adapter"
 
     def check(adapter: Adapter, *expected: str) -> None:
@@ -120,7 +120,7 @@ def test_an_adapter_loaded_over_another_finds_nothing_of_it(
 
 
 def test_chunks_behind_adapters_stay_in_the_pool(server: TesseraServer, text: Text) -> None:
-    """The name of an adapter means nothing to another process, which would find files under it."""
+    """Tiers skip adapters' chunks: another process would give the name another meaning."""
     before = archived(server)["counters"]["tiers"].get("file", {})
     body = {"chunks": [text(100)], "question": text(10), "max_tokens": 1}
     assert statuses(server.chat(**body, model="a")) == ["filled"]

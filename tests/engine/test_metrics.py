@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GET /metrics of running servers, and that docs/operations.md explains all of it."""
+"""GET /metrics of running servers; docs/operations.md documents every metric."""
 
 import re
 import time
@@ -20,7 +20,7 @@ REFUSING = ("--no-chunk-cache", *(("--max-num-queued-reqs", "0") if HAS_QUEUE_LI
 
 
 def families(server: TesseraServer) -> set[tuple[str, str, frozenset[str]]]:
-    """Name (of a counter: with _total), type and labels of every metric of ours."""
+    """Name (counters with _total), type and labels of every Tessera metric."""
     found = set()
     for family in text_string_to_metric_families(server.client.get("/metrics").text):
         if family.name.startswith("tessera_") and not family.name.endswith("_created"):
@@ -39,7 +39,7 @@ def documented() -> set[tuple[str, str, frozenset[str]]]:
 
 
 def value(server: TesseraServer, name: str, **labels: str) -> float:
-    """One sample; labels that aren't asked for don't matter."""
+    """One sample; unspecified labels are ignored."""
     for family in text_string_to_metric_families(server.client.get("/metrics").text):
         for sample in family.samples:
             if sample.name == f"tessera_{name}" and labels.items() <= sample.labels.items():
@@ -48,7 +48,7 @@ def value(server: TesseraServer, name: str, **labels: str) -> float:
 
 
 def settled(server: TesseraServer, *names: str) -> dict[str, float]:
-    """Samples once they have stopped changing: the workers' arrive with the engine's next outputs."""
+    """Samples that no longer change: workers' samples arrive with the engine's next outputs."""
     before: dict[str, float] = {}
     for _ in range(20):
         now = {name: value(server, name) for name in names}
@@ -59,16 +59,16 @@ def settled(server: TesseraServer, *names: str) -> dict[str, float]:
     raise AssertionError(f"{before} keep changing")
 
 
-def test_every_metric_is_documented_and_every_documented_one_exists(serve: Any, text: Text) -> None:
-    server: TesseraServer = serve("tiny-llama", "--chunk-cache-tiers", "host://?size=8MiB")
-    # A reason is shown once it has been counted.
+@pytest.mark.serve_with("--chunk-cache-tiers", "host://?size=8MiB")
+def test_every_metric_is_documented_and_every_documented_one_exists(server: TesseraServer, text: Text) -> None:
+    # Reasons appear once counted.
     server.chat(chunks=[text(50)], question="?", max_tokens=1, cache={"mode": "full"})
     assert families(server) == documented()
 
 
+@pytest.mark.serve_with(*REFUSING)
 @pytest.mark.matrix
-def test_with_the_cache_off_only_its_state_is_shown(serve: Any) -> None:
-    server: TesseraServer = serve("tiny-llama", *REFUSING)
+def test_with_the_cache_off_only_its_state_is_shown(server: TesseraServer) -> None:
     assert {name for name, _, _ in families(server)} == {
         "tessera_cache_state",
         "tessera_self_check_passed",
@@ -78,8 +78,7 @@ def test_with_the_cache_off_only_its_state_is_shown(serve: Any) -> None:
 
 
 @pytest.mark.matrix
-def test_workers_count_what_they_move(serve: Any, text: Text) -> None:
-    server: TesseraServer = serve("tiny-llama")
+def test_workers_count_what_they_move(server: TesseraServer, text: Text) -> None:
     names = [f"{verb}_{what}" for verb in ("load", "save") for what in ("tokens_total", "bytes_total", "seconds_count")]
     chunks = [text(300), text(200)]
     before = settled(server, *names)
@@ -92,7 +91,7 @@ def test_workers_count_what_they_move(serve: Any, text: Text) -> None:
     assert grown["save_tokens_total"] < filled["tokens"]["prompt"]
     # Two fills, of which the second loads the system segment, and the request itself.
     assert (grown["save_seconds_count"], grown["load_seconds_count"]) == (2, 2)
-    # The system segment may be in vLLM's own prefix cache, which is asked first.
+    # The system segment may be in vLLM's prefix cache, which comes first.
     assert grown["load_tokens_total"] >= sum(chunk["tokens"] for chunk in filled["chunks"])
     page_tokens = server.stats()["occupancy"]["page_tokens"]
     token_bytes = value(server, "pool_bytes") / value(server, "pool_pages") / page_tokens
@@ -100,8 +99,7 @@ def test_workers_count_what_they_move(serve: Any, text: Text) -> None:
         assert grown[f"{verb}_bytes_total"] == grown[f"{verb}_tokens_total"] * token_bytes
 
 
-def test_counters_are_those_of_the_stats(serve: Any, text: Text) -> None:
-    server: TesseraServer = serve("tiny-llama")
+def test_counters_are_those_of_the_stats(server: TesseraServer, text: Text) -> None:
     body = {"chunks": [text(50), text(60)], "question": "?", "max_tokens": 1}
     for _ in range(2):
         server.chat(**body)
@@ -114,6 +112,7 @@ def test_counters_are_those_of_the_stats(serve: Any, text: Text) -> None:
     assert value(server, "leases") == value(server, "fills_running") == value(server, "fills_queued") == 0
 
 
+@pytest.mark.serve_with(*REFUSING)
 @needs(HAS_QUEUE_LIMIT, "bound on its queue")
 @pytest.mark.parametrize(
     ("path", "body"),
@@ -123,13 +122,11 @@ def test_counters_are_those_of_the_stats(serve: Any, text: Text) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "?"}]}),
     ],
 )
-def test_a_full_queue_says_when_to_ask_again(path: str, body: dict[str, Any], serve: Any) -> None:
-    server: TesseraServer = serve("tiny-llama", *REFUSING)
+def test_a_full_queue_says_when_to_ask_again(path: str, body: dict[str, Any], server: TesseraServer) -> None:
     response: httpx.Response = server.client.post(path, json={**body, "max_tokens": 1})
     assert (response.status_code, response.headers.get("retry-after")) == (503, str(SECONDS)), response.text
 
 
-def test_requests_are_not_logged_by_default(serve: Any, text: Text) -> None:
-    server: TesseraServer = serve("tiny-llama")
+def test_requests_are_not_logged_by_default(server: TesseraServer, text: Text) -> None:
     server.chat(chunks=[text(50)], question="?", max_tokens=1)
     assert " INFO request " not in server.log.read_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine of two workers: each holds the KV of its own heads (tensor parallel) or layers (pipeline parallel)."""
+"""An engine of two workers, each with the KV of its heads (tensor parallel) or layers (pipeline parallel)."""
 
 import random
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tests.engine.test_exactness import (
 )
 
 Text = Callable[[int], str]
-# vLLM's CPU build runs a pipeline only if it compiles the model: eagerly, nothing makes its second stage's buffers.
+# vLLM's CPU build runs a pipeline only with a compiled model: eager mode never creates the second stage's buffers.
 WORKERS = {
     "tensor parallel": ("--tensor-parallel-size", "2"),
     "pipeline parallel": ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
@@ -42,7 +42,7 @@ def test_filled_hit_and_mixed(server: TesseraServer, oracle: Any, text: Text) ->
 
 
 def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """Fills, loads and decoding in the same steps, of which a pipeline has several on their way at once."""
+    """Fills, loads and decoding in the same steps; a pipeline has several steps in flight."""
     source, system = random.Random(1), text(20)
     chunks = [text(source.randrange(20, 500)) for _ in range(8)]
     requests = [(STRATEGIES[i % 3], source.sample(chunks, source.randrange(1, 5)), text(40)) for i in range(24)]

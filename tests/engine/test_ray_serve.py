@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two replicas of the engine in Ray Serve, and Redis: all of them real, on one machine."""
+"""Two real engine replicas in Ray Serve and a real Redis, on one machine."""
 
 import json
 import random
@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ import ray
 from ray import serve
 
 from app.ray_serve import build
-from tests.engine.test_cluster import statuses, until, words
+from tests.engine.server import until
+from tests.engine.test_cluster import statuses, words
 from tests.redis_server import RedisServer
 from tools.server_process import ROOT, free_port
 
@@ -38,7 +40,7 @@ FLAGS = {
 }
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
-    "RAY_worker_niceness": "0",  # by default Ray's workers give way to everybody
+    "RAY_worker_niceness": "0",  # by default Ray's workers run at low priority
     "RAY_AUTH_MODE": "disabled",  # by default Ray writes a token into the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -46,11 +48,15 @@ ENVIRONMENT = {
 
 
 class RayCluster:
-    """One machine's Ray with Tessera's application. Its folder is in the environment of every process it starts."""
+    """A local Ray with Tessera's application; its processes carry its folder in their environment."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
+        """`stack` ends every process."""
         self.redis = RedisServer(folder)
+        stack.callback(self.redis.stop)
         self.folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets are in it
+        stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        stack.callback(self.stop)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {**ENVIRONMENT, "TEST_RAY_FOLDER": self.folder}.items():
                 patch.setenv(name, value)
@@ -77,7 +83,7 @@ class RayCluster:
                 }
             )
         )
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
+        self.client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120))
         until(lambda: len(self.names()) == 2)
 
     def names(self) -> set[str]:
@@ -86,7 +92,7 @@ class RayCluster:
         return {json.loads(beat)["name"] for beat in beats if beat}
 
     def running(self) -> int:
-        """The replicas that Ray says run."""
+        """Number of running replicas, according to Ray."""
         states = serve.status().applications["default"].deployments["Engine"].replica_states
         return states.get("RUNNING", 0)
 
@@ -106,7 +112,7 @@ class RayCluster:
         ray.kill(ray.get_actor(f"SERVE_REPLICA::default#Engine#{replica}", namespace="serve"))
 
     def processes(self) -> list[str]:
-        """Names of the processes that it started and that are still there."""
+        """Names of its processes that are still alive."""
         mark = f"TEST_RAY_FOLDER={self.folder}".encode()
         found = []
         for process in Path("/proc").glob("[0-9]*"):
@@ -121,18 +127,12 @@ class RayCluster:
         if ray.is_initialized():
             serve.shutdown()
             ray.shutdown()
-        self.client.close()
-        self.redis.stop()
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    room: None, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]
-) -> Iterator[RayCluster]:
-    made = RayCluster(tmp_path_factory.mktemp("ray"), model_path("tiny-llama"))
-    yield made
-    made.stop()
-    shutil.rmtree(made.folder, ignore_errors=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[RayCluster]:
+    with ExitStack() as stack:
+        yield RayCluster(stack, tmp_path_factory.mktemp("ray"), model_path("tiny-llama"))
 
 
 def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
@@ -141,8 +141,8 @@ def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
     sets = [[text(700) for _ in range(3)] for _ in range(12)]
     first = [cluster.ask(*chunks) for chunks in sets]
     used = {answer["replica"] for answer in first}
-    until(lambda: used == cluster.names())  # on a busy machine a beat may come late
-    time.sleep(1)  # claims are told ten times a second
+    until(lambda: used == cluster.names())  # heartbeats may be late on a busy machine
+    time.sleep(1)  # claims are published ten times a second
     hits: Counter[bool] = Counter()
     for chunks, before in zip(sets, first, strict=True):
         again, turned = cluster.ask(*chunks), cluster.ask(*reversed(chunks))
@@ -225,12 +225,12 @@ def test_a_killed_replica_is_replaced_and_nobody_is_refused(cluster: RayCluster,
             for each in sent:
                 each.result()
     assert Counter(ended) == {"right": len(ended)}
-    new, *_ = cluster.names() - before  # on a busy machine Ray takes another for dead, too
+    new, *_ = cluster.names() - before  # on a busy machine Ray may declare another replica dead, too
     assert cluster.client.get("/health", headers={REPLICA: new}).status_code == 200
 
 
 def killed_amid_a_stream(cluster: RayCluster, chunks: list[str]) -> str:
-    """Kills the replica that sends a stream, which breaks off visibly; returns its name."""
+    """Kills the replica that sends a stream, which must fail visibly; returns its name."""
     body = {"chunks": chunks, "question": "?", "max_tokens": 7000, "ignore_eos": True, "stream": True}
     with cluster.client.stream("POST", "/v1/rag/chat", json=body) as answer:
         pieces = answer.iter_raw()
@@ -242,7 +242,7 @@ def killed_amid_a_stream(cluster: RayCluster, chunks: list[str]) -> str:
 
 
 def test_a_shutdown_leaves_no_process(cluster: RayCluster) -> None:
-    """The last test here: it takes the cluster down."""
+    """The file's last test, since it stops the cluster."""
     names = cluster.processes()
     assert any(name.startswith("VLLM") for name in names), names
     serve.shutdown()

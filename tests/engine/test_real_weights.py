@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM2-135M-Instruct, a real model that was not trained for chunk reuse, through the server."""
+"""The server with SmolLM2-135M-Instruct, a real model without training for chunk reuse."""
 
 import json
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def assert_as_in_transformers(server: TesseraServer, reference: Oracle, question
 
 
 def some(count: int) -> list[Question]:
-    """As many questions behind each of 2 and 8 chunks."""
+    """This many questions each behind 2 and 8 chunks."""
     return [question for question in plain_questions(count) if len(question.chunks) in (2, 8)]
 
 
@@ -91,7 +91,7 @@ def test_requests_that_name_no_strategy_get_offset_positions(serve_smollm2: Any)
 def test_right_answers_have_log_probabilities(
     serve_smollm2: Any, smollm2: Path, tmp_path: Path, reference: Oracle
 ) -> None:
-    """`tessera eval` forces them; they are those of plain transformers."""
+    """Answers forced by `tessera eval` have plain transformers' log probabilities."""
     options = ["--limit", "1", "--modes", "full,offset", "--max-tokens", "4", "--output", str(tmp_path)]
     assert evaluate(["--server", serve_smollm2().url, *options]) == 0
     results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]

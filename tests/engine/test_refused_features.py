@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of vLLM turns the chunk cache off is served all the same, in full attention, with the reason in each report."""
+"""vLLM features that turn the chunk cache off: served in full attention, with the reason in each report."""
 
 import json
 from collections.abc import Callable
@@ -32,16 +32,16 @@ def assert_full(response: dict[str, Any], oracle: Oracle, tolerance: float = 1e-
     assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=tolerance)
 
 
+@pytest.mark.serve_with("--kv-cache-dtype", "fp8")
 @pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM's fp8 KV cache needs AVX-512 on the CPU")
-def test_a_quantized_kv_cache(serve: Any, text: Text) -> None:
-    server = serve("tiny-llama", "--kv-cache-dtype", "fp8")
+def test_a_quantized_kv_cache(server: TesseraServer, text: Text) -> None:
     reason = "--kv-cache-dtype=fp8: a quantized KV cache can't be rotated exactly"
     assert full_attention(server, [text(100), text(40)], text(20), reason)["usage"]["completion_tokens"] == 8
 
 
 @pytest.mark.matrix
 def test_a_split_into_prefill_and_decode(serve: Any, oracle: Any, text: Text, tmp_path: Path) -> None:
-    """Two engines, of which one takes up the KV that the other left for it: by token ids, so never of chunks."""
+    """Two engines that pass on KV by token ids, and so never KV of chunks."""
     chunks, question = [text(200), text(150)], text(40)
     extra = {"shared_storage_path": str(tmp_path)}
     for role in ("kv_producer", "kv_consumer"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose KV can't be re-positioned are served with the cache off, the reason reported everywhere."""
+"""Models whose KV can't be repositioned are served with the cache off, and the reason in every report."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +45,7 @@ def mamba(vocab_size: int) -> PreTrainedModel:
 
 
 def saved(build: Callable[[int], PreTrainedModel], tokenizer_of: Path, folder: Path) -> Path:
-    """The folder, with a model that `build` makes for the tokenizer of another."""
+    """Saves a model from `build` with another model's tokenizer; returns the folder."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tenants of a cluster: the router and the replica behind it have the same file, and both ask for keys."""
+"""Tenants of a cluster: router and replica share a tenants file, and both require keys."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -26,25 +27,25 @@ def started(tmp_path_factory: pytest.TempPathFactory, model_path: Any) -> Iterat
     folder = tmp_path_factory.mktemp("routed")
     tenants = folder / "tenants.toml"
     tenants.write_text("".join(f'[{name}]\nkeys = ["{hash_of(name)}"]\nroles = {ROLES[name]}\n' for name in ROLES))
-    redis = RedisServer(folder)
-    common = ("--registry", redis.url, "--tenants", str(tenants))
-    model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
-    replica = TesseraServer(folder / "replica.log", *model, *common, "--replica-name", "a")
-    router = Router(folder / "router.log", *common, serve=ROUTE)
-    router.client.headers.update(key_of("root"))
-    try:
+    with ExitStack() as stack:
+        redis = RedisServer(folder)
+        stack.callback(redis.stop)
+        common = ("--registry", redis.url, "--tenants", str(tenants))
+        model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
+        replica = TesseraServer(folder / "replica.log", *model, *common, "--replica-name", "a")
+        stack.callback(replica.stop)
+        router = Router(folder / "router.log", *common, serve=ROUTE)
+        stack.callback(router.stop)
+        router.client.headers.update(key_of("root"))
         replica.wait_ready()
         router.wait_ready().wait_for("a")
         asyncio.run(add_another(router, redis.url))
         router.wait_for("a", "b")
         yield router, replica
-    finally:
-        for process in (router, replica, redis):
-            process.stop()
 
 
 async def add_another(router: Router, redis: str) -> None:
-    """The same replica by another name, so that there is a choice to make."""
+    """Registers the same replica under a second name, so that the router has a choice."""
     (known,) = router.cluster()["replicas"]
     del known["requests_here"]
     url = known["url"].replace("127.0.0.1", "localhost")
@@ -58,11 +59,11 @@ def key_of(name: str) -> dict[str, str]:
 
 
 def ask(router: Router, name: str, chunks: list[str]) -> tuple[list[str], int]:
-    """What became of the chunks, and how many of their tokens the router knew to be held."""
+    """The chunks' statuses, and the number of held tokens known to the router."""
     response = router.client.post("/v1/rag/chat", json={"chunks": chunks, **ASKED}, headers=key_of(name))
     assert response.status_code == 200, response.text
     held = router.cluster()["decisions"][-1]["held_tokens"]
-    time.sleep(0.5)  # claims are told ten times a second
+    time.sleep(0.5)  # claims are published ten times a second
     return statuses(response.json()), held
 
 

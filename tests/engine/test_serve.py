@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ import pytest
 
 from app.server import claim_address
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
+from tests.engine.server import TesseraServer, token_logprobs, until, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
+from tests.processes import end
 from tools.server_process import ROOT, group_members, reserved_port
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """What a `tessera serve` that must not start prints; it exits with 2."""
+    """Output of a `tessera serve` that must not start; it exits with 2."""
     run = subprocess.run(
         [sys.executable, "-m", "app.cli", "serve", *arguments],
         cwd=ROOT,
@@ -40,12 +41,17 @@ def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
 
 
 @pytest.fixture
-def start(model_path: Callable[[str], Path], tmp_path: Path) -> Callable[..., TesseraServer]:
+def start(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[..., TesseraServer]]:
+    started = []
+
     def start_server(*flags: str, **kwargs: Any) -> TesseraServer:
         arguments = [str(model_path("tiny-llama")), "--dtype", "float32", *COMMON, *flags]
-        return TesseraServer(tmp_path / "server.log", *arguments, **kwargs)
+        started.append(TesseraServer(tmp_path / "server.log", *arguments, **kwargs))
+        return started[-1]
 
-    return start_server
+    yield start_server
+    for server in started:
+        end(server.process)
 
 
 @pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.matrix), signal.SIGTERM])
@@ -63,9 +69,7 @@ def test_a_signal_ends_every_process(sent: signal.Signals, start: Callable[..., 
 
 def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraServer]) -> None:
     server = start()
-    deadline = time.monotonic() + 60
-    while "starting the engine" not in server.log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: "starting the engine" in server.log.read_text())
     time.sleep(3)
     assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
     wait_until_gone(server.process.pid)
@@ -74,7 +78,7 @@ def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraSe
 def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     start: Callable[..., TesseraServer], oracle: Any, text: Callable[[int], str]
 ) -> None:
-    """SIGTERM during an ingestion and requests: they end somehow, the processes end, and nothing stays behind."""
+    """SIGTERM during an ingestion and requests ends them and all processes, and leaves nothing behind."""
     server = start("--shutdown-timeout", "5").wait_ready()
     system, chunks = text(20), [text(300), text(120)]
     before = {name: ask(server, name, chunks, "What?", system=system) for name in ("shared", "offset")}
@@ -92,13 +96,11 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     threads = [threading.Thread(target=send, args=request) for request in requests]
     for thread in threads:
         thread.start()
-    while server.stats()["occupancy"]["leases"] < 3:
-        time.sleep(0.01)
+    until(lambda: server.stats()["occupancy"]["leases"] >= 3)
     group, port = server.process.pid, server.port
     server.process.send_signal(signal.SIGTERM)
-    # Until the signal is handled: while the engine works on, which has work for far longer than it may.
-    while httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, timeout=60).status_code == 200:
-        time.sleep(0.05)
+    # Until the signal is handled; the engine has far more work than its shutdown timeout allows.
+    until(lambda: httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, timeout=60).status_code != 200)
     late = [httpx.post(f"{server.url}{path}", json=body, timeout=60) for path, body in requests[:2]]
     assert [(response.status_code, response.json()["error"]["message"]) for response in late] == [
         (503, "The server is stopping.")
@@ -113,31 +115,25 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     assert "Exception in ASGI application" not in log
 
     again = start(port=port).wait_ready()
-    try:
-        assert again.stats()["occupancy"]["segments"] == 0
-        for name, answer in before.items():
-            for status in ("filled", "hit"):
-                response = ask(again, name, chunks, "What?", system=system, cache={"namespace": name})
-                assert statuses(response) == [status] * 2
-                assert token_logprobs(response) == pytest.approx(token_logprobs(answer), abs=1e-5)
-        assert_exact(response, oracle("tiny-llama"), name)
-    finally:
-        again.stop()
+    assert again.stats()["occupancy"]["segments"] == 0
+    for name, answer in before.items():
+        for status in ("filled", "hit"):
+            response = ask(again, name, chunks, "What?", system=system, cache={"namespace": name})
+            assert statuses(response) == [status] * 2
+            assert token_logprobs(response) == pytest.approx(token_logprobs(answer), abs=1e-5)
+    assert_exact(response, oracle("tiny-llama"), name)
 
 
 def test_torch_compile_is_exact(start: Callable[..., TesseraServer], oracle: Any) -> None:
-    """The default outside tests: compiled, and with settings from the environment."""
+    """As by default outside tests: compiled, with settings from the environment."""
     environment = {"TESSERA_CHUNK_POSITION_STRATEGY": "offset", "TESSERA_CHUNK_CACHE_PAGE_TOKENS": "5"}
     server = start("--no-enforce-eager", environment=environment).wait_ready()
-    try:
-        assert server.stats()["occupancy"]["page_tokens"] == 5
-        for chunks in (["first chunk" * 9, "second" * 20], ["second" * 20, "first chunk" * 9]):
-            response = ask(server, "shared", chunks, "Which?")
-            assert_exact(response, oracle("tiny-llama"), "shared")
-        default = server.chat(chunks=["x"], question="?", max_tokens=1)["cache"]
-        assert default["position_strategy"] == "offset"
-    finally:
-        server.stop()
+    assert server.stats()["occupancy"]["page_tokens"] == 5
+    for chunks in (["first chunk" * 9, "second" * 20], ["second" * 20, "first chunk" * 9]):
+        response = ask(server, "shared", chunks, "Which?")
+        assert_exact(response, oracle("tiny-llama"), "shared")
+    default = server.chat(chunks=["x"], question="?", max_tokens=1)["cache"]
+    assert default["position_strategy"] == "offset"
 
 
 def test_port_in_use() -> None:
@@ -149,7 +145,7 @@ def test_port_in_use() -> None:
 
 
 def test_port_of_a_server_that_is_still_starting() -> None:
-    """It does not listen yet, and the system would let another one have the port until it does."""
+    """A server that starts does not listen yet, so the system would assign its port to another."""
     with reserved_port() as bound:
         port = str(bound.getsockname()[1])
         with claim_address(f"http://127.0.0.1:{port}"):
@@ -186,7 +182,7 @@ for arguments, environment, _ in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def said() -> list[tuple[int, str]]:
-    """The exit status and the words of each command that is refused: in one process, since vLLM is long to import."""
+    """Exit status and output of each refused command, in one process, since importing vLLM is slow."""
     run = subprocess.run(
         [sys.executable, "-c", _ONE_AFTER_THE_OTHER, json.dumps(REFUSED)],
         cwd=ROOT,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything at once, for minutes: every answer as when asked alone, nothing left behind, nothing unhandled.
+"""Everything at once, for minutes: answers as when sent alone, no leftovers, no unhandled errors.
 
 ``SOAK_MINUTES=30 pytest tests/engine/test_soak.py`` is the long form.
 """
@@ -30,10 +30,10 @@ Text = Callable[[int], str]
 SECONDS = 60 * float(os.environ.get("SOAK_MINUTES", "3"))
 CLIENTS, LEAVERS = 12, 4
 WARM_UP = 0.5
-"""Share of the time after which memory and files are counted for the first time: libraries fill caches of their own."""
+"""Fraction of the time before memory and files are first counted, while libraries fill their caches."""
 MORE_BYTES, MORE_FILES, MORE_TASKS = 128 << 20, 8, 4
 LITTLE_KV = ("--kv-cache-memory-bytes", "64M")
-"""Soon all of it has been written to, and is resident."""
+"""Small, so that all of it is soon written and resident."""
 UNHANDLED = re.compile(r"Traceback|never retrieved|Exception in ASGI|was destroyed but it is pending")
 
 
@@ -46,7 +46,7 @@ def tier(tmp_path: Path) -> Path:
 
 @contextmanager
 def failing_now_and_then(folder: Path) -> Iterator[Counter[str]]:
-    """The tier's folder is gone for a second out of six."""
+    """Removes the tier's folder for one second out of six."""
     stopping, times = threading.Event(), Counter[str]()
 
     def fail() -> None:
@@ -69,7 +69,7 @@ def failing_now_and_then(folder: Path) -> Iterator[Counter[str]]:
 
 
 def leave(server: TesseraServer, asked: list[dict[str, Any]], seed: int, until: float) -> int:
-    """Begins streams, and leaves each after a while; how many there were."""
+    """Starts streams and disconnects from each after a delay; returns their number."""
     source, number = random.Random(seed), 0
     with httpx.Client(base_url=server.url, timeout=120) as client:
         while time.monotonic() < until:
@@ -92,7 +92,7 @@ def ask(
 
 
 def taken(server: TesseraServer) -> tuple[int, int]:
-    """Bytes and open files of the server's processes."""
+    """Memory and open files of the server's processes."""
     first = psutil.Process(server.process.pid)
     processes = [first, *first.children(recursive=True)]
     return sum(p.memory_info().rss for p in processes), sum(p.num_fds() for p in processes)

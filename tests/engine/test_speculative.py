@@ -14,11 +14,11 @@ from tests.engine.server import TesseraServer
 from tests.engine.test_exactness import ask, assert_exact, assert_filled_hit_and_mixed_are_exact, statuses
 
 Text = Callable[[int], str]
-STEPS = 60  # greedy answers of a random model run in circles by then, so that drafts from the prompt are right
+STEPS = 60  # a random model's greedy answer repeats itself by then, so that drafts from the prompt are right
 
 
 def eagle_head(model: Path, folder: Path) -> Path:
-    """The model's own first layer behind a random projection of token and hidden state."""
+    """An EAGLE head: the model's first layer behind a random projection of token and hidden state."""
     folder.mkdir()
     tensors = {
         name.removeprefix("model."): tensor
@@ -65,12 +65,12 @@ def test_answers_are_exact(server: TesseraServer, method: str, oracle: Any, text
     num_drafted, num_accepted = server.metric(drafted) - before[0], server.metric(accepted) - before[1]
     assert num_accepted > 0
     if method == "draft_model":
-        # The model itself drafts: it is right whenever its own layers' KV of the chunks is.
+        # The model drafts for itself: drafts are right if its layers' KV of the chunks is.
         assert num_accepted / num_drafted > 0.95
 
 
 def test_a_repeated_layout(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """vLLM's prefix cache, of which EAGLE drops the last block, finds composed blocks of the same layout."""
+    """vLLM's prefix cache (whose last block EAGLE drops) hits composed blocks of the same layout."""
     chunks, question = [text(300), text(200)], text(200)
     for status in ("filled", "hit", "hit"):
         response = ask(server, "shared", chunks, question)

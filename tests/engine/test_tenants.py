@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tenants share an engine, and nothing else: no hit, no list, no deletion, no word in metrics or logs."""
+"""Tenants share only the engine: no hit, list or deletion across tenants, and no trace in metrics or logs."""
 
 import time
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def acting(server: TesseraServer, name: str) -> Any:
 
 
 def ask(server: TesseraServer, name: str, chunks: list[Any], **fields: Any) -> list[str]:
-    """The statuses of the chunks."""
+    """Statuses of the chunks."""
     with acting(server, name):
         answer = server.chat(chunks=chunks, question="and", max_tokens=2, temperature=0, ignore_eos=True, **fields)
     assert answer["cache"]["mode"] == "chunked"
@@ -79,7 +79,7 @@ def ask(server: TesseraServer, name: str, chunks: list[Any], **fields: Any) -> l
 
 
 def num_cached(server: TesseraServer, name: str, prompt: str, **fields: Any) -> int:
-    """Tokens of an ordinary prompt that vLLM's own prefix cache had."""
+    """Tokens of an ordinary prompt that hit vLLM's prefix cache."""
     with acting(server, name):
         body = {"model": server.model, "prompt": prompt, "max_tokens": 2, **fields}
         usage = server.post("/v1/completions", body)["usage"]
@@ -168,7 +168,7 @@ def test_administrators_see_everything(server: TesseraServer, text: Text) -> Non
 
 
 def test_vllms_prefix_cache_is_the_tenants_own(server: TesseraServer, text: Text) -> None:
-    """Else how long a prompt takes would tell what others have asked."""
+    """Otherwise timing would reveal other tenants' prompts."""
     prompt = text(300)
     assert num_cached(server, "acme", prompt) == 0
     assert num_cached(server, "acme", prompt) > 0
@@ -230,7 +230,7 @@ def test_streamed_tokens_count_too(server: TesseraServer, tenants_file: Path, te
     tenants_file.write_text(before.replace("tokens_per_minute = 100", "tokens_per_minute = 200"))
     body = {"model": server.model, "prompt": text(20), "max_tokens": 190, "ignore_eos": True, "stream": True}
     try:
-        statuses, deadline = [], time.monotonic() + 60  # the file is looked at again after a second
+        statuses, deadline = [], time.monotonic() + 60  # the file is checked again after a second
         while time.monotonic() < deadline:
             with acting(server, "small"), server.client.stream("POST", "/v1/completions", json=body) as response:
                 statuses.append(response.status_code)

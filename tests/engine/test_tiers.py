@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks that come from tiers are exact, and whatever becomes of a tier costs time only."""
+"""Chunks from tiers are exact, and a tier's failures only cost time."""
 
+import itertools
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,52 +26,46 @@ StartServer = Callable[..., TesseraServer]
 
 
 class Directory:
-    """A directory, and the servers of one model that keep their chunks there."""
+    """A directory, with servers of one model that use it as their tier."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
+        """`stack` ends every server."""
+        self._stack = stack
         self.path = folder / "kv"
         self.tiers = f"file://{self.path}?size=1GiB"
         self._folder, self._model = folder, str(model)
-        self._started: list[TesseraServer] = []
+        self._numbers = itertools.count()
         self.server = self.start(self.tiers)
 
     def start(self, tiers: str, *flags: str, wait: bool = True, **kwargs: Any) -> TesseraServer:
-        log = self._folder / f"server-{len(self._started)}.log"
+        log = self._folder / f"server-{next(self._numbers)}.log"
         model = (self._model, "--dtype", "float32")
         server = TesseraServer(log, *model, *COMMON, "--chunk-cache-tiers", tiers, *flags, **kwargs)
-        self._started.append(server)
+        self._stack.callback(server.stop)
         return server.wait_ready() if wait else server
-
-    def stop(self) -> None:
-        for server in self._started:
-            server.stop()
 
 
 @pytest.fixture(scope="module")
-def directory(
-    room: None, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]
-) -> Iterator[Directory]:
-    made = Directory(tmp_path_factory.mktemp("tiers"), model_path("tiny-llama"))
-    yield made
-    made.stop()
+def directory(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Directory]:
+    with ExitStack() as stack:
+        yield Directory(stack, tmp_path_factory.mktemp("tiers"), model_path("tiny-llama"))
 
 
 @pytest.fixture
 def start(directory: Directory) -> Iterator[StartServer]:
     """Starts servers with other tiers, for one test."""
-    started: list[TesseraServer] = []
+    with ExitStack() as stack:
 
-    def start_server(*arguments: Any, **kwargs: Any) -> TesseraServer:
-        started.append(directory.start(*arguments, **kwargs))
-        return started[-1]
+        def start_server(*arguments: Any, **kwargs: Any) -> TesseraServer:
+            server = directory.start(*arguments, **kwargs)
+            stack.callback(server.stop)
+            return server
 
-    yield start_server
-    for server in started:
-        server.stop()
+        yield start_server
 
 
 def archived(server: TesseraServer) -> dict[str, Any]:
-    """Stats once everything has been stored."""
+    """Waits until everything is stored; returns the stats."""
     deadline = time.monotonic() + 60
     while (stats := server.stats())["occupancy"]["archive_waiting"]:
         assert time.monotonic() < deadline
@@ -79,7 +74,7 @@ def archived(server: TesseraServer) -> dict[str, Any]:
 
 
 def to_sleep(server: TesseraServer) -> None:
-    """Empties the pool of all that is in a tier."""
+    """Drops all stored segments from the pool."""
     archived(server)
     slept = server.post("/v1/cache/sleep", {"idle_s": 0})
     assert slept["segments"] > 0
@@ -99,7 +94,7 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     text: Text,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Of host memory, a slower tier, the pool and computing."""
+    """Mixtures of host memory, a slower tier, the pool and computing."""
     slower, flags, environment = f"file://{tmp_path}/kv?size=1GiB", ("--chunk-cache-page-tokens", "16"), {}
     if kind == "s3":
         slower = f"s3://bucket/{tmp_path.name}?size=1GiB&endpoint={request.getfixturevalue('s3')}"
@@ -134,7 +129,7 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
         shared = shared_memory(server.process.pid)
         assert shared
         server.process.kill()
-        wait_until_gone(server.process.pid)  # the engine and its workers notice
+        wait_until_gone(server.process.pid)  # engine and workers notice the kill
         assert not [path for path in shared if path.exists()]
 
 
@@ -166,7 +161,7 @@ def test_damaged_files_are_computed_anew_and_quarantined(
 def test_a_file_system_that_hangs_is_waited_for_once(
     start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
-    """The tier is another package's, as anybody may write one."""
+    """With a third-party tier."""
     package, root = tmp_path / "hanging-1.dist-info", tmp_path / "kv"
     package.mkdir()
     (package / "METADATA").write_text(hanging_tier.METADATA)
@@ -194,7 +189,7 @@ def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_ser
     ask(server, "shared", chunks, "What?")
     archived(server)
     server.process.kill()
-    wait_until_gone(server.process.pid)  # its engine notices
+    wait_until_gone(server.process.pid)  # its engine notices the kill
     again = start(directory.tiers)
     answer = ask(again, "shared", chunks[::-1], "What?")
     assert origins(answer) == ["file", "file"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server with everything observed: its traces at a collector, its log as JSON."""
+"""A server with traces sent to a collector and a JSON log."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps the spans that arrive as OTLP over HTTP."""
+    """Collects spans from OTLP over HTTP."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _CollectorHandler)
@@ -30,7 +30,7 @@ class Collector(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}/v1/traces"
 
     def trace(self, trace_id: str, *names: str) -> list[Span]:
-        """The spans of a trace, once they have these names; they come from several processes, in batches."""
+        """A trace's spans, once all names have arrived from several processes in batches."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             spans = [span for span in self.spans if span.trace_id.hex() == trace_id]
@@ -52,7 +52,7 @@ class _CollectorHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture(scope="module")

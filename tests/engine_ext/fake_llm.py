@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's engine client without an engine: requests take turns of the event loop, pages remember their tags."""
+"""A fake of vLLM's engine client: requests take turns of the event loop, pages store their tags."""
 
 import asyncio
 from collections import Counter
@@ -20,9 +20,9 @@ from tests.cache.helpers import PAGE_TOKENS, Clock
 
 
 class FakeLLM:
-    """``pages`` maps a page to the tag and the tokens that were saved on it; loads are compared with them.
+    """``pages`` maps a page to its saved tag and tokens, with which loads are compared.
 
-    ``loses`` is asked whether a request's save gets lost; ``num_others`` are requests of somebody else.
+    ``loses(request)`` decides whether a request's save is lost; ``num_others`` counts other clients' requests.
     """
 
     renderer = None
@@ -37,7 +37,7 @@ class FakeLLM:
         self.computed: Counter[tuple[int, ...]] = Counter()
         self.running: set[str] = set()
         self.num_others = 0
-        self.output_processor = self  # vLLM's knows what is under way
+        self.output_processor = self  # vLLM's processor tracks running requests
         self.loses: Callable[[tuple[int, ...]], bool] = lambda prompt_ids: False
         self.work: Callable[[int], Any] = lambda num_tokens: turns(3)
 
@@ -85,7 +85,7 @@ def _output(plan: TransferPlan, is_saved: bool) -> Any:
 
 
 async def turns(number: int) -> None:
-    """Lets everybody else run so many times."""
+    """Yields to other tasks this many times."""
     for _ in range(number):
         await asyncio.sleep(0)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever gives vLLM other weights, or discards its KV, leaves nothing to be found in the chunk cache."""
+"""Changing vLLM's weights or discarding its KV empties the chunk cache."""
 
 import asyncio
 from contextlib import nullcontext
@@ -48,7 +48,7 @@ async def test_nothing_of_before_is_found(name: str, arguments: dict[str, Any]) 
 )
 @pytest.mark.parametrize("fails", [False, True])
 async def test_nothing_that_was_computed_until_then_is_found(name: str, fails: bool) -> None:
-    """Also what is being computed while the weights change, and when only some of them did."""
+    """Includes running fills, and partial changes of the weights."""
     engine, llm = make_engine()
 
     async def change(*_: Any, **__: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stopping engine waits for, and what it says of what it can't wait for."""
+"""A stopping engine waits for running work and refuses the rest."""
 
 import asyncio
 import logging
@@ -88,7 +88,7 @@ def test_an_engine_that_was_stopped_has_not_died(engine):
 
 
 def test_an_ingestion_begins_nothing_more(engine):
-    """Its first round of chunks is computed, the others are told of."""
+    """The first round of chunks is computed; the others are reported as refused."""
     chunks = [Chunk(pack((100 * n, 7)), n) for n in range(1, 41)]
     ingestion = Ingestion(make_prompt((1, 2)), SCOPE, None, None, lambda chunk, entry: None)
 

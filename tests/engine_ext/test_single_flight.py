@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests over the same missing chunks, without an engine: every point in time at which one of them may leave or fail.
+"""Requests with the same missing chunks, without an engine, leaving or failing at every point in time.
 
-The fake engine compares the tag and the tokens of every page that is loaded with what was saved there last.
+On each load, the fake engine compares the page's tag and tokens with those last saved there.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def test_many_requests_compute_each_chunk_once():
 
 
 async def test_no_request_is_taken_on_while_too_many_fills_wait():
-    """Whatever vLLM asks beforehand: before 0.29 nothing."""
+    """Requests that vLLM sends beforehand: none before 0.29."""
     engine, llm = make_engine(max_running=1)
     engine.limits = FillLimits(max_running=1, max_queued=2)
     waiting = [asyncio.create_task(ask(engine, prompt(A, B, C)))]
@@ -69,7 +69,7 @@ async def test_no_request_is_taken_on_while_too_many_fills_wait():
 
 
 def noting(llm: FakeLLM) -> list[int]:
-    """How many tokens each request computes, from now on."""
+    """Records the tokens that each later request computes."""
     computed: list[int] = []
 
     async def work(num_tokens: int) -> None:
@@ -213,7 +213,7 @@ def test_whatever_happens_meanwhile_requests_load_what_they_asked_for(
 async def disturbed(
     requests: list[Event], disturbances: list[tuple[int, str]], lost: set[int], num_pages: int, max_running: int
 ) -> None:
-    """Requests come and leave, saves get lost, and entries are dropped, each at its turn."""
+    """Requests start and leave, saves get lost, and entries are dropped, each at its turn."""
     engine, llm = make_engine(num_pages, max_running=max_running)
     fills = iter(range(1000))
     llm.loses = lambda prompt_ids: prompt_ids[-2:] != (9, 9) and next(fills) in lost

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of a worker's pool, read and written whole."""
+"""Segments of a worker's pool, read and written as wholes."""
 
 from threading import Thread
 
@@ -17,7 +17,7 @@ PAGES, PAGE_TOKENS, HEADS, SIZE = 12, 4, 2, 6
 
 
 def worker(order=(0, 1, 2, 3)):
-    """A worker with a pool of two layers whose pages lie in memory as ``order`` has it."""
+    """A worker with a pool of two layers and the memory order ``order`` of pages."""
     half = WorkerHalf(0, PAGE_TOKENS, 16)
     blocks = torch.zeros(2, 16, HEADS, SIZE).permute(*order).contiguous().permute(*torch.tensor(order).argsort())
     layers = [
@@ -78,12 +78,12 @@ def test_what_is_no_kv_of_this_pool_is_refused_and_nothing_is_written(change):
 
 
 def transfer(tag, pages=(3, 4)):
-    """Of 8 tokens in an engine's first block."""
+    """Plan for 8 tokens in the engine's first block."""
     return BlockTransfer("r", (0,), 0, (Span(0, 8, 0, tag, pages),))
 
 
 def meanwhile(half, monkeypatch, name, move):
-    """Has another thread ``move`` when ``half`` first calls its method ``name``, and wait if it must."""
+    """Runs ``move`` in another thread at the first call of ``half``'s method ``name``."""
     method, threads = getattr(half, name), []
 
     def called(*arguments):
@@ -104,7 +104,7 @@ def test_a_late_save_to_pages_of_another_is_not_found_under_the_others_tag(monke
     threads[0].join()
     with pytest.raises(WrongPagesError):
         half.read([3, 4], 8, 8)
-    assert not any(pool[[3, 4]].any() for _, pool in half._pools())  # of the request's blocks, which are zero
+    assert not any(pool[[3, 4]].any() for _, pool in half._pools())  # the request's blocks, which are zero
 
 
 def test_pages_are_not_written_while_they_are_loaded(monkeypatch):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the Triton kernel for an NVIDIA GPU that need not be there; run by `test_triton_compiles.py`.
+"""Compiles the Triton kernel for an NVIDIA GPU that may be absent; run by `test_triton_compiles.py`.
 
     python -m tests.kernels.compile_triton 90 '{"dtype": "bf16", "head_size": 128, "pairs": 64, "is_neox": true}'
 
-Prints, as JSON, the widths of the loads and stores of what it was compiled to, and the bytes of machine code.
+Prints the widths of the compiled loads and stores and the bytes of machine code, as JSON.
 """
 
 import json
@@ -22,7 +22,7 @@ _ALIGNED_SCALARS = {f"{end}_{stride}" for end in ("source", "target") for stride
 
 
 def constants(head_size: int, pairs: int, is_neox: bool) -> dict[str, Any]:
-    """As `TritonCopier` has them for pages of 32 tokens, blocks of 16, and heads whose elements lie side by side."""
+    """`TritonCopier`'s values for pages of 32 tokens, blocks of 16, and heads with adjacent elements."""
     width = triton.next_power_of_2(head_size)
     fixed = {
         "source_dim": 1,
@@ -41,7 +41,7 @@ def constants(head_size: int, pairs: int, is_neox: bool) -> dict[str, Any]:
 
 
 def type_of(name: str, dtype: str) -> str:
-    """Of the argument; memory is written ``*``."""
+    """The argument's type; pointers begin with ``*``."""
     if name in ("source", "target"):
         return f"*{dtype}"
     if name in ("cos", "sin"):

@@ -7,7 +7,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="package")
 def triton_interpreted() -> Iterator[None]:
-    """Triton reads it where a kernel is defined, and again where one runs: not beyond these tests."""
+    """Set for these tests only; Triton reads it when a kernel is defined and when it runs."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
         yield
@@ -15,7 +15,7 @@ def triton_interpreted() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
-    """As on a small machine, where float32 goes through the compiled copies."""
+    """As on a small machine, where float32 uses the compiled copies."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

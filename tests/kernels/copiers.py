@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The copiers that run on a CPU: Triton's under its interpreter (`conftest.py`)."""
+"""Copiers that run on a CPU; Triton's in its interpreter (`conftest.py`)."""
 
 from collections.abc import Callable, Sequence
 

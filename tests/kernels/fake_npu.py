@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch_npu's operators as far as Tessera calls them, on the CPU, refusing whatever they refuse on an NPU.
+"""CPU fakes of the torch_npu operators that Tessera calls; they refuse what NPUs refuse.
 
-They compute what the operators document, and raise :class:`ContractError` where those read or write wrong memory, or
-something else than one would think: an NPU often doesn't say so.
+They compute as documented, and raise :class:`ContractError` where the operators would access wrong memory or do
+something unexpected, often without an error on an NPU.
 """
 
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class ContractError(AssertionError):
-    """An operator was called in a way that it does not take."""
+    """An invalid call of an operator."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -48,7 +48,7 @@ class FakeTorchNpu:
         _write(key, value, key_cache, value_cache, slot_mapping)
 
     def npu_rotary_mul(self, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half") -> Tensor:
-        """`input` `[B, S, N, D]` times `r1` plus its rotated self times `r2`, both `[1, S, 1, D]`."""
+        """`input` `[B, S, N, D]` times `r1` plus the rotated `input` times `r2`, both `[1, S, 1, D]`."""
         require(all(each.dim() == 4 for each in (input, r1, r2)), "all of 4 dimensions")
         require(input.dtype in _FLOATS and input.dtype == r1.dtype == r2.dtype, "all of one floating dtype")
         batch, length, heads, width = input.shape
@@ -88,7 +88,7 @@ def _write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, s
 
 
 class DeviceOperatorA2:
-    """vLLM-Ascend's `DeviceOperator` as of 0.23: passes everything on as it is."""
+    """vLLM-Ascend's `DeviceOperator` as of 0.23: passes its arguments on unchanged."""
 
     def __init__(self, torch_npu: FakeTorchNpu) -> None:
         self._torch_npu = torch_npu
@@ -102,7 +102,7 @@ class DeviceOperatorA2:
 
 
 class DeviceOperatorA5(DeviceOperatorA2):
-    """The same for newer devices, and in newer versions."""
+    """`DeviceOperator` for newer devices, and in newer versions."""
 
     def reshape_and_cache(
         self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
@@ -121,7 +121,7 @@ DEVICE_OPERATORS = {"A2": DeviceOperatorA2, "A5": DeviceOperatorA5}
 
 
 class FakeStreams:
-    """`torch.npu`: nothing that Tessera does may leave the current stream, or wait for it."""
+    """`torch.npu`: Tessera may neither leave the current stream nor wait for it."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ContractError(f"torch.npu.{name}: everything belongs on the current stream")
@@ -135,7 +135,7 @@ class FakeCudaEvent:
 
 
 class FakeCaMemAllocator:
-    """vLLM-Ascend's allocator: remembers under which tag memory was allocated."""
+    """vLLM-Ascend's allocator: records the tag of each allocation."""
 
     def __init__(self) -> None:
         self.tags: list[str] = []

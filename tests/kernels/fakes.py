@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged caches in the layouts engines use, each with a writer that knows its layout."""
+"""Paged caches in engines' layouts, each with a matching writer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Shape:
     heads: int
     dim: int
     value_dim: int = 0
-    """Only of latent attention; else that of K."""
+    """For latent attention only; otherwise K's."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FakeCache:
     value: Tensor
     shape: Shape
     storage: Tensor
-    """More than the tensor, on both sides."""
+    """Storage that exceeds the tensor on both sides."""
 
     def write(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store tokens one at a time, as the engine's writer would."""
@@ -69,7 +69,7 @@ LAYOUTS: dict[str, tuple[Callable[[Shape], tuple[int, ...]], Views]] = {
         lambda s: (s.blocks, 2, s.heads, s.block_size, s.dim),
         lambda c: (c[:, 0].transpose(1, 2), c[:, 1].transpose(1, 2)),
     ),
-    # All layers of a block together; this is one of three.
+    # All layers of a block together; one layer of three.
     "BLNHC": (
         lambda s: (s.blocks, 3, s.block_size, s.heads, 2 * s.dim),
         lambda c: (c[:, 1, ..., : c.shape[-1] // 2], c[:, 1, ..., c.shape[-1] // 2 :]),
@@ -77,10 +77,10 @@ LAYOUTS: dict[str, tuple[Callable[[Shape], tuple[int, ...]], Views]] = {
 }
 
 MLA = "MLA"
-"""Multi-head latent attention: the latent, which is V here, and behind it what RoPE turns."""
+"""Multi-head latent attention: the latent (V here), followed by the part that RoPE rotates."""
 
 PAIR = "pair"
-"""Ascend's: a tensor each for K and V, of latent attention with different widths."""
+"""Ascend: separate tensors for K and V, of different widths for latent attention."""
 
 
 def make_cache(layout: str, shape: Shape, dtype: torch.dtype = torch.float32, fill: float = float("nan")) -> FakeCache:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers to move spans of tokens between, and what must be true of them afterwards."""
+"""Layers between which spans of tokens move, and checks of the result."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ POOL_ROWS = 128
 
 @dataclass(frozen=True)
 class Memory:
-    """Layers, and the storage their blocks lie in."""
+    """Layers with the storage of their blocks."""
 
     caches: tuple[FakeCache, ...]
     layers: tuple[LayerKV, ...]
@@ -50,7 +50,7 @@ class Memory:
         return tuple(replace(layer, **{name: getattr(layer, name).clone() for name in VIEWS}) for layer in self.layers)
 
     def assert_unharmed(self) -> None:
-        """All memory that belongs to no view is still NaN."""
+        """Asserts that all memory outside the views is still NaN."""
         for cache in self.caches:
             storage = cache.storage.clone()
             for view in (cache.key, cache.value):
@@ -63,7 +63,7 @@ VIEWS = ("key_blocks", "value_blocks", "key_pool", "value_pool")
 
 @dataclass(frozen=True)
 class Case:
-    """A load: where from, where to, and by how much each token turns."""
+    """A load: sources, targets and each token's rotation."""
 
     layout: str
     shape: Shape
@@ -82,7 +82,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, layouts: Sequence[str]) -> Case:
-    """Spans of awkward lengths, each with its delta, in scattered or following blocks and pages."""
+    """Spans of awkward lengths, each with a delta, in scattered or consecutive blocks and pages."""
     layout = draw(st.sampled_from(layouts))
     dim = draw(st.sampled_from([32, 48, 64, 80, 128, 256]))
     rotary = draw(st.sampled_from([dim, dim // 2, 2]))
@@ -110,14 +110,14 @@ def cases(draw: st.DrawFn, layouts: Sequence[str]) -> Case:
 
 
 def slots_of(shape: Shape, tokens: int, seed: int = 0, start: int = 1) -> Tensor:
-    """Slots of positions ``start``… in blocks handed out in a random order, leaving some untouched."""
+    """Slots of positions from ``start`` in randomly ordered blocks; some blocks stay untouched."""
     order = torch.randperm(shape.blocks, generator=_generator(seed))
     positions = torch.arange(start, start + tokens)
     return order[positions // shape.block_size] * shape.block_size + positions % shape.block_size
 
 
 def assert_saved(copier: KVCopier, memory: Memory, slots: Tensor, rows: Tensor) -> None:
-    """``copier`` saves what the reference saves, bit for bit, and touches nothing else."""
+    """Asserts that ``copier`` saves bit for bit like the reference and touches nothing else."""
     expected = ReferenceCopier(memory.clones())
     copier.save(slots, rows)
     expected.save(slots, rows)
@@ -128,7 +128,7 @@ def assert_saved(copier: KVCopier, memory: Memory, slots: Tensor, rows: Tensor) 
 
 
 def assert_loaded(copier: KVCopier, memory: Memory, case: Case) -> None:
-    """``copier`` loads what the reference loads: all but turned keys bit for bit, those within 2 ulp and a rounding."""
+    """Asserts that ``copier`` loads bit for bit like the reference; rotated keys within 2 ulp and a rounding."""
     expected = ReferenceCopier(memory.clones())
     copier.load(case.slots, case.rows, case.deltas)
     expected.load(case.slots, case.rows, case.deltas)
@@ -148,7 +148,7 @@ def assert_loaded(copier: KVCopier, memory: Memory, case: Case) -> None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether all bits agree: of NaN and signed zeros, too."""
+    """Whether all bits agree, including NaN and signed zeros."""
     number = {4: torch.int32, 2: torch.int16}[a.element_size()]
     return torch.equal(a.contiguous().view(number), b.contiguous().view(number))
 

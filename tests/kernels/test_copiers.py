@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every copier must do: move spans exactly, in every layout, and touch nothing else."""
+"""Every copier moves spans exactly in every layout and touches nothing else."""
 
 import math
 
@@ -49,7 +49,7 @@ def is_supported(name: str, memory: Memory) -> bool:
 
 
 def small(name: str, dim: int = 32) -> Memory:
-    """Four blocks of 16 tokens in three layers, of which one rotates differently and in part."""
+    """Four blocks of 16 tokens in three layers; one layer rotates differently and partially."""
     shape = Shape(4, 16, 2, dim)
     rotations = (frequencies(dim), frequencies(dim), frequencies(dim // 2, 1e6, is_neox=False))
     return Memory.poisoned(LAYOUTS_OF[name][0], shape, torch.float32, rotations)

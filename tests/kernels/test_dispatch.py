@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each device gets its copier; what none can move is refused in words."""
+"""Each device gets its copier; unsupported layers are refused with a reason."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ def layers(layout: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[Lay
 
 
 def elsewhere(dtype: torch.dtype = torch.float32) -> list[LayerKV]:
-    """A layer on a device that nobody serves from."""
+    """A layer on an unsupported device."""
     view = torch.empty(2, 16, 2, 32, device="meta", dtype=dtype)
     return [LayerKV(view, view, view, view, frequencies(32))]
 

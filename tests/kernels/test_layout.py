@@ -54,7 +54,7 @@ def test_views_write_through() -> None:
 
 
 def test_key_and_value_may_lie_in_tensors_of_their_own() -> None:
-    """As on Ascend; of latent attention they differ in width, too."""
+    """As on Ascend; with latent attention their widths differ, too."""
     key_cache, value_cache = (torch.full((5, 16, 1, size), float("nan")) for size in (64, 512))
 
     def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
@@ -137,7 +137,7 @@ def test_blocks_are_cleared_when_the_writer_raises() -> None:
 
 
 def test_tiled_layout_is_refused() -> None:
-    """Head dims packed in groups of 8 that lie a whole block apart, as in vLLM's first layout."""
+    """Head dimensions in groups of 8, a whole block apart, as in vLLM's first layout."""
     cache = make_cache("B2NHD", SHAPE)
     tiles = cache.tensor[:, 0].view(SHAPE.blocks, SHAPE.heads, SHAPE.dim // 8, SHAPE.block_size, 8)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On Ascend's operators: as the reference does, and never in a way that the operators don't take."""
+"""The copier on Ascend's operators: equal to the reference, with valid calls only."""
 
 import sys
 from collections.abc import Callable
@@ -35,7 +35,7 @@ FAST = settings(
 
 @pytest.fixture(autouse=True)
 def npu(monkeypatch: pytest.MonkeyPatch) -> FakeTorchNpu:
-    """The operators, and streams and events that must not be touched."""
+    """Fake operators, with streams and events that must not be used."""
     fake = FakeTorchNpu()
     monkeypatch.setitem(sys.modules, "torch_npu", fake)
     monkeypatch.setattr(torch, "npu", FakeStreams(), raising=False)
@@ -66,7 +66,7 @@ def loaded(npu: FakeTorchNpu, device: str) -> None:
 
 
 def strided(tensor: Tensor) -> Tensor:
-    """The same numbers with holes between them."""
+    """The same values with gaps between them."""
     return torch.stack((tensor, tensor), dim=-1)[..., 0]
 
 
@@ -179,7 +179,7 @@ def test_interleaved_memory_is_refused(npu: FakeTorchNpu) -> None:
 
 
 def test_npus_without_triton_are_served_by_the_operators_with_a_warning(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(dispatch, "_device", lambda _: SimpleNamespace(type="npu"))  # torch knows no such device here
+    monkeypatch.setattr(dispatch, "_device", lambda _: SimpleNamespace(type="npu"))  # torch has no such device here
     memory = Memory.poisoned(PAIR, Shape(4, 16, 2, 32), torch.float32, [frequencies(32)])
     copier = dispatch.copier_for(memory.layers, DEVICE_OPERATORS["A2"](FakeTorchNpu()).reshape_and_cache)
     assert copier.name == "torch_npu"

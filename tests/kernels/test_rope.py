@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frequencies come back exactly from a table; rotations agree with a naive one and compose."""
+"""Frequencies are recovered exactly from a table; rotations equal a naive rotation and compose."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton kernel compiles to NVIDIA's machine code, with loads and stores as wide as there are; no GPU is needed."""
+"""The Triton kernel compiles to NVIDIA machine code with the widest loads and stores, without a GPU."""
 
 import json
 import os
@@ -36,6 +36,6 @@ def test_it_compiles(case: str, capability: int, tmp_path: Path) -> None:
     code = json.loads(done.stdout)
     assert code["machine_code"] > 1000
     if CASES[case]["is_neox"]:
-        # 16 bytes at once (8 for a few pairs); of pairs that lie side by side, one element at a time is read.
+        # 16 bytes at once (8 for a few pairs); interleaved pairs are read one element at a time.
         assert "v4.b32" in code["ld"]
         assert {"v4.b32"} <= set(code["st"]) <= {"v4.b32", "v2.b32"}

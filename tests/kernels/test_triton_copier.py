@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Triton copier asks of its launches; what they do is in `test_copiers.py`."""
+"""Launches of the Triton copier; `test_copiers.py` tests their effect."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ def layers(*rotations: RotaryFrequencies, layout: str = "BHN2D") -> tuple[LayerK
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
-    """What the kernel is launched with, in place of launching it."""
+    """Records launches of the kernel instead of running it."""
     from kernels import triton_copier
 
     seen: list[dict] = []
@@ -57,7 +57,7 @@ def test_layers_that_rotate_otherwise_are_a_launch_of_their_own(launches) -> Non
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])
 def test_indices_begin_at_multiples_of_16_bytes(launches, tokens) -> None:
-    """Or Triton would compile the kernel anew for a request whose number of tokens is odd."""
+    """Otherwise Triton would recompile the kernel for odd numbers of tokens."""
     copier = triton_copier(layers(frequencies(32)))
     copier.load(torch.arange(tokens), torch.arange(tokens), torch.full((tokens,), 4))
     for launch in launches:

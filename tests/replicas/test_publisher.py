@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica that tells a real Redis what it holds, whatever becomes of that."""
+"""A replica that publishes its holdings to a real Redis, through all its failures."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ def quick(monkeypatch):
 
 
 class Running:
-    """A publisher under way, and what others see of it."""
+    """A running publisher, and its state in the registry."""
 
     def __init__(self, redis_server):
         self.registry = RedisRegistry(redis_server.url, timeout_s=0.2, lease_s=2)
@@ -46,7 +46,7 @@ class Running:
         await self.registry.close()
 
     async def seen(self, *documents):
-        """Tokens that a living replica claims of each document."""
+        """Tokens that a live replica claims of each document."""
         alive = {each.id for each in await self.registry.replicas()}
         found = await self.registry.claims(documents)
         return [sum(claim.holding.tokens for claim in claims if claim.replica in alive) for claims in found]

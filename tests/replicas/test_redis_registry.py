@@ -18,7 +18,7 @@ from tests.fuzzing import ends, json_values, objects
 
 PATIENT_S = 10
 HANGS_S = 1
-"""For tests in which Redis hangs: even on a busy machine it answers sooner when it does not."""
+"""Timeout for tests in which Redis hangs; a responsive Redis is faster even on a busy machine."""
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ async def test_a_look_up_of_many_documents_is_one_round_trip(redis_registry, red
     started = redis_server.client.info("stats")["total_reads_processed"]
     await redis_registry.claims([key(i) for i in range(20)])
     ended = redis_server.client.info("stats")["total_reads_processed"]
-    # One read for the look-up, one for the second question of this test.
+    # One read for the lookup, one for this test's second lookup.
     assert ended - started == 2
 
 
@@ -297,7 +297,7 @@ def test_whatever_redis_holds_under_our_names_it_is_ignored_or_can_be_used(redis
 
 
 async def use(url: str) -> None:
-    """Everything that replicas and routers do with what they read."""
+    """All uses of registry data by replicas and routers."""
     registry = RedisRegistry(url, timeout_s=PATIENT_S)
     asked = [key(1), key(2)]
     replicas = []
@@ -318,7 +318,7 @@ async def use(url: str) -> None:
 
 @contextmanager
 def wrong_type():
-    """The only reason for which whole calls may fail while Redis answers."""
+    """The only reason for failures of whole calls while Redis answers."""
     try:
         yield
     except RegistryError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where requests go: a pure function."""
+"""Choice of a replica: a pure function."""
 
 from collections import Counter
 

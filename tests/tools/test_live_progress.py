@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a run is, as a bar and as lines."""
+"""Progress of a run, as a bar and as lines."""
 
 import asyncio
 import io

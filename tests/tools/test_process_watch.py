@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes whose parent is killed end by themselves; real processes, without an engine."""
+"""Processes end after their parent is killed; real processes, without an engine."""
 
 import multiprocessing
 import os
@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 
 import pytest
 
 from engine_ext.start import plugin
 from tests.engine.server import wait_until_gone
+from tests.processes import started
 from tools import process_watch as orphans
 from tools.server_process import ROOT, python_path
 
@@ -38,8 +41,8 @@ subprocess.run([sys.executable, "-c", sys.argv[1]], env={**os.environ, **starter
 
 
 def child(kind: str) -> None:
-    """A process of an engine, or of something else."""
-    if kind == "with its own":  # like a worker that vLLM has just started: it imports for half a minute
+    """A process of an engine or another program."""
+    if kind == "with its own":  # like a new worker of vLLM, which imports for half a minute
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
     if kind in ("stubborn", "with its own"):
         orphans.GRACE_S = 0.1
@@ -51,38 +54,36 @@ def child(kind: str) -> None:
     time.sleep(600)
 
 
-def killed(*arguments: str) -> tuple[str, int]:
-    """What the child of a process said, and the group of both; the parent has been killed."""
+@contextmanager
+def killed(*arguments: str) -> Iterator[tuple[str, int]]:
+    """The first line of a process's child, and the group of both; the process has been killed."""
     environment = {**os.environ, "PYTHONPATH": python_path()}
     environment.pop("_TESSERA_ENGINE", None)  # left by an engine in this process
-    parent = subprocess.Popen(
-        [sys.executable, "-c", *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True
-    )
-    said = parent.stdout.readline().decode().strip()
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    return said, parent.pid
+    command = [sys.executable, "-c", *arguments]
+    with started(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as parent:
+        said = parent.stdout.readline().decode().strip()
+        parent.kill()
+        parent.wait()
+        yield said, parent.pid
 
 
 @pytest.mark.parametrize("kind", ["orderly", "stubborn", "with its own"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_an_engines_process_ends_with_its_parent(method, kind):
-    said, group = killed(PARENT, method, kind)
-    assert said == "watched"
-    wait_until_gone(group)
+    with killed(PARENT, method, kind) as (said, group):
+        assert said == "watched"
+        wait_until_gone(group)
 
 
 def test_processes_of_other_programs_are_left_alone():
-    said, group = killed(PARENT, "fork", "foreign")
-    os.killpg(group, signal.SIGKILL)
-    assert said == "alone"
+    with killed(PARENT, "fork", "foreign") as (said, _):
+        assert said == "alone"
 
 
 def test_a_command_ends_with_the_process_that_started_it():
-    said, group = killed(STARTER, STARTED)
-    assert said == "ready"
-    wait_until_gone(group)
+    with killed(STARTER, STARTED) as (said, group):
+        assert said == "ready"
+        wait_until_gone(group)
 
 
 def test_nothing_is_watched_over_that_nobody_asked_for(monkeypatch):
@@ -105,6 +106,6 @@ def test_a_list_of_plugins_gets_this_one(given, then, monkeypatch):
 
 
 def test_vllm_finds_the_plugin():
-    """If not: pyproject.toml has changed since this was installed; `make setup` does it again."""
+    """Fails if pyproject.toml changed after the installation; `make setup` repeats it."""
     found = entry_points(group="vllm.general_plugins", name=orphans.PLUGIN)
     assert {entry.load() for entry in found} == {plugin.load}

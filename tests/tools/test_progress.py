@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words for the person at the terminal."""
+"""Messages for the user at the terminal."""
 
 import threading
 

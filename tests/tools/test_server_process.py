@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that serve on ports of their own."""
+"""Ports of server processes."""
 
 import socket
 

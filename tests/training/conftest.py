@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer and an untrained model, made once."""
+"""The tokenizer, created once, and an untrained model."""
 
 from typing import Any
 

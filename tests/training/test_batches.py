@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of branches trains what the server serves: each branch reads as the oracle lays it out on its own."""
+"""Training rows match serving: each branch is laid out as by the oracle alone."""
 
 import random
 
@@ -14,7 +14,7 @@ SAMPLES = [repeat_sample(random.Random(seed), 2048, 40, chunks, 3) for seed, chu
 
 
 def alone(sample: Sample, strategy: str, branch: int) -> tuple[list[int], list[int], torch.Tensor]:
-    """Ids, positions and visibility of one branch behind its context, by the oracle."""
+    """Ids, positions and visibility of one branch after its context, by the oracle."""
     question = [*sample.branches[branch].prompt, *sample.branches[branch].answer[:-1]]
     segments = (sample.system, sample.chunks, question)
     ids, positions, groups = oracle.lay_out_overlapping("shared", segments)
@@ -26,8 +26,8 @@ def alone(sample: Sample, strategy: str, branch: int) -> tuple[list[int], list[i
 
 
 def cut_out(batch: Batch, row: int, branch: int) -> torch.Tensor:
-    """Places in `row` of the context's tokens and of one branch's."""
-    context = batch.mask[row, 0, batch.branch[row] == branch].any(0)  # a branch sees all of it, and no padding
+    """Indices in `row` of the context's tokens and of one branch's."""
+    context = batch.mask[row, 0, batch.branch[row] == branch].any(0)  # a branch sees all of it without padding
     context[batch.context :] = False
     return (context | (batch.branch[row] == branch)).nonzero()[:, 0]
 

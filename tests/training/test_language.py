@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and facts: drawn from a seed, and held-out names never shown in training."""
+"""Names and facts: deterministic by seed; held-out names never occur in training."""
 
 import random
 
@@ -43,6 +43,6 @@ def test_shape_bounds_what_is_drawn() -> None:
     plain = Shape(chunks=3, questions=9, facts=(2, 2), unknown=0.0, extras=False)
     episode = make_episode(random.Random(5), "train", plain)
     assert len(episode.documents) == 3
-    assert len(episode.questions) == 6  # no more than there are facts
+    assert len(episode.questions) == 6  # at most as many as facts
     assert all(question.value for question in episode.questions)
     assert all(document.title is None for document in episode.documents)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The row-wise forward gives what the plain model gives for each branch alone; heads begin by looking back."""
+"""The row-wise forward equals the plain model on each branch alone; initial heads look back."""
 
 import random
 from copy import deepcopy

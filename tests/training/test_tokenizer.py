@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer gives text back as it was, and cuts numbers into pairs of digits."""
+"""The tokenizer is lossless and splits numbers into digit pairs."""
 
 from typing import Any
 

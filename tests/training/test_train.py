@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training improves the loss, stops and goes on, and refuses what it can't go on from."""
+"""Training improves the loss, stops and resumes, and refuses incompatible checkpoints."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.curriculum import CURRICULUM, Answering, Copying, Stage
-from training.train import Trainer, finish, main, train
+from training.train import finish, main, train
+from training.trainer import Trainer
 
 SMALL = (
     Stage("copy", Copying(alphabet=16, chunks=1, branches=2), gate=2.0, most_steps=4, tokens=512),
@@ -19,9 +20,9 @@ SMALL = (
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A curriculum of two stages of four small steps, with a look at held-out questions every second step."""
-    monkeypatch.setattr("training.train.CURRICULUM", SMALL)
-    monkeypatch.setattr("training.train.GATE_EVERY", 2)
+    """A curriculum of two stages of four small steps, with a gate check every second step."""
+    monkeypatch.setattr("training.trainer.CURRICULUM", SMALL)
+    monkeypatch.setattr("training.trainer.GATE_EVERY", 2)
 
 
 def losses(folder: Path) -> list[float]:
@@ -103,7 +104,7 @@ def test_the_curriculum_ends_with_as_many_chunks_as_the_card_says() -> None:
 def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--end", "0.5", "--steps", "1") == 0
     assert run(tmp_path) == 2
-    assert "--end 0.5: remove it to begin anew" in capsys.readouterr().err
+    assert "--end 0.5: remove it to start over" in capsys.readouterr().err
     assert run(tmp_path, "--end", "0.5") == 0
     assert len(losses(tmp_path)) == 4 + 2
 
@@ -111,11 +112,11 @@ def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.C
 def test_one_kind_of_attention_alone(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--attention", "full", "--steps", "2") == 0
     assert run(tmp_path) == 2
-    assert "was trained with --attention full --end 1.0: remove it to begin anew" in capsys.readouterr().err
+    assert "was trained with --attention full --end 1.0: remove it to start over" in capsys.readouterr().err
     assert run(tmp_path, "--attention", "full") == 0
     configuration = json.loads((tmp_path / "model" / "config.json").read_text())
     assert configuration["chunk_attention"] == ["full"]
     assert "in equal shares: full |" in (tmp_path / "model" / "README.md").read_text()
     with pytest.raises(SystemExit):
         run(tmp_path, "--attention", "full,none")
-    assert "unknown kind 'none'" in capsys.readouterr().err
+    assert "unknown strategy 'none'" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class DemoServer:
-    """The demo model's server, which can be stopped and started again at the same address."""
+    """The demo model's server, restartable at the same address."""
 
     def __init__(self, folder: Path, redis: RedisProcess | None) -> None:
         self.redis = redis
@@ -53,17 +54,18 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
         redis = RedisProcess(folder)
     except NoRedisError:
         redis = None  # the tests of the cluster's view are skipped
-    server = DemoServer(folder, redis)
-    yield server
-    server.process.stop()
-    if redis is not None:
-        redis.stop()
+    with ExitStack() as stack:
+        if redis is not None:
+            stack.callback(redis.stop)
+        server = DemoServer(folder, redis)
+        stack.callback(lambda: server.process.stop())  # the latest process
+        yield server
 
 
 @pytest.fixture
 def server(demo: DemoServer) -> Iterator[TesseraServer]:
-    """The running server, its cache empty; idle again after the test, with its books in order."""
-    if demo.has_other_flags:  # another test has left it so
+    """The running server with an empty cache; after the test, idle with consistent books."""
+    if demo.has_other_flags:  # left by another test
         demo.process.stop()
         demo.start()
     demo.process.post("/v1/cache/clear", {})
@@ -73,15 +75,16 @@ def server(demo: DemoServer) -> Iterator[TesseraServer]:
 
 @pytest.fixture(scope="module")
 def browser(demo: DemoServer) -> Iterator[Browser]:
-    """For a module only: while Playwright runs, no test can have an event loop of its own."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    """Module-scoped: while Playwright runs, no test can have its own event loop."""
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]) as browser,
+    ):
         yield browser
-        browser.close()
 
 
 class Watched:
-    """What a page did that it must not: errors (also of the Content-Security-Policy), requests to other hosts."""
+    """Records a page's errors (including the Content-Security-Policy's) and requests to other hosts."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.errors: list[str] = []
@@ -99,7 +102,7 @@ class Watched:
 
 @pytest.fixture
 def page(server: TesseraServer, browser: Browser) -> Iterator[Page]:
-    """The page, just loaded; the test fails if anything was wrong in it, but for answers that are errors."""
+    """The loaded page; fails the test on page errors, except error responses."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.set_default_timeout(20_000)
     page = context.new_page()

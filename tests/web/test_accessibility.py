@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""axe-core finds nothing on any view, in either theme; contrast is among what it looks at."""
+"""axe-core finds no violation in any view and theme, including contrast."""
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -12,7 +12,7 @@ RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "be
 
 
 def check(page: Page) -> None:
-    """Fails on every violation, of whatever impact, and unless contrast was measured."""
+    """Fails on violations of any impact, and if contrast was not measured."""
     found = Axe().run(page, options=RULES).response
     told = [(rule["id"], rule["impact"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]]
     assert told == []
@@ -22,7 +22,7 @@ def check(page: Page) -> None:
 
 @pytest.fixture(params=["light", "dark"])
 def themed(request, page):
-    """The page in a theme, which its own button sets against the system's."""
+    """The page in a theme that its button sets, against the system's theme."""
     return in_theme(page, request.param)
 
 
@@ -109,4 +109,4 @@ def test_the_whole_page_goes_by_keyboard(page):
     page.get_by_role("button", name="Move chunk 1 of 12 down").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Move chunk 2 of 12 down")).to_be_focused()
-    expect(page.locator("#ask-status")).to_have_text("Chunk moved to place 2 of 12.")
+    expect(page.locator("#ask-status")).to_have_text("Chunk moved to position 2 of 12.")

@@ -22,7 +22,7 @@ def badges(page: Page) -> list[str]:
 
 
 def ask(page: Page, button: str = "Ask") -> dict:
-    """The body that was sent; waits for the answer's end."""
+    """The request's body; waits for the end of the response."""
     with page.expect_request("**/v1/rag/chat") as sent:
         page.get_by_role("button", name=button, exact=True).click()
     expect(page.locator("#ask-status")).to_contain_text("token after")
@@ -75,7 +75,7 @@ def test_the_form_is_what_is_sent(example):
     example.get_by_label("Positions").select_option("offset")
     example.get_by_label("Scope").select_option("isolated")
     example.locator("#namespace").fill("tenant")
-    example.get_by_label("Answer, tokens at most").fill("5")
+    example.get_by_label("Maximum answer tokens").fill("5")
     example.get_by_role("checkbox", name="Use chunk 2 of 12").uncheck()
     sent = ask(example)
     assert len(sent.pop("chunks")) == len(EXAMPLE.documents) - 1
@@ -173,14 +173,14 @@ def test_errors_are_told_in_words(example):
     expect(problem).to_have_text("Write a question first.")
     expect(example.get_by_label("Question")).to_be_focused()
     example.get_by_label("Question").fill("Why?")
-    example.get_by_label("Answer, tokens at most").fill("1000000")
+    example.get_by_label("Maximum answer tokens").fill("1000000")
     example.get_by_role("button", name="Ask", exact=True).click()
     expect(problem).to_contain_text("cannot be greater than max_model_len=")
     drop(example, "#chunks-card", "a.docx", "x")
     expect(example.locator("#chunks-problem")).to_contain_text("a.docx: 'a.docx' is no file that can be split")
     drop(example, "#chunks-card", "a.pdf", "x")
     expect(example.locator("#chunks-problem")).to_contain_text("this is not a PDF that can be read")
-    example.get_by_label("Answer, tokens at most").fill("16")
+    example.get_by_label("Maximum answer tokens").fill("16")
     ask(example)
     expect(problem).to_be_empty()
 
@@ -189,7 +189,7 @@ def test_a_stream_that_breaks_off_is_told(example):
     first = 'data: {"choices": [{"delta": {"content": "The"}}]}\n\n'
     example.route("**/v1/rag/chat", lambda route: route.fulfill(content_type="text/event-stream", body=first))
     example.get_by_role("button", name="Ask", exact=True).click()
-    expect(example.locator("#ask-problem")).to_contain_text("broke off before the answer was complete")
+    expect(example.locator("#ask-problem")).to_contain_text("was lost before the answer was complete")
     expect(example.locator(".answer-text")).to_have_text("The")
 
 

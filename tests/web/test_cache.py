@@ -34,7 +34,7 @@ def ingest(page: Page, name: str, content: str) -> None:
 
 
 def remember_values(page: Page) -> None:
-    """Notes whatever the progress bar and the words beside it show."""
+    """Records the progress bar and its text."""
     page.evaluate("""() => {
         window.seen = [];
         const note = () => window.seen.push([
@@ -49,7 +49,7 @@ def test_files_are_computed_ahead_with_progress(cache, server):
     cache.get_by_label("Pin: never evict").check()
     cache.locator("#ingest-system").fill(DEFAULT_SYSTEM)
     ingest(cache, "rooms.txt", text)
-    expect(cache.locator("#ingest-status")).to_contain_text("Done: 40 computed, 0 there already, 0 failed")
+    expect(cache.locator("#ingest-status")).to_contain_text("Done: 40 computed, 0 already cached, 0 failed")
     seen = [value for value, said in cache.evaluate("window.seen") if " of 40 chunks" in said]
     assert seen == sorted(seen)
     assert len({value for value in seen if 0 < value < 1}) > 5
@@ -57,7 +57,7 @@ def test_files_are_computed_ahead_with_progress(cache, server):
     assert len(chunks) == NUM_PARAGRAPHS
     expect(cache.locator("#listed-count")).to_have_text(str(NUM_PARAGRAPHS + 1))
     expect(row(cache, "rooms.txt#1-")).to_contain_text("pinned")
-    # What was computed here is hit there.
+    # Chunks computed here are hits there.
     answer = server.chat(
         system=DEFAULT_SYSTEM, chunks=[{"text": text.split("\n\n")[3]}], question=EXAMPLE.questions[4], max_tokens=1
     )
@@ -117,7 +117,7 @@ def test_pinning_and_deleting(filled, server):
 
 def test_what_was_deleted_meanwhile_is_told(filled, server):
     (chunk,) = server.get("/v1/rag/chunks", id="d5")["data"]
-    filled.route("**/v1/cache/stats*", lambda route: route.abort())  # so that the list stays as it is
+    filled.route("**/v1/cache/stats*", lambda route: route.abort())  # keeps the list unchanged
     server.client.delete(f"/v1/rag/chunks/{chunk['key']}")
     filled.get_by_role("button", name="Delete d5", exact=True).click()
     expect(filled.locator("#list-problem")).to_contain_text("no cached segment has the key")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The view "Cluster", through a real router and through the replica itself."""
+"""The view "Cluster", through a real router and directly at the replica."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from tools.server_process import ServerProcess
 
 @pytest.fixture(scope="module")
 def router(demo, tmp_path_factory):
-    """A router of two replicas, which are one server under two addresses: it decides as for two."""
+    """A router of two replicas, which are one server under two addresses."""
     if demo.redis is None:
         pytest.skip("no Redis is installed (scripts/test_servers.sh)")
     url = f"http://localhost:{demo.process.port}"
@@ -23,10 +23,12 @@ def router(demo, tmp_path_factory):
     asyncio.run(beat(demo.redis.url, second))
     log = tmp_path_factory.mktemp("router") / "router.log"
     router = ServerProcess(log, "--registry", demo.redis.url, serve=("app.cli", "route")).wait_ready()
-    while len(router.client.get("/v1/cluster").json()["replicas"]) < 2:
-        time.sleep(0.1)
-    yield router
-    router.stop()
+    try:
+        while len(router.client.get("/v1/cluster").json()["replicas"]) < 2:
+            time.sleep(0.1)
+        yield router
+    finally:
+        router.stop()
 
 
 async def beat(url: str, replica: Replica) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a browser fetches when the page is opened."""
+"""Requests of a browser that opens the page."""
 
 from playwright.sync_api import expect
 

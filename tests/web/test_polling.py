@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page that stays open costs: itself, and the server."""
+"""Cost of an open page, in the browser and on the server."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ SPAN_S = 20
 
 @pytest.fixture
 def opened(server, page):
-    """The view "Cache" with some chunks, the page's time standing still."""
+    """The view "Cache" with some chunks and a frozen clock."""
     server.ingest([f"This is chunk {i}." for i in range(20)])
     page.clock.install()
     page.reload()
@@ -29,7 +29,7 @@ def opened(server, page):
 
 
 def answer_at_once(page: Page) -> None:
-    """From now on the server's last statistics come at once, counters risen. Notes the samples kept and added."""
+    """Replaces polling by immediate statistics with growing counters; records kept and added samples."""
     page.evaluate("""async () => {
         const chunks = await (await fetch("v1/rag/chunks")).json();
         const stats = await (await fetch("v1/cache/stats")).json();
@@ -51,14 +51,14 @@ def answer_at_once(page: Page) -> None:
 
 
 def poll(page: Page, times: int) -> None:
-    """Lets so many polls happen."""
+    """Runs this many polls."""
     until = page.evaluate("window.added") + times
     while page.evaluate("window.added") < until:
         page.clock.run_for(30 * EVERY_MS)
 
 
 def memory(session: CDPSession) -> tuple[float, float]:
-    """Bytes of the JavaScript heap and nodes of the DOM, garbage collected first."""
+    """JavaScript heap bytes and DOM nodes, after garbage collection."""
     session.send("HeapProfiler.collectGarbage")
     metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
     return metrics["JSHeapUsedSize"], metrics["Nodes"]
@@ -101,7 +101,7 @@ def test_a_server_that_is_away_is_asked_less_often(opened):
         opened.clock.run_for(1000)
         opened.wait_for_load_state("networkidle")
     assert 4 <= len(asked) <= 10
-    expect(opened.locator("#trouble")).to_contain_text("asks again every 15 s")
+    expect(opened.locator("#trouble")).to_contain_text("Retrying every 15 s")
     opened.unroute("**/v1/**")
     opened.clock.run_for(15_000)
     expect(opened.locator("#trouble")).to_be_hidden()
@@ -122,7 +122,7 @@ def test_polling_costs_the_server_under_a_hundredth_of_a_core(server, page):
 
 
 def cpu_seconds_of(server, page: Page) -> float:
-    """CPU time of all of the server's processes in a span."""
+    """CPU time of all server processes over a period."""
     before = cpu_seconds(server)
     page.wait_for_timeout(1000 * SPAN_S)
     return cpu_seconds(server) - before

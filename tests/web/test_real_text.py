@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that a person pastes, answered from by a real model, in a browser."""
+"""A real model answers from pasted text in a browser."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page's files and how they are served."""
+"""The page's files and their responses."""
 
 import re
 import tomllib
@@ -74,7 +74,7 @@ def test_files_are_short_have_a_licence_and_name_no_other_host(name):
     text = (STATIC / name).read_text()
     assert "SPDX-License-Identifier: Apache-2.0" in text
     assert len(text.splitlines()) < 300
-    assert set(re.findall(r"https?://[^\"' /]+", text)) <= {"http://www.w3.org"}  # the name of SVG, never fetched
+    assert set(re.findall(r"https?://[^\"' /]+", text)) <= {"http://www.w3.org"}  # SVG's namespace, never fetched
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js")])

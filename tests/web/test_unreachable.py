@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server goes and comes back while the page is open; it comes back with an API key."""
+"""The server stops and restarts with an API key while the page is open."""
 
 from playwright.sync_api import expect
 
@@ -17,7 +17,7 @@ def test_a_server_that_stops_and_comes_back_with_a_key(demo, browser):
     port = demo.process.port
     demo.process.stop()
     expect(page.locator("#connection")).to_have_text("Server not reachable", timeout=30_000)
-    expect(page.locator("#trouble")).to_contain_text("Server not reachable. This page asks again every")
+    expect(page.locator("#trouble")).to_contain_text("Server not reachable. Retrying every")
     page.get_by_role("button", name="Ask", exact=True).click()
     expect(page.locator("#ask-problem")).to_have_text("The server can’t be reached.")
 
@@ -26,7 +26,7 @@ def test_a_server_that_stops_and_comes_back_with_a_key(demo, browser):
     expect(dialog).to_be_visible(timeout=30_000)
     page.locator("#key").fill("wrong")
     page.get_by_role("button", name="Use it").click()
-    expect(dialog).to_contain_text("The server does not take the key given.")
+    expect(dialog).to_contain_text("The server rejected the API key.")
     page.locator("#key").fill(KEY)
     page.get_by_role("button", name="Use it").click()
     expect(page.get_by_text("Connected")).to_be_visible()

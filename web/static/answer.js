@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One answer as it streams in, and the report behind it.
+// One streamed answer with its report.
 
 import { send, serverEvents } from "./api.js";
 import { el, number, say, table } from "./dom.js";
@@ -8,7 +8,7 @@ import { badge } from "./status.js";
 
 const STEPS = {
   plan: "Finding the chunks",
-  fill: "Waiting for missing ones",
+  fill: "Waiting for missing chunks",
   queue: "Waiting for the engine",
   first_token: "First token",
   total: "Whole answer",
@@ -28,7 +28,7 @@ export class Answer {
       el("h2", {}, title), this.text, this.details);
   }
 
-  /** Asks, and shows the answer as it comes. Throws ApiError or AbortError; what has come stays. */
+  /** Sends the request and shows the answer as it streams. Throws ApiError or AbortError; partial text stays. */
   async run(body, signal) {
     const started = performance.now();
     this.element.classList.add("running");
@@ -63,11 +63,11 @@ export class Answer {
     const { report } = this;
     return report === null ? [factList(facts)] : [
       factList(facts), tokenBar(report.tokens), this.timings(), chunkTable(report, this.title),
-      ...(report.reason ? [el("p", { className: "reason" }, `In full attention: ${report.reason}.`)] : []),
+      ...(report.reason ? [el("p", { className: "reason" }, `Full attention: ${report.reason}.`)] : []),
     ];
   }
 
-  /** What this browser measured, beside the server's own times from its receipt of the prompt. */
+  /** Times measured in the browser, and on the server since it received the prompt. */
   timings() {
     const here = { first_token: this.firstTokenMs, total: this.totalMs };
     const there = this.report.timings_ms;
@@ -83,7 +83,7 @@ function factList(facts) {
     ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
-/** Tokens reused against computed, as a bar; the words below it say the same. */
+/** Reused and computed tokens as a bar, repeated in words below. */
 function tokenBar({ prompt, reused, computed }) {
   const bar = el("div", { className: "bar", "aria-hidden": "true" },
     el("span", { className: "reused" }), el("span", { className: "computed" }));

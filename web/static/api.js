@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public HTTP interface, and its errors in words.
+// Client of the public HTTP interface; error messages.
 
 const KEY = "tessera-api-key";
 
-/** What a request failed with; `status` is 0 if the server could not be reached. */
+/** A failed request; `status` is 0 if the server is unreachable. */
 export class ApiError extends Error {
   constructor(message, status) {
     super(message);
@@ -16,12 +16,12 @@ export const apiKey = {
   set: (key) => sessionStorage.setItem(KEY, key),
 };
 
-/** Tells whoever listens that the server wants an API key ("unauthorized"). */
+/** Event "unauthorized": the server requires an API key. */
 export const events = new EventTarget();
 
 /**
- * Sends a request. `json` or `body` is what it carries; `replica` names who shall answer behind a router.
- * Resolves to the response if it is a success. Throws ApiError, or the AbortError of `signal`.
+ * Sends a request with a body, `json` or `body`; `replica` names the replica that answers, behind a router.
+ * Resolves to a successful response. Throws ApiError, or the AbortError of `signal`.
  */
 export async function send(method, path, { json, body, signal, replica } = {}) {
   const headers = {};
@@ -40,7 +40,7 @@ export async function send(method, path, { json, body, signal, replica } = {}) {
   throw new ApiError(await wordsOf(response), response.status);
 }
 
-/** The JSON of an answer. */
+/** A response's JSON. */
 export async function getJson(path, options) {
   return (await send("GET", path, options)).json();
 }
@@ -53,12 +53,12 @@ async function wordsOf(response) {
     if (typeof message === "string") return message;
     if (Array.isArray(message)) return message.map((each) => `${each.loc?.slice(1).join(".")}: ${each.msg}`).join("; ");
   } catch {
-    // not JSON: a proxy's page, say
+    // not JSON, for example a proxy's page
   }
   return `The server answered with status ${response.status} (${response.statusText || "no reason given"}).`;
 }
 
-/** Lines of an answer as they come. Throws ApiError if the connection breaks off. */
+/** Streams a response's lines. Throws ApiError if the connection is lost. */
 export async function* lines(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -72,16 +72,16 @@ export async function* lines(response) {
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The connection broke off before the answer was complete.", 0);
+    throw new ApiError("The connection was lost before the answer was complete.", 0);
   } finally {
     reader.cancel().catch(() => {});
   }
   if (rest) yield rest;
 }
 
-/** Data of a stream of server-sent events, parsed; ends at [DONE]. Throws ApiError for an event that is an error. */
+/** Streams the parsed data of server-sent events; ends at [DONE]. Throws ApiError for an error event. */
 export async function* serverEvents(response) {
-  let isDone = false; // read on to the end all the same: to cancel a stream looks like leaving
+  let isDone = false; // still reads to the end: cancelling a stream looks like a disconnect
   for await (const line of lines(response)) {
     if (!line.startsWith("data: ")) continue;
     const data = line.slice(6);
@@ -91,5 +91,5 @@ export async function* serverEvents(response) {
     if (event.error) throw new ApiError(event.error.message ?? String(event.error), event.error.code ?? 500);
     yield event;
   }
-  if (!isDone) throw new ApiError("The connection broke off before the answer was complete.", 0);
+  if (!isDone) throw new ApiError("The connection was lost before the answer was complete.", 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The view "Ask": what is asked, the answer, and the same in full attention beside it.
+// The view "Ask": the request, its answer, and the answer in full attention for comparison.
 
 import { Answer, chunkSummary } from "./answer.js";
 import { byId, el, say } from "./dom.js";
@@ -12,7 +12,7 @@ import { remember } from "./known.js";
 import { statusByDocument } from "./status.js";
 
 const editor = new Editor();
-let running = null; // the AbortController of what runs now
+let running = null; // the AbortController of the running action
 
 export function startAsk() {
   byId("ask-form").addEventListener("submit", (event) => act(event, () => ask(false)));
@@ -35,7 +35,7 @@ export function startAsk() {
   byId("example-ask").addEventListener("click", (event) => act(event, askExample));
 }
 
-/** What the server serves, for the field "Model". */
+/** The server's models, for the field "Model". */
 export function setModels(names) {
   const field = byId("model");
   if ([...field.options].map((option) => option.value).join("\n") === names.join("\n")) return;
@@ -44,7 +44,7 @@ export function setModels(names) {
   if (names.includes(chosen)) field.value = chosen;
 }
 
-/** Runs `action(signal)` unless something runs already; Stop ends it. */
+/** Runs `action(signal)` unless an action is running; Stop aborts it. */
 async function act(event, action) {
   event.preventDefault();
   if (running !== null) return;
@@ -106,7 +106,7 @@ function told({ title, firstTokenMs, report }, isCompared) {
   return `${isCompared ? `${title}: first` : "First"} token after ${duration(firstTokenMs)}${what}.`;
 }
 
-/** The body of POST /v1/rag/chat. Throws an Error in words if something is missing. */
+/** The body of POST /v1/rag/chat. Throws an Error for the user if a field is missing. */
 function requestBody(rows) {
   const question = byId("question").value;
   if (!question.trim()) {
@@ -133,7 +133,7 @@ function requestBody(rows) {
   };
 }
 
-/** Puts what the report says of the chunks beside their texts. */
+/** Shows the report's chunk statuses beside the texts. */
 function note({ report }, rows) {
   if (report === null) return;
   editor.show(rows, statusByDocument(report));
@@ -155,7 +155,7 @@ function compare(reused, full) {
       isEqual ? "✓ The answers are equal." : "≠ The answers differ."),
     repeated ? el("p", { className: "different" }, `Full attention found ${tokens(repeated)} of the same prompt in vLLM’s own `
       + "prefix cache, from an earlier run in this order. Shuffle the chunks for a fair comparison.") : "",
-    el("p", { className: "hint" }, "They ran one after the other. One round is no measurement; tessera bench makes some."),
+    el("p", { className: "hint" }, "Run one after the other. A single round is not a measurement; use tessera bench for one."),
   );
   card.hidden = false;
 }
@@ -165,7 +165,7 @@ function ratioWords(times) {
   return times > 1 ? `${times.toFixed(1)} × faster` : `${(1 / times).toFixed(1)} × slower`;
 }
 
-/** Adds the files' chunks; resolves to whether all could be split. */
+/** Adds the files' chunks; resolves to whether all files were split. */
 async function addFiles(files) {
   say(byId("chunks-problem"), "");
   let isAdded = true;
@@ -184,7 +184,7 @@ async function addFiles(files) {
   return isAdded;
 }
 
-/** Splits the text that was pasted as it splits files, and makes room for more. */
+/** Splits the pasted text like a file, and clears the field. */
 async function addPasted() {
   const field = byId("paste");
   if (!field.value.trim()) {
@@ -194,7 +194,7 @@ async function addPasted() {
   if (await addFiles([new File([field.value], "pasted.txt")])) field.value = "";
 }
 
-/** The example in every field; resolves to it. */
+/** Fills all fields with the example; resolves to it. */
 async function fillExample() {
   const example = await loadExample();
   editor.clear();
@@ -208,7 +208,7 @@ async function fillExample() {
   return example;
 }
 
-/** From an empty page to a hit: computes the example's chunks ahead, brings them into another order, and asks. */
+/** Demonstrates a hit: computes the example's chunks ahead, reorders them, and asks. */
 async function askExample(signal) {
   const example = await fillExample();
   const progress = byId("ask-progress");

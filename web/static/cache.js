@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The view "Cache": tiles and plots of its state, and computing documents ahead.
+// The view "Cache": tiles and plots of the cache's state, and computing documents ahead.
 
 import { byId, el, say } from "./dom.js";
 import { split, takeDrops } from "./files.js";
@@ -21,13 +21,13 @@ export function startCache() {
   takeDrops(byId("ingest"), choose);
 }
 
-/** Files dropped on the form stand for those chosen in it. */
+/** Files dropped on the form, instead of files chosen in it. */
 function choose(files) {
   dropped = files;
   say(byId("ingest-status"), files.length ? `${files.map((file) => file.name).join(", ")} dropped here.` : "");
 }
 
-/** Shows what GET /v1/cache/stats said at `at` (milliseconds). */
+/** Shows the response of GET /v1/cache/stats at the time `at` (milliseconds). */
 export function showStats(stats, at) {
   byId("cache-off").hidden = stats.enabled;
   if (!stats.enabled) say(byId("cache-off"), `The chunk cache is off: ${stats.reason}`);
@@ -42,7 +42,7 @@ export function drawPlots() {
   plots?.forEach((plot) => plot.draw(history.samples));
 }
 
-/** Forgets the plots: what comes now is another replica's. */
+/** Clears the plots before samples of another replica. */
 export function forgetHistory() {
   history.clear();
 }
@@ -59,7 +59,7 @@ function showTiles(stats) {
   tile("Segments", count(occupancy.segments), `${count(occupancy.segments_filling)} being computed`);
   tile("Fills", count(totals.filled), `${count(totals.loaded)} loaded, ${count(totals.fetched)} fetched, ${count(totals.failed)} failed`);
   tile("Evictions", count(totals.evicted), "since the start");
-  tile("Refused loads", count(totals.refused), totals.refused ? "please report this" : "none, as it should be");
+  tile("Refused loads", count(totals.refused), totals.refused ? "please report this" : "none, as expected");
 }
 
 function tile(name, value, detail) {
@@ -106,7 +106,7 @@ async function ingest(event) {
     say(byId("ingest-status"), await computeFiles(files, running.signal));
   } catch (error) {
     const isStop = error.name === "AbortError";
-    say(byId("ingest-status"), isStop ? "Stopped; what was computed stays." : "");
+    say(byId("ingest-status"), isStop ? "Stopped. Computed chunks are kept." : "");
     if (!isStop) say(byId("ingest-problem"), error.message);
   } finally {
     running = null;
@@ -131,7 +131,7 @@ async function computeFiles(files, signal) {
     say(byId("ingest-status"), `${count(progress.done)} of ${several(progress.total, "chunk")}, ${tokens(progress.tokens)}`);
   }, signal);
   if (done.errors.length) say(byId("ingest-problem"), `${several(done.failed, "chunk")} failed: ${done.errors.join("; ")}`);
-  return `Done: ${count(done.filled)} computed, ${count(done.hit + done.loaded + done.waited)} there already, ${count(done.failed)} failed; `
+  return `Done: ${count(done.filled)} computed, ${count(done.hit + done.loaded + done.waited)} already cached, ${count(done.failed)} failed; `
     + `${tokens(done.tokens)} in ${done.seconds.toFixed(1)} s.`;
 }
 

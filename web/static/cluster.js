@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The view "Cluster": replicas, and, behind a router, why requests went where they did.
+// The view "Cluster": replicas and, behind a router, routing decisions with their reasons.
 
 import { byId, el, number, say, table } from "./dom.js";
 import { clock, count, duration, percent, several, tokens } from "./format.js";
 
 const MOST_DECISIONS = 50;
 
-/** Shows what GET /v1/cluster said. */
+/** Shows the response of GET /v1/cluster. */
 export function showCluster({ registry, replicas, decisions }) {
   say(byId("cluster-status"), registryWords(registry, decisions !== undefined));
   say(byId("replica-count"), count(replicas.length));

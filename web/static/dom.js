@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements. Text always goes in as text nodes: nothing that a document or a server says is read as HTML.
+// DOM helpers. Texts become text nodes: no document or server text is parsed as HTML.
 
-/** The element with this id; it is in index.html. */
+/** The element with this id in index.html. */
 export const byId = (id) => document.getElementById(id);
 
 /**
- * A new element. `props` are properties (`className`), `on…` listeners, or, with a dash or "role", attributes.
- * Children are elements or texts; null ones are left out.
+ * Creates an element. `props` are properties (`className`), `on…` listeners, or, with a dash or "role", attributes.
+ * Children are elements or texts; nulls are skipped.
  */
 export function el(tag, props = {}, ...children) {
   return filled(document.createElement(tag), props, children);
 }
 
-/** The same for SVG, where all props are attributes. */
+/** Creates an SVG element; all props are attributes. */
 export function svg(tag, attributes = {}, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -30,7 +30,7 @@ function filled(made, props, children) {
   return made;
 }
 
-/** Sets the text of `element`, if it is another: a live region then speaks only of changes. */
+/** Sets the text of `element` if it differs, so that live regions announce only changes. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

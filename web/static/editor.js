@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of chunks: text, order, switches, and what became of each in the last answer.
+// The chunk editor: text, order, switches, and each chunk's status in the last answer.
 
 import { byId, el, say } from "./dom.js";
 import { count, tokens } from "./format.js";
@@ -7,7 +7,7 @@ import { badge } from "./status.js";
 
 let nextNumber = 1;
 
-/** One chunk's row. `id` is kept only as long as its text is unchanged. */
+/** One chunk's row. `id` is dropped when the text changes. */
 class Row {
   constructor(editor, { text, title = null, id = null }) {
     this.editor = editor;
@@ -56,13 +56,13 @@ class Row {
     this.editor.changed();
   }
 
-  /** What the last answer says of this chunk, or null. */
+  /** Shows the chunk's status in the last answer, or null. */
   show(outcome) {
     this.element.dataset.status = outcome?.status ?? "";
     this.note.replaceChildren(...(outcome ? [badge(outcome.status, outcome.origin), el("span", {}, tokens(outcome.tokens))] : []));
   }
 
-  /** Tells the row where it stands: names for screen readers, and which way it can go. */
+  /** Sets the row's position: names for screen readers, and the enabled directions. */
   place(index, total) {
     const name = `chunk ${index + 1} of ${total}`;
     say(this.position, String(index + 1));
@@ -90,7 +90,7 @@ export class Editor {
     this.arrange();
   }
 
-  /** Adds chunks `{text, title?, id?}` at the end; returns the rows. */
+  /** Appends chunks `{text, title?, id?}`; returns their rows. */
   add(chunks) {
     const rows = chunks.map((chunk) => new Row(this, chunk));
     this.rows.push(...rows);
@@ -105,7 +105,7 @@ export class Editor {
     this.arrange();
   }
 
-  /** Rows that a question brings along: switched on, and not blank. */
+  /** Rows to send with a question: enabled and not blank. */
   get used() {
     return this.rows.filter((row) => row.enabled.checked && row.text.value.trim());
   }
@@ -117,7 +117,7 @@ export class Editor {
     const active = document.activeElement;
     this.put(row, to);
     if (row.element.contains(active)) (active.disabled ? (step < 0 ? row.down : row.up) : active).focus();
-    say(this.announced, `Chunk moved to place ${to + 1} of ${this.rows.length}.`);
+    say(this.announced, `Chunk moved to position ${to + 1} of ${this.rows.length}.`);
   }
 
   put(row, to) {
@@ -142,7 +142,7 @@ export class Editor {
     }
     this.list.append(...this.rows.map((row) => row.element));
     this.arrange();
-    say(this.announced, "The chunks are in a new order.");
+    say(this.announced, "Chunks shuffled.");
   }
 
   drag(event, row) {
@@ -169,7 +169,7 @@ export class Editor {
     this.dragged = null;
   }
 
-  /** Shows what an answer's report says of each of `rows`, which it was asked with. */
+  /** Shows the report's status of each of `rows`, the rows of the request. */
   show(rows, statuses) {
     for (const row of this.rows) row.show(null);
     rows.forEach((row, index) => row.show(statuses.get(index) ?? null));

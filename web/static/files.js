@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files become chunks on the server, which has the tokenizer.
+// Splits files into chunks on the server, which has the tokenizer.
 
 import { send } from "./api.js";
 
-/** Chunks `{id, title, text, tokens}` of one file. Throws ApiError, whose words name the file. */
+/** Chunks `{id, title, text, tokens}` of one file. Throws ApiError with the file's name in its message. */
 export async function split(file, maxTokens, signal) {
   const query = new URLSearchParams({ filename: file.name, max_tokens: maxTokens });
   try {
@@ -14,7 +14,7 @@ export async function split(file, maxTokens, signal) {
   }
 }
 
-/** Lets files be dropped on `element`. */
+/** Makes `element` a drop target for files. */
 export function takeDrops(element, onFiles) {
   const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
   element.addEventListener("dragover", (event) => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers with their units, in words that fit a table.
+// Formats numbers with units, for tables.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
@@ -9,10 +9,10 @@ export const count = (value) => (value === null || value === undefined ? NONE : 
 
 export const tokens = (value) => `${count(value)} ${value === 1 ? "token" : "tokens"}`;
 
-/** `name` in the plural, unless there is one: "1 chunk", "3 chunks". */
+/** A number and `name` in singular or plural: "1 chunk", "3 chunks". */
 export const several = (value, name) => `${count(value)} ${name}${value === 1 ? "" : "s"}`;
 
-/** Milliseconds; seconds from ten of them on. */
+/** Milliseconds, from ten seconds on seconds. */
 export function duration(ms) {
   if (ms === null || ms === undefined) return NONE;
   if (ms >= 10_000) return `${(ms / 1000).toFixed(1)} s`;
@@ -30,7 +30,7 @@ export const percent = (share) => (share === null || share === undefined ? NONE 
 
 export const perSecond = (value) => (value === null ? NONE : `${short.format(value)}/s`);
 
-/** How long ago a time in seconds since the epoch is. */
+/** Age of a time given in seconds since the epoch. */
 export function ago(seconds, now = Date.now() / 1000) {
   const age = Math.max(0, now - seconds);
   if (age < 1) return "now";

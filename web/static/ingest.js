@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computing chunks ahead of time, with progress.
+// Computes chunks ahead of time, with progress.
 
 import { ApiError, lines, send } from "./api.js";
 import { remember } from "./known.js";
@@ -7,8 +7,8 @@ import { remember } from "./known.js";
 const MOST_PER_CALL = 500;
 
 /**
- * Sends `chunks` to POST /v1/rag/chunks. `onProgress({done, total, tokens})` after each; resolves to the counts of all
- * calls, with `errors`: the distinct reasons why chunks failed. Throws ApiError or AbortError.
+ * Sends `chunks` to POST /v1/rag/chunks; calls `onProgress({done, total, tokens})` after each chunk. Resolves to the
+ * counts of all calls and `errors`, the distinct reasons of failures. Throws ApiError or AbortError.
  */
 export async function computeAhead(chunks, fields, onProgress, signal) {
   const total = { hit: 0, loaded: 0, filled: 0, waited: 0, failed: 0, tokens: 0, seconds: 0, evicted: 0 };
@@ -31,10 +31,10 @@ export async function computeAhead(chunks, fields, onProgress, signal) {
         onProgress({ done: start + line.progress.done, total: chunks.length, tokens: total.tokens + tokens });
       }
     }
-    if (!isComplete) throw new ApiError("The connection broke off; what was computed stays.", 0);
+    if (!isComplete) throw new ApiError("The connection was lost. Computed chunks are kept.", 0);
   }
   return { ...total, errors: [...errors] };
 }
 
-/** A chunk as the API takes it. */
+/** A chunk in the API's form. */
 export const withoutTokens = ({ tokens: _, ...chunk }) => chunk;

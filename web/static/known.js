@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Beginnings of texts whose keys this page has seen: the server's list of chunks has keys, not texts.
+// Beginnings of texts by key, as known to this page: the server's chunk list has keys, not texts.
 
 const MOST = 5000;
 const LENGTH = 120;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The chunks in the cache as a table: searched and sorted here, a page at a time.
+// The table of cached chunks: searched, sorted and paged in the browser.
 
 import { getJson, send } from "./api.js";
 import { byId, el, number, say, table } from "./dom.js";
@@ -9,7 +9,7 @@ import { knownText } from "./known.js";
 const MOST = 5000;
 const PER_REQUEST = 1000;
 const PER_PAGE = 50;
-const KEY_BEGINNING = 4; // with fewer characters, ids like d1 would find keys
+const KEY_BEGINNING = 4; // with fewer characters, ids such as d1 would match keys
 const REFRESHED_BY_ITSELF = 500;
 const COLUMNS = [
   { title: "Chunk", value: (chunk) => name(chunk).toLowerCase() },
@@ -22,7 +22,7 @@ const COLUMNS = [
 ];
 
 export class ChunkList {
-  /** `replica()` names whose chunks are shown, behind a router. */
+  /** `replica()` names the replica whose chunks are shown, behind a router. */
   constructor(replica) {
     this.replica = replica;
     this.chunks = [];
@@ -37,7 +37,7 @@ export class ChunkList {
     byId("clear-dialog").addEventListener("close", ({ target }) => target.returnValue === "clear" && this.clear());
   }
 
-  /** Loads again if `stats` say that something has changed, and it is not much to load. */
+  /** Reloads the list if `stats` show a change and the list is short. */
   follow(stats) {
     const { occupancy, counters } = stats;
     if (!occupancy) return;
@@ -46,7 +46,7 @@ export class ChunkList {
     const state = JSON.stringify([segments, pages_pinned, registered_ids, lookups, fills, removals]);
     if (state === this.seen) return;
     if (this.seen !== null && segments > REFRESHED_BY_ITSELF) {
-      say(byId("list-status"), "The cache has changed since; Refresh shows it as it is.");
+      say(byId("list-status"), "The cache has changed. Refresh to update the list.");
       return;
     }
     this.load().then(() => (this.seen = state));
@@ -80,7 +80,7 @@ export class ChunkList {
     this.loadedAt = Date.now() / 1000;
   }
 
-  /** Shows what matches; an id that was not among the chunks loaded is looked up on the server. */
+  /** Shows matching chunks; looks up an id on the server if it is not among the loaded chunks. */
   async search() {
     this.page = 0;
     this.show();
@@ -114,12 +114,12 @@ export class ChunkList {
   }
 
   emptyWords() {
-    return this.chunks.length ? "Nothing matches the search." : "The cache is empty. Ask something, or compute documents ahead.";
+    return this.chunks.length ? "Nothing matches the search." : "The cache is empty. Ask a question, or compute documents ahead.";
   }
 
   showCounts(numFound) {
     say(byId("listed-count"), numFound === this.chunks.length ? count(numFound) : `${count(numFound)} of ${count(this.chunks.length)}`);
-    const cut = this.isCut ? `Only the oldest ${count(MOST)} are listed; an exact id is looked up on the server.` : "";
+    const cut = this.isCut ? `Only the oldest ${count(MOST)} chunks are listed; exact ids are looked up on the server.` : "";
     say(byId("list-status"), cut);
     const pages = Math.ceil(numFound / PER_PAGE);
     byId("pages").hidden = pages < 2;
@@ -195,8 +195,8 @@ export class ChunkList {
   askToClear() {
     byId("clear-namespace").value = "";
     const where = this.replica() ? " on every replica" : "";
-    say(byId("clear-text"), `All chunks are dropped${where}, pinned ones too; they are computed again when they are asked for. `
-      + "Requests that run now keep theirs until they end.");
+    say(byId("clear-text"), `All chunks${where} are dropped, including pinned chunks, and recomputed on demand. `
+      + "Running requests keep their chunks until they end.");
     byId("clear-dialog").returnValue = "";
     byId("clear-dialog").showModal();
   }
@@ -213,7 +213,7 @@ export class ChunkList {
   }
 }
 
-/** The chunk's id, the beginning of its text if this page has seen it, or its key. */
+/** The chunk's id, the beginning of its text if known to this page, or its key. */
 function name(chunk) {
   if (chunk.kind === "system") return `system segment ${chunk.key.slice(0, 8)}`;
   return chunk.ids[0] ?? (knownText(chunk.key) || chunk.key.slice(0, 8));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts the page: views, theme, and what is asked of the server while it is open.
+// Starts the page: views, theme and polling of the server.
 
 import { apiKey, events, getJson } from "./api.js";
 import { setModels, startAsk } from "./ask.js";
@@ -15,9 +15,9 @@ const EVERY_MS = 2000;
 const LONGEST_MS = 15_000;
 
 const list = new ChunkList(() => replica);
-let replica = null; // whose cache is shown, behind a router
+let replica = null; // the replica whose cache is shown, behind a router
 let hasModels = false;
-let hasCluster = null; // null: not asked yet
+let hasCluster = null; // null: not known yet
 
 const poller = new Poller(ask, { everyMs: EVERY_MS, longestMs: LONGEST_MS, onFailure: showFailure });
 
@@ -52,7 +52,7 @@ async function askCluster() {
   showView();
 }
 
-/** Through a router, cache and list are those of one replica, which can be chosen. */
+/** Behind a router, offers the replicas whose cache and list can be shown. */
 function setReplicas(names) {
   const field = byId("replica");
   byId("replica-field").hidden = false;
@@ -71,11 +71,11 @@ function chooseReplica(name) {
 
 function showFailure(error, retryMs) {
   if (error.status === 401) return showState("away", "API key needed");
-  hasModels = hasModels && error.status !== 0; // it may come back with another model
-  const words = error.status === 0 ? "Server not reachable" : `The server refuses: ${error.message}`;
-  showState("away", error.status === 0 ? words : "Trouble");
+  hasModels = hasModels && error.status !== 0; // the server may return with another model
+  const words = error.status === 0 ? "Server not reachable" : `Server error: ${error.message}`;
+  showState("away", error.status === 0 ? words : "Server error");
   byId("trouble").hidden = false;
-  say(byId("trouble"), `${words}. This page asks again every ${Math.round(retryMs / 1000)} s; what you wrote stays.`);
+  say(byId("trouble"), `${words}. Retrying every ${Math.round(retryMs / 1000)} s; your input is kept.`);
 }
 
 function showState(state, words) {
@@ -100,7 +100,7 @@ function showView() {
 function askForKey() {
   const dialog = byId("key-dialog");
   if (dialog.open) return;
-  say(byId("key-problem"), apiKey.get() ? "The server does not take the key given." : "");
+  say(byId("key-problem"), apiKey.get() ? "The server rejected the API key." : "");
   byId("key").value = "";
   dialog.showModal();
 }
@@ -115,7 +115,7 @@ byId("replica").addEventListener("change", ({ target }) => {
   poller.now();
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the part behind # is the view's
+  event.preventDefault(); // the URL's fragment names the view
   byId("main").focus();
 });
 events.addEventListener("unauthorized", askForKey);

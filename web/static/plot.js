@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A line plot over time. Elements are made once; drawing changes their attributes, so that none add up.
+// A line plot over time. Elements are created once; drawing only changes their attributes.
 
 import { el, say, svg } from "./dom.js";
 import { clock } from "./format.js";
@@ -9,11 +9,11 @@ const TOP = 8;
 const BOTTOM = 20;
 const LEFT = 62;
 const RIGHT = 8;
-const GAP_MS = 15_000; // longer without a sample, and the line is broken
+const GAP_MS = 15_000; // a longer gap between samples interrupts the line
 
 /**
- * `lines`: [{name, label}]; `format` gives a value its unit; the axis ends at `top`, or at a round number of `unit`s above
- * all values and `least`.
+ * `lines`: [{name, label}]; `format` formats a value with its unit; the axis ends at `top`, or at a round number of
+ * `unit`s above all values and `least`.
  */
 export class Plot {
   constructor({ title, lines, format, least, top, unit = 1 }) {
@@ -36,7 +36,7 @@ export class Plot {
     new ResizeObserver(([entry]) => this.resize(entry.contentRect.width)).observe(this.element);
   }
 
-  /** Shows these samples: [{at, [name]: number or null}]. */
+  /** Draws samples: [{at, [name]: number or null}]. */
   draw(samples) {
     this.samples = samples;
     const values = this.lines.flatMap(({ name }) => samples.map((sample) => sample[name])).filter(isNumber);
@@ -74,7 +74,7 @@ export class Plot {
     return `now ${this.value.textContent}; lowest ${low}, highest ${high}`;
   }
 
-  /** The value at the pointer, or the last one. */
+  /** Shows the value at the pointer, or the last value. */
   point(event) {
     if (!this.samples.length) return;
     const at = event && event.clientX - this.drawing.getBoundingClientRect().left;
@@ -109,7 +109,7 @@ function path(samples, name, x, y) {
     if (isNumber(sample[name])) {
       const joined = before !== null && sample.at - before < GAP_MS;
       const point = `${x(sample.at).toFixed(1)} ${y(sample[name]).toFixed(1)}`;
-      made += joined ? `L${point}` : `M${point}h0`; // a point by itself shows, by its round cap
+      made += joined ? `L${point}` : `M${point}h0`; // its round cap makes a single point visible
       before = sample.at;
     }
   }
@@ -127,7 +127,7 @@ function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
 }
 
-/** The next of 1, 2, 5, 10 … from `value`, so that marks are round. */
+/** The next of 1, 2, 5, 10 … at or above `value`, for round axis marks. */
 export function niceEnd(value) {
   const unit = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((step) => step * unit).find((end) => end >= value);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asks again and again while the tab is looked at, less often while the server is away.
+// Polls while the tab is visible, less often while the server is unreachable.
 
 export class Poller {
-  /** `ask` is an async function; `everyMs` from one answer to the next question, `longestMs` while it fails. */
+  /** `ask`: async function; `everyMs`: pause after a success; `longestMs`: maximum pause after failures. */
   constructor(ask, { everyMs, longestMs, onFailure }) {
     this.ask = ask;
     this.everyMs = everyMs;
@@ -14,10 +14,10 @@ export class Poller {
     document.addEventListener("visibilitychange", () => this.now());
   }
 
-  /** Asks at once, and from then on. */
+  /** Polls immediately, then repeatedly. */
   async now() {
     clearTimeout(this.timer);
-    if (document.hidden || this.isAsking) return; // when it is seen again, now() is called
+    if (document.hidden || this.isAsking) return; // now() runs when the tab becomes visible
     this.isAsking = true;
     try {
       await this.ask();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last samples of the cache's state, and what a plot shows of each.
+// Recent samples of the cache's state, and the values for the plots.
 
 export const MOST_SAMPLES = 600;
 
-/** Samples in order of time, the oldest forgotten. */
+/** Samples in order of time; drops the oldest. */
 export class History {
   constructor(most = MOST_SAMPLES) {
     this.most = most;
@@ -11,7 +11,7 @@ export class History {
     this.last = null;
   }
 
-  /** Adds what GET /v1/cache/stats said at `at` (milliseconds). */
+  /** Adds the response of GET /v1/cache/stats at the time `at` (milliseconds). */
   add(stats, at) {
     if (!stats.counters) return;
     const totals = totalsOf(stats);
@@ -28,7 +28,7 @@ export class History {
   }
 }
 
-/** Counters since the server's start, added up as the page shows them. */
+/** Totals of counters since the server's start. */
 export function totalsOf({ counters }) {
   const { lookups, tokens, fills, removals } = counters;
   const of = (counter, ...names) => names.reduce((sum, name) => sum + (counter[name] ?? 0), 0);
@@ -46,7 +46,7 @@ export function totalsOf({ counters }) {
   };
 }
 
-/** What changed since `before`, per second; the hit rate only where there were lookups. */
+/** Changes since `before`, per second; the hit rate is null without lookups. */
 function rates(totals, before, at) {
   const seconds = before === null ? 0 : (at - before.at) / 1000;
   const rate = (name) => (seconds > 0 ? (totals[name] - before.totals[name]) / seconds : null);
@@ -63,7 +63,7 @@ function rates(totals, before, at) {
   };
 }
 
-/** Bytes used in each tier, as `used:pool`, and pinned in all. */
+/** Used bytes per tier, as `used:pool`, and pinned bytes in total. */
 function memory({ tiers }) {
   const used = Object.entries(tiers).map(([name, tier]) => [`used:${name}`, tier.bytes_used]);
   const pinned = Object.values(tiers).reduce((sum, tier) => sum + (tier.bytes_pinned ?? 0), 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a chunk came about: a colour, and always a sign and a word beside it.
+// A chunk's status: a colour, always with a sign and a word.
 
 import { el } from "./dom.js";
 
@@ -14,7 +14,7 @@ const KINDS = {
 };
 const WORST_FIRST = ["filled", "waited", "fetched", "loaded", "hit"];
 
-/** The badge of a chunk's status; `origin` is the replica that it was fetched from. */
+/** The badge of a chunk's status; `origin` is the replica it was fetched from. */
 export function badge(status, origin) {
   const { sign, meaning } = KINDS[status] ?? { sign: "?", meaning: "" };
   const from = origin ? ` from ${origin}` : "";
@@ -22,7 +22,7 @@ export function badge(status, origin) {
     el("span", { "aria-hidden": "true" }, `${sign} `), `${status}${from}`);
 }
 
-/** One status for each document of a request: of its parts' the one that took longest. By the document's index. */
+/** One status per document of a request, by index: the slowest status among its parts. */
 export function statusByDocument(report) {
   const found = new Map();
   for (const chunk of report.chunks) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Light, dark, or what the system says.
+// Light theme, dark theme, or the system's setting.
 
 import { byId } from "./dom.js";
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large bodies, slow clients, and answers that nobody reads: a real server and sockets."""
+"""Large bodies, slow clients and unread answers, on a real server with sockets."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ PART = b"x" * (1 << 20)
 
 @pytest.fixture(scope="module")
 def ended():
-    """Set when the endless answer has ended."""
+    """Set at the end of the endless answer."""
     return threading.Event()
 
 
@@ -53,7 +53,7 @@ def address(ended):
 
 
 def asked(address, *parts):
-    """The status and body of the answer to these bytes."""
+    """Status and body of the response to these bytes."""
     with socket.create_connection(address) as sock:
         for part in parts:
             sock.sendall(part)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a server listens to."""
+"""Addresses on which a server may listen without keys."""
 
 import pytest
 

@@ -49,7 +49,7 @@ def test_requests_per_minute(clock):
 
 
 def test_a_debt_of_tokens_is_paid_before_anything_else_starts(clock):
-    """What an answer will cost is not known when it starts."""
+    """An answer's cost is unknown at its start."""
     thousand = limits(clock, tokens_per_minute=1000)
     use(thousand, 3000)
     with pytest.raises(LimitExceededError, match="tokens per minute are used up") as caught:

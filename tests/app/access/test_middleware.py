@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a key opens, and what is closed without one."""
+"""Access with and without an API key."""
 
 import asyncio
 

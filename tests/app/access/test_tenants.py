@@ -96,7 +96,7 @@ class TestAChangedFile:
         assert tenants.of_key(OTHER).name == "acme"
 
     def test_is_noticed_when_another_takes_its_place(self, file, now, tenants):
-        """As Kubernetes does: the new file has the size and time of the old one."""
+        """As on Kubernetes, the new file has the old file's size and time."""
         replacement = file.with_suffix(".new")
         replacement.write_text(section("acme", OTHER))
         times = file.stat()

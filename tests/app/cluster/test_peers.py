@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas that fetch chunks from one another: the real source and the real endpoint, around engines that are fakes.
+"""Replicas that fetch chunks from one another: real source and endpoint around fake engines.
 
-The fake engine compares the tag and the tokens of every page that is loaded with what was saved there last.
+On each load, the fake engine compares the page's tag and tokens with those last saved there.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ SECRET = "a secret of some length"
 
 
 class FakeTransfers:
-    """Files of what the fake engine's pages hold."""
+    """Files of the fake engine's pages."""
 
     num_workers = 1
 
@@ -62,7 +62,7 @@ class FakeTransfers:
             key, tokens = json.loads(files[0])
             if key != str(entry.key):
                 raise ValueError("another key")
-        except (ValueError, TypeError, RecursionError) as error:  # as of any file that is not the right one
+        except (ValueError, TypeError, RecursionError) as error:  # as for any wrong file
             raise TransferError(str(error)) from error
         await self.may_end.wait()
         self.llm.pages.update(dict.fromkeys(entry.pages, (entry.tag, tuple(tokens))))
@@ -185,7 +185,7 @@ async def test_what_everybody_wants_at_once_is_computed_by_one(nodes):
 
 async def test_who_waits_for_another_replica_does_so_for_a_bounded_time(nodes):
     a, b = await nodes("a", "b", wait_s=0.05)
-    await a.registry.begin_fills(a.id, [DocumentKey(A.packed[:4] * 4)])  # and never does it
+    await a.registry.begin_fills(a.id, [DocumentKey(A.packed[:4] * 4)])  # and never computes it
     assert await b.ask(A) == [("filled", None)]
     assert b.manager.metrics.fetches == {"late": 1}
 
@@ -200,7 +200,7 @@ async def test_who_said_that_it_computes_and_is_gone_is_not_waited_for(nodes):
 async def test_what_a_replica_no_longer_has_is_computed(nodes):
     a, b = await nodes("a", "b")
     await a.ask(A)
-    a.manager.clear()  # untold
+    a.manager.clear()  # not announced
     assert await b.ask(A) == [("filled", None)]
     assert b.manager.metrics.fetches == {"absent": 1}
 

@@ -64,7 +64,7 @@ def clock(monkeypatch):
 
 
 class DyingServer:
-    """A process that has ended as soon as it was started."""
+    """A process that ends immediately."""
 
     def __init__(self, folder, port):
         self.port = port or 7000

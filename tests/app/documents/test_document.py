@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents: the shapes that clients send, and the text that each becomes."""
+"""Documents: forms that clients send, and their texts."""
 
 import pytest
 

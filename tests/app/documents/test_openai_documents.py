@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each of vLLM's endpoints has its documents, and where their marked text goes."""
+"""Extraction of documents from vLLM's endpoints, and the place of their marked text."""
 
 import copy
 
@@ -37,7 +37,7 @@ CHAT_ENDPOINTS = pytest.mark.parametrize(
 
 @CHAT_ENDPOINTS
 class TestChatEndpoints:
-    """What chat completions, messages and responses have in common."""
+    """Common behaviour of chat completions, messages and responses."""
 
     def test_documents_go_before_the_first_user_text(self, extract, field):
         system, answer = {"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}
@@ -234,7 +234,7 @@ class TestAnthropic:
         ],
     )
     def test_documents_in_several_places_are_refused(self, messages, parameter):
-        """Printed as text, they would be tokenized like the user's words: control tokens recognised."""
+        """Printed as text, they would be tokenized as the user's message, with control tokens recognised."""
         with pytest.raises(BadRequestError, match="one after another") as refused:
             from_anthropic({"messages": messages}, None)
         assert refused.value.parameter == parameter

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routers and replicas name documents alike."""
+"""Routers and replicas compute the same document keys."""
 
 import json
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def rag(**fields):
 
 
 def ticket_keys(**fields):
-    """As the replica finds them."""
+    """Keys as computed by the replica."""
     request = RagChatRequest(**{"system": "S", "chunks": ["one", "two"], "question": "?", **fields})
     state = SimpleNamespace(
         engine_client=SimpleNamespace(manager=None), tessera_settings=Settings(), tessera_profile=None
@@ -143,7 +143,7 @@ def test_any_bytes_are_an_object_or_nothing(path, body):
 
 @pytest.mark.parametrize("path", ["/v1/rag/chat", CHAT])
 def test_what_is_nested_almost_too_deeply_to_be_read_has_no_documents(path):
-    """Reading takes less of the stack than writing, and each has its own limit."""
+    """Reading uses less stack than writing, and each has its own limit."""
     found = []
     for depth in range(800, 1000):
         body = f'{{"chunks": ["a"], "documents": ["a"], "messages": [], "tools": {"[" * depth + "]" * depth}}}'

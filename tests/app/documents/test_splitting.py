@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts become documents of bounded length, and nothing of them is lost."""
+"""Texts are split into documents of bounded length without loss."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from app.documents.splitting import split_markdown, split_text
 
 
 def words(document: Document) -> int:
-    """Tokens, for these tests: words of title and text."""
+    """Counts tokens as words of title and text."""
     return len(document.render().split())
 
 
@@ -25,7 +25,7 @@ def test_a_short_text_is_one_piece():
 def test_paragraphs_stay_together_where_they_fit():
     paragraphs = ["a b c", "d e f", "g h i", "j"]
     text = "\r\n  \n\n".join(paragraphs)
-    # Each paragraph counts two more, for the blank line between.
+    # Each paragraph counts two more, for the blank line.
     assert [text for _, text in titled(split_text(text, 10, words))] == ["a b c\n\nd e f", "g h i\n\nj"]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI page says what our endpoints answer."""
+"""The OpenAPI page describes the responses of Tessera's endpoints."""
 
 import pytest
 from fastapi import FastAPI

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that a stopping server cancels, and those that its engine did not outlive."""
+"""Requests cancelled by a stopping server, and requests of a dead engine."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ def request(kind="http", method="POST", *, is_stopping=False, has_died=False):
 
 
 async def answered(app, scope):
-    """The messages that the answer of ``app`` consists of."""
+    """ASGI messages of the response of ``app``."""
     sent = []
 
     async def send(message):
@@ -27,7 +27,7 @@ async def answered(app, scope):
 
 
 async def cancelled(app, kind="http"):
-    """The messages that a request to ``app`` has sent, cancelled while it waits."""
+    """ASGI messages of a request to ``app`` that is cancelled while it waits."""
     task = asyncio.create_task(answered(app, request(kind)))
     await asyncio.sleep(0)
     task.cancel()

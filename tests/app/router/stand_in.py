@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas that answer as told, and routers before them: real servers on the loopback interface, without an engine."""
+"""Scripted replicas behind routers: real servers on the loopback interface, without engines."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ PREFIX, LEASE_S = "tessera:", 2.0
 
 
 class StandIn:
-    """An ASGI app in place of a replica's. `answer(scope, body, receive, send)` says what it does."""
+    """An ASGI app in place of a replica's; `answer(scope, body, receive, send)` handles requests."""
 
     def __init__(self, name):
         self.name = name
@@ -91,7 +91,7 @@ def streaming(pieces):
 
 @contextmanager
 def serving(app, port=None):
-    """A real HTTP server for `app` in a thread; gives its URL."""
+    """Yields the URL of a real HTTP server for `app` in a thread."""
     port = port or free_port()
     config = uvicorn.Config(app, "127.0.0.1", port, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
@@ -108,7 +108,7 @@ def serving(app, port=None):
 
 
 class Cluster:
-    """Stand-ins that are registered in a real Redis, and a router before them."""
+    """Stand-ins registered in a real Redis, behind a router."""
 
     def __init__(self, redis_server, *stand_ins):
         self.redis_server = redis_server
@@ -131,7 +131,7 @@ class Cluster:
 
     async def beat(self):
         for replica in self.replicas:
-            with suppress(RegistryError):  # the first use after a restart finds the connection closed
+            with suppress(RegistryError):  # after a restart, the first use finds the connection closed
                 await self.registry.leave(replica.id)
             await self.registry.beat(replica)
 
@@ -152,7 +152,7 @@ class Cluster:
 
 
 async def until(condition, seconds=15):
-    """Waits until `condition()`, which may be a coroutine, is true."""
+    """Waits until `condition()`, possibly a coroutine, is true."""
     async with asyncio.timeout(seconds):
         while True:
             value = condition()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router as clients, replicas and operators meet it."""
+"""The router from the perspective of clients, replicas and operators."""
 
 import asyncio
 import random
@@ -178,7 +178,7 @@ async def test_while_redis_hangs_only_one_request_waits_for_it(cluster, redis_se
         await cluster.client.post("/v1/rag/chat", json=ASKED)
         before = await cluster.metric("tessera_router_registry_errors_total")
         await asyncio.gather(*(cluster.client.post("/v1/rag/chat", json=ASKED) for _ in range(50)))
-        # The directory itself asks once a second.
+        # The directory polls once a second.
         assert await cluster.metric("tessera_router_registry_errors_total") - before <= 2
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``PATCH /v1/rag/chunks/{key}``; the rest of these endpoints is tested on engines."""
+"""``PATCH /v1/rag/chunks/{key}``; tests/engine covers the other endpoints."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from tests.cache.helpers import fill, make_manager
 
 @pytest.fixture
 def manager():
-    """Ten pages, of which nine may be pinned: the system segment has one, and each of two chunks four."""
+    """Ten pages, nine of them pinnable: one for the system segment, four for each of two chunks."""
     manager = make_manager(10)
     fill(manager, range(100, 116), range(200, 216))
     return manager
@@ -56,7 +56,7 @@ async def test_the_time_to_live_stays(manager, keys):
 
 
 async def test_what_can_not_be_pinned_says_so():
-    manager = make_manager(4)  # of which three may be pinned: the chunk's
+    manager = make_manager(4)  # three of them pinnable: the chunk's
     fill(manager, range(100, 112))
     (system,) = (str(entry.key) for entry in manager.index if entry.is_system)
     (key,) = (str(entry.key) for entry in manager.index if not entry.is_system)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``POST /v1/rag/chat``: what it takes, and the conversation that it makes of it."""
+"""``POST /v1/rag/chat``: accepted bodies and the resulting conversations."""
 
 import json
 from types import SimpleNamespace
@@ -159,7 +159,7 @@ def test_the_marked_chunks_go_before_the_first_user_text():
         {"role": "user", "content": "and?"},
     ]
     assert chat_messages(request, "<marked>") == marked
-    assert request.messages[1] == USER  # the request itself stays as it was
+    assert request.messages[1] == USER  # the request itself is unchanged
 
 
 def test_the_marked_chunks_go_before_the_first_text_part():
@@ -201,7 +201,7 @@ def test_an_answer_has_the_report_instead_of_transfer_parameters():
 
 
 class FakeServing:
-    """Stands in for vLLM's chat serving."""
+    """Fake of vLLM's chat serving."""
 
     def __init__(self, marks: Marks, answer):
         self.marks, self.answer = marks, answer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``POST /v1/rag/split``: files become chunks, or an error in words."""
+"""``POST /v1/rag/split``: files become chunks or a clear error."""
 
 import asyncio
 from types import SimpleNamespace

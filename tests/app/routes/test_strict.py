@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is no number, or neither true nor false, is not taken for one: schemathesis found `{"ttl_s": true}` accepted."""
+"""Strict types: a non-number is no number, a non-boolean no boolean (schemathesis found `{"ttl_s": true}`)."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ingestion in rounds: what a round takes, and how it leaves the engine to others. Time passes when all wait for it."""
+"""Ingestion in rounds: size of a round, and pauses for other requests; in virtual time."""
 
 import asyncio
 import selectors
@@ -31,7 +31,7 @@ SYSTEM = (1, 2, 3)
 
 
 class _Skipping(selectors.SelectSelector):
-    """Instead of waiting, moves the clock."""
+    """Advances the clock instead of waiting."""
 
     now = 0.0
 
@@ -41,7 +41,7 @@ class _Skipping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in which nothing takes any time but sleeping, which takes exactly what it says."""
+    """An event loop in which only sleeping takes time, exactly as requested."""
 
     def __init__(self) -> None:
         self.clock = _Skipping()
@@ -74,7 +74,7 @@ async def results(background: BackgroundFills, chunks: Sequence[Chunk], **option
 
 
 class Rounds:
-    """Makes each fill take a millisecond per token, all those of a round at once; notes when rounds ran."""
+    """Makes fills take a millisecond per token, concurrently within a round; records rounds."""
 
     def __init__(self, engine: ChunkEngine, llm: FakeLLM) -> None:
         assert engine.background is not None
@@ -92,7 +92,7 @@ class Rounds:
 
     @property
     def gaps(self) -> list[float]:
-        """Between the end of each round and the start of the next."""
+        """Pauses between consecutive rounds."""
         return [after[0] - before[1] for before, after in zip(self.spans, self.spans[1:], strict=False)]
 
 
@@ -175,7 +175,7 @@ def test_two_ingestions_take_turns(run):
 
 @pytest.mark.parametrize("num_pages", [6, 8, 16, 100])
 def test_rounds_that_the_pool_can_not_hold_are_cut_short(run, num_pages):
-    """Twelve chunks of one page, more of them in a round's tokens than there are pages, then one of four."""
+    """Twelve chunks of one page, more than the pool's pages in one round's tokens, then one chunk of four."""
     engine, llm = make_engine(num_pages)
     rounds = Rounds(engine, llm)
     done = run(results(rounds.background, distinct([1] * 12 + [4 * PAGE_TOKENS])))

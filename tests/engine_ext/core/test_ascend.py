@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM-Ascend's caches, writers, allocator and refusals, beside fakes of its modules."""
+"""vLLM-Ascend's caches, writers, allocator and refusals, with fakes of its modules."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -18,7 +18,7 @@ BLOCKS, BLOCK = 4, 128
 
 
 class Rope(nn.Module):
-    """Table-driven, as vLLM's: GPT-J style, of a narrow part of the head."""
+    """Table-driven like vLLM's: GPT-J style, for a narrow part of the head."""
 
     def __init__(self, width: int, is_neox_style: bool) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Rope(nn.Module):
 
 
 class Layer(nn.Module):
-    """vLLM's attention layer as far as it is looked at."""
+    """vLLM's attention layer, reduced to the attributes in use."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Model(nn.Module):
 
 @pytest.fixture(params=DEVICE_OPERATORS)
 def on_ascend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """vLLM-Ascend's modules; what is set in the dictionary is what they say."""
+    """Fakes of vLLM-Ascend's modules; the dictionary sets their answers."""
     said = {"is_310p": False, "enable_kv_nz": False, "allocator": FakeCaMemAllocator()}
     npu = FakeTorchNpu()
     modules = {
@@ -118,7 +118,7 @@ def test_of_latent_attention_only_the_second_cache_turns_and_by_halves(on_ascend
     ],
 )
 def test_other_caches_are_refused(on_ascend, kv_caches, reason) -> None:
-    """Of sparse attention (a third tensor) and of C8 (int8)."""
+    """Caches of sparse attention (a third tensor) and of C8 (int8)."""
     model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
     with pytest.raises(UnsupportedModelError, match=reason):
         attention_layers(model, {"model.layers.0.attn": model.attn}, {"model.layers.0.attn": kv_caches})

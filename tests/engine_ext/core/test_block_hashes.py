@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes of composed blocks, with vLLM's own requests and hashing; and which blocks are shifted, whatever vLLM does."""
+"""Hashes of composed blocks with vLLM's own requests and hashing; shifted blocks under any vLLM actions."""
 
 import random
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ def _root():
 
 
 def plain(token_ids, salt=None):
-    """An ordinary request, as vLLM makes it."""
+    """An ordinary request, created as by vLLM."""
     hasher = get_request_block_hasher(BLOCK, get_hash_fn_by_name(ALGORITHM))
     return Request(
         request_id="r",
@@ -80,7 +80,7 @@ def test_questions_are_found_behind_the_same_composition_alone():
 
 @pytest.mark.parametrize("length", range(1, 10))
 def test_answers_go_on_as_if_they_had_been_the_question(length):
-    """Also where the question fills no block of its own."""
+    """Also if the question fills no block."""
     rest = [400 + i for i in range(13)]
     request = composed([A, B], question=rest[:length])
     request.append_output_token_ids(rest[length:])
@@ -91,7 +91,7 @@ LENGTHS = (2 * BLOCK, BLOCK)
 
 
 class Engine:
-    """Gives out blocks as vLLM's scheduler does, and has a worker's table of shifts."""
+    """Allocates blocks like vLLM's scheduler, with a worker's shift table."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -128,7 +128,7 @@ class Engine:
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from("nogpre"), max_size=40))
 def test_every_block_has_the_shift_of_who_holds_it(seed, events):
-    """n: a new composed request, o: an ordinary one, g: one grows, p: is preempted, r: resumes, e: ends."""
+    """Actions on requests: n: new composed, o: new ordinary, g: grow, p: preempt, r: resume, e: end."""
     engine, preempted, count = Engine(seed), [], 0
     for event in events:
         if event in "no" and len(engine.free) >= 5:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frequencies of vLLM's own RoPE modules that no engine test can start: their models' code wants torchvision."""
+"""Frequencies of vLLM's RoPE modules without engine tests, since their models require torchvision."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ HEAD = 64
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize("delta", [1, 70, 900])
 def test_keys_of_text_in_a_multimodal_model_turn_as_its_own_module_turns_them(is_interleaved: bool, delta: int) -> None:
-    """M-RoPE has three positions for a token, which are equal in text."""
+    """M-RoPE has three positions per token, equal for text."""
     parameters = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [12, 10, 10]}
     with set_current_vllm_config(VllmConfig()):
         rope = get_rope(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions, shifted by the block that tokens are in."""
+"""Positions shifted by the tokens' blocks."""
 
 import inspect
 import sys
@@ -68,7 +68,7 @@ def test_a_wrapped_model_sees_shifted_positions(as_keyword, wrapped, table, monk
     assert run() == [20, 30]
     monkeypatch.setattr(shifts, "_table", table)
     assert run() == [12, 30]
-    mapping.clear()  # vLLM measures how much memory a pass takes, for tokens that are nowhere
+    mapping.clear()  # vLLM's memory profiling runs tokens without blocks
     assert run() == [20, 30]
 
 

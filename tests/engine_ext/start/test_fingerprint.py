@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tells one model from another."""
+"""Fingerprints of models."""
 
 import json
 import shutil

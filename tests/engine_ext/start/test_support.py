@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of vLLM that turn the chunk cache off, each with its reason."""
+"""vLLM flags that turn the chunk cache off, each with its reason."""
 
 from typing import Any
 
@@ -122,7 +122,7 @@ def test_why_blocks_are_not_shared_in_place(
 def test_why_positions_are_not_shifted(
     part: str, field: str, value: Any, words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them hinders blocks shared in place by a server whose questions stand where they are."""
+    """None prevents sharing blocks in place with parallel positions."""
     monkeypatch.setattr(getattr(config, part), field, value)
     assert words in str(shift_reason(config))
     assert in_place_reason(config) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of chunk KV: whatever became of one, it is never taken for something else."""
+"""Files of chunk KV: no damaged or foreign file is accepted as another chunk."""
 
 import json
 import math
@@ -81,7 +81,7 @@ def test_no_flipped_bit_goes_unnoticed(data):
         found = unpack_file(file, LABEL)
     except ChunkFileError:
         return
-    # The header has bytes that mean nothing: blanks behind it, the order of its fields.
+    # The header has redundant bytes: trailing blanks, the order of its fields.
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors().items())
 
 
@@ -105,7 +105,7 @@ def file_of(header: object, content: bytes) -> bytes:
 
 
 def read(file: bytes) -> None:
-    """Whatever reads files: it may refuse one, and nothing else."""
+    """All readers of files; they may refuse a file, but not fail otherwise."""
     with ends():
         for data in (file, bytearray(file), memoryview(bytearray(file))):
             for reads in (lambda data=data: unpack_file(data, LABEL), lambda data=data: label_of(data)):
@@ -126,7 +126,7 @@ wrong_labels = objects(
 
 @st.composite
 def headers(draw):
-    """A header that is right, or wrong in a few places, and what stands behind it."""
+    """A header, valid or wrong in a few places, with its payload."""
     header, end = {}, 0
     for name in draw(st.lists(st.sampled_from(["0.key", "0.value", "", "\ud800"]), unique=True, max_size=3)):
         dtype, size = draw(st.sampled_from([("F32", 4), ("BF16", 2), ("U8", 1)]))
@@ -175,7 +175,7 @@ def test_shapes_that_no_library_takes_are_refused(shape, offsets):
 
 
 def test_tensors_that_share_their_bytes_are_refused_before_they_are_read():
-    """A header of a few hundred kilobytes could have the same megabytes hashed thousands of times."""
+    """Otherwise a header of a few hundred kilobytes could cause thousands of hashes of the same megabytes."""
     size = 4 << 20
     fields = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
     header = {"__metadata__": {}, **{f"{i}.key": fields for i in range(5000)}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a router counts of its own requests, and what it makes of the replicas' heartbeats."""
+"""The router's count of its own requests, combined with the replicas' heartbeats."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_heartbeat_that_may_be_from_before_counts_nothing_twice(clock):
     counted = InFlight(clock)
     for _ in range(3):
         counted.add("a", 1)
-    assert counted.load("a", heartbeat=5) == 3 + 2  # two of others
+    assert counted.load("a", heartbeat=5) == 3 + 2  # two of other routers
     counted.add("a", -1)
     assert counted.load("a", heartbeat=3) == 2
     assert counted.load("b", heartbeat=3) == 3

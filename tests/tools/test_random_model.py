@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random models build once, load elsewhere, and have a tokenizer that loses nothing."""
+"""Random models are built once, load in transformers, and have a lossless tokenizer."""
 
 import json
 import subprocess
@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tools.random_model import (
     PRESETS,
-    SPECIAL_TOKENS,
     build_preset,
     build_random_model,
     default_model_dir,
     main,
     parameter_count,
 )
+from tools.random_tokenizer import SPECIAL_TOKENS
 
 SHAPE = {"hidden_size": 32, "num_layers": 1, "head_dim": 16, "intermediate_size": 32}
 
@@ -96,7 +96,7 @@ def test_an_interrupted_build_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="something other than what belongs there"):
+    with pytest.raises(FileExistsError, match="is in use: it has no"):
         build_random_model(tmp_path, **SHAPE)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -122,7 +122,7 @@ def test_variants_and_yarn(tmp_path, monkeypatch):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
     path = build_preset("tiny-llama", **SHAPE, dtype="bfloat16", vocab_size=320, rope_scaling=yarn)
     assert path.parent == default_model_dir() == tmp_path / "models"
-    assert path.name.startswith("tiny-llama-")  # never in the way of the preset itself
+    assert path.name.startswith("tiny-llama-")  # never in the preset's own folder
     config = AutoConfig.from_pretrained(path)
     assert config.rope_parameters["rope_type"] == "yarn"
     assert config.dtype == torch.bfloat16
@@ -135,7 +135,7 @@ def test_tokenizer_gives_one_token_per_byte_and_loses_nothing(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert len(ids) == len(text.encode())
     assert tokenizer.decode(ids) == text
-    assert tokenizer(text)["input_ids"] == ids  # nothing is put around it
+    assert tokenizer(text)["input_ids"] == ids  # no tokens are added around it
 
 
 def test_special_tokens_are_recognised_unless_they_are_to_be_split(tokenizer):

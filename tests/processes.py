@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that end with the test that started them."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+_END_S = 60
+
+
+@contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[Any]"]:
+    """A process in a session of its own; at the end of the block it is terminated, then its process group killed."""
+    with subprocess.Popen(command, start_new_session=True, **options) as process:
+        try:
+            yield process
+        finally:
+            end(process)
+
+
+def end(process: "subprocess.Popen[Any]") -> None:
+    """Terminates a process, and kills what is left of its group."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+    kill_group(process.pid)
+
+
+def kill_group(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def let_children_be_interrupted() -> None:
+    """Children get SIGINT's default, also if this process was started with SIGINT ignored (`nohup make test &`)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _do_nothing)  # unlike SIG_IGN, children do not inherit it
+
+
+def _do_nothing(*_: object) -> None:
+    """Handles SIGINT."""
