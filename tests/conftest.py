@@ -2,6 +2,7 @@
 """Fixtures shared by several rooms, and the tests' distribution over processes (pytest-xdist, `make test`)."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.cores import keep_to_own_cores, num_workers
 from tests.processes import let_children_be_interrupted
 from tests.real_models import real_model
 from tests.redis_server import RedisServer
+from tests.selection import lines_changed
 
 # The same examples in every run; FUZZ_EXAMPLES sets their number (`make fuzz`). No time limit per example, since
 # machines differ too much.
@@ -20,8 +22,14 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
+_STARTED = pytest.StashKey[float]()
 _LONGEST = ("engine", "web", "training", "kernels")
 """Folders with the slowest files."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--changed-first", action="store_true", help="order files by lines changed in the last commits")
+    parser.addoption("--minutes", type=float, metavar="N", help="skip tests that have not started after N minutes")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,9 +45,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Orders files for the workers: slowest first, so that all workers end together."""
-    if hasattr(config, "workerinput"):
+    """Orders files: with ``--changed-first`` as it says, else slowest first, so that all workers end together."""
+    if config.option.changed_first:
+        changed = lines_changed(config.rootpath)
+        items.sort(key=lambda item: -changed[item.nodeid.partition("::")[0]])
+    elif hasattr(config, "workerinput"):
         items.sort(key=_rank)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    limit = item.config.option.minutes
+    if limit is not None and time.monotonic() > item.session.stash.setdefault(_STARTED, time.monotonic()) + 60 * limit:
+        pytest.skip("not started within the time limit (--minutes)")
 
 
 def _rank(item: pytest.Item) -> int:

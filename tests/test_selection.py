@@ -31,7 +31,19 @@ def test_without_a_repository_nothing_has_changed(tmp_path: Path, monkeypatch: p
 
 
 def test_tests_are_skipped_after_the_time_limit() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--minutes", "0", __file__, "-k", "repository"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--minutes",
+        "-1",
+        __file__,
+        "-k",
+        "repository",
+    ]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     assert "1 skipped" in shown
     assert "time limit" in shown
