@@ -88,12 +88,10 @@ def test_requests_that_name_no_strategy_get_offset_positions(serve_smollm2: Any)
     assert "positions: offset (the model was not trained for chunk reuse; what reuse costs it was not measured" in log
 
 
-def test_right_answers_have_log_probabilities(
-    serve_smollm2: Any, smollm2: Path, tmp_path: Path, reference: Oracle
-) -> None:
+def test_right_answers_have_log_probabilities(smollm2: Path, tmp_path: Path, reference: Oracle) -> None:
     """Answers forced by `tessera eval` have plain transformers' log probabilities."""
     options = ["--limit", "1", "--modes", "full,offset", "--max-tokens", "4", "--output", str(tmp_path)]
-    assert evaluate(["--server", serve_smollm2().url, *options]) == 0
+    assert evaluate([str(smollm2), *options, "--", *FLAGS]) == 0
     results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len(results) == 4 * 2
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
