@@ -32,16 +32,23 @@ class Document:
 
 def checked_document(text: Any, id: Any, title: Any, path: str) -> Document:
     """A document whose fields have the right types; raises :class:`BadRequestError` naming ``path``."""
-    if not isinstance(text, str):
-        raise BadRequestError(f"a document's text must be a string, not {type(text).__name__}", path)
-    if not text.strip():
-        raise BadRequestError("a document's text is empty", path)
     for name, value in (("text", text), ("id", id), ("title", title)):
-        if value is not None and not isinstance(value, str):
-            raise BadRequestError(f"a document's {name} must be a string, not {type(value).__name__}", path)
-        if value is not None and not is_unicode(value):
-            raise BadRequestError(f"a document's {name} is not Unicode text (it has half of a surrogate pair)", path)
+        if value is not None or name == "text":
+            check_field(name, value, path)
     return Document(text, id, title)
+
+
+def check_field(name: str, value: Any, path: str) -> None:
+    """Checks a document's field: Unicode text, and not empty if it is ``text``.
+
+    Raises :class:`BadRequestError` naming ``path``.
+    """
+    if not isinstance(value, str):
+        raise BadRequestError(f"a document's {name} must be a string, not {type(value).__name__}", path)
+    if name == "text" and not value.strip():
+        raise BadRequestError("a document's text is empty", path)
+    if not is_unicode(value):
+        raise BadRequestError(f"a document's {name} is not Unicode text (it has half of a surrogate pair)", path)
 
 
 def in_order(documents: Sequence[Document], order: ChunkOrder) -> list[int]:

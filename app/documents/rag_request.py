@@ -2,7 +2,6 @@
 """Requests over document chunks: their fields, and the chat completion that each becomes."""
 
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi.exceptions import RequestValidationError
@@ -10,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from vllm.exceptions import VLLMValidationError
 
 from app.documents.cache_options import CacheField
-from app.documents.document import Document, is_unicode
+from app.documents.document import BadRequestError, Document, check_field
 from cache.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
-from engine_ext.wire.vllm_compat import ChatCompletionRequest, GracefulHTTPError
+from engine_ext.wire.vllm_compat import ChatCompletionRequest
 
 # Fields of vLLM's chat completions that have no meaning with chunks.
 _RESERVED = {
@@ -86,11 +85,35 @@ class RagChatRequest(RagRequest):
         return self
 
 
+class IngestRequest(RagRequest):
+    """Chunks to compute behind ``system``, with the fields of chat completions that change the rendered prompt."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "example": {
+                "system": "Answer from the documents.",
+                "chunks": [{"id": "falcon", "text": "The access code of Falcon is 7342."}],
+                "pin": True,
+                "ttl_s": 86400,
+            }
+        },
+    )
+
+    pin: bool = Field(False, strict=True, description="never evict these chunks; they go by DELETE, clear or ttl_s")
+    ttl_s: float | None = Field(
+        None,
+        gt=0,
+        strict=True,
+        allow_inf_nan=False,
+        description="seconds after which the chunks are dropped; default: never",
+    )
+
+
 def documents_of(chunks: Sequence[str | RagChunk], ids: ChunkIds | None, namespace: str) -> list[Document]:
     """The chunks' documents, registered ones looked up.
 
-    Raises ``VLLMValidationError`` (400), or ``GracefulHTTPError`` with 404 for an unknown id and 410 for one whose
-    chunk is no longer cached.
+    Raises :class:`BadRequestError`, :class:`UnknownIdError`, and :class:`GoneIdError` for a chunk no longer cached.
     """
     return [_document(chunk, i, ids, namespace) for i, chunk in enumerate(chunks)]
 
@@ -100,28 +123,22 @@ def _document(chunk: str | RagChunk, index: int, ids: ChunkIds | None, namespace
         chunk = RagChunk(text=chunk)
     if chunk.text is None:
         return _registered(chunk, index, ids, namespace)
-    if not chunk.text.strip():
-        raise VLLMValidationError(f"the text of chunk {index} is empty", parameter=f"chunks.{index}.text")
     for name, value in (("text", chunk.text), ("id", chunk.id), ("title", chunk.title)):
-        if value is not None and not is_unicode(value):
-            raise VLLMValidationError(
-                f"the {name} of chunk {index} is not Unicode text (it has half of a surrogate pair)",
-                parameter=f"chunks.{index}.{name}",
-            )
+        if value is not None:
+            check_field(name, value, f"chunks.{index}.{name}")
     return Document(chunk.text, chunk.id, chunk.title)
 
 
 def _registered(chunk: RagChunk, index: int, ids: ChunkIds | None, namespace: str) -> Document:
+    path = f"chunks.{index}"
     if chunk.id is None:
-        raise VLLMValidationError("a chunk needs a text", parameter=f"chunks.{index}.text")
+        raise BadRequestError("a chunk needs a text", f"{path}.text")
+    if ids is None:
+        raise UnknownIdError(f"{path}.id: unknown chunk id {chunk.id!r} (the chunk cache is off): send its text")
     try:
-        if ids is None:
-            raise UnknownIdError(f"unknown chunk id {chunk.id!r} (the chunk cache is off): send its text")
         content = ids.content(namespace, chunk.id)
-    except UnknownIdError as error:
-        raise GracefulHTTPError(f"chunks.{index}.id: {error}", HTTPStatus.NOT_FOUND) from error
-    except GoneIdError as error:
-        raise GracefulHTTPError(f"chunks.{index}.id: {error}", HTTPStatus.GONE) from error
+    except (UnknownIdError, GoneIdError) as error:
+        raise type(error)(f"{path}.id: {error}") from error
     return Document(content.text, chunk.id, content.title)
 
 

@@ -4,9 +4,10 @@
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from app.http.answers import Cluster, answers
+from app.routes.dependencies import AppState
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import RegistryError
@@ -20,9 +21,9 @@ router = APIRouter(prefix="/v1", tags=["Cluster"])
     response_model=None,
     responses=answers(Cluster, HTTPStatus.NOT_FOUND),
 )
-async def cluster(request: Request) -> dict[str, Any]:
+async def cluster(state: AppState) -> dict[str, Any]:
     """404 without ``--registry``. While the registry is lost, no replica is named."""
-    registry: RedisRegistry | None = getattr(request.app.state, "tessera_registry", None)
+    registry: RedisRegistry | None = getattr(state, "tessera_registry", None)
     if registry is None:
         raise GracefulHTTPError("this server has no registry (--registry)", HTTPStatus.NOT_FOUND)
     try:

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_hexdigest
 from app.documents.pdf_text import PdfError, pdf_text
 from app.documents.splitting import CountTokens, Piece, split_markdown, split_text
 from app.http.answers import Split, answers
-from app.settings import Settings
+from app.routes.dependencies import Renderer, RequestSettings
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(prefix="/v1/rag", tags=["Chunks"])
@@ -38,6 +38,8 @@ _SPLITTING = asyncio.Semaphore(2)
 )
 async def split(
     request: Request,
+    settings: RequestSettings,
+    renderer: Renderer,
     filename: Annotated[str, Query(min_length=1, max_length=255, description="its end says what the file is")],
     max_tokens: Annotated[int | None, Query(ge=16, description="tokens of a chunk at most; default: 512")] = None,
 ) -> dict[str, list[dict[str, Any]]]:
@@ -46,7 +48,6 @@ async def split(
     The chunks can be sent to ``/v1/rag/chat`` and ``/v1/rag/chunks`` as they are, but for ``tokens``. An ``id`` goes by
     the chunk's content: a changed chunk gets another. 415 for another kind of file, 413 for one that is too large.
     """
-    settings: Settings = request.app.state.tessera_settings
     limit = min(max_tokens or DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
     suffix = PurePath(filename).suffix.lower()
     if suffix not in SUFFIXES:
@@ -57,8 +58,7 @@ async def split(
     file = await _body(request, settings.split_max_bytes)
     async with _SPLITTING:
         text = await _text(file, suffix)
-        count = request.app.state.engine_client.renderer.num_tokens
-        chunks = await asyncio.to_thread(_chunks, text, suffix, filename, limit, count)
+        chunks = await asyncio.to_thread(_chunks, text, suffix, filename, limit, renderer.num_tokens)
     if not chunks:
         raise VLLMValidationError(f"there is no text in {filename!r}", parameter="body")
     return {"chunks": chunks}
@@ -93,11 +93,11 @@ def _chunks(text: str, suffix: str, filename: str, limit: int, count: CountToken
 
 
 def _described(pieces: Iterator[Piece], filename: str) -> Iterator[dict[str, Any]]:
-    for number, piece in enumerate(pieces, start=1):
-        digest = xxh3_64_hexdigest(piece.document.render().encode())[:8]
+    for number, (document, num_tokens) in enumerate(pieces, start=1):
+        digest = xxh3_64_hexdigest(document.render().encode())[:8]
         yield {
             "id": f"{filename}#{number}-{digest}",
-            "title": piece.document.title,
-            "text": piece.document.text,
-            "tokens": piece.num_tokens,
+            "title": document.title,
+            "text": document.text,
+            "tokens": num_tokens,
         }
