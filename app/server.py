@@ -24,8 +24,8 @@ from app.access.exposure import checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
 from app.cluster.registration import registered
-from app.http.answers import correct_openapi
 from app.http.cut_off import CutOffMiddleware
+from app.http.openapi import correct_openapi
 from app.http.refusals import ReasonMiddleware
 from app.http.retry_after import RetryAfterMiddleware
 from app.logs import configure_logging

@@ -10,8 +10,9 @@ from app.documents.document import BadRequestError
 from app.profile import Profile
 from app.settings import Settings
 from cache.layout import PositionStrategy
+from cache.report import LinkContext, ScopeName
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
-from engine_ext.wire.request import MAX_LINK_TOKENS, CacheMode, CacheOptions, ChunkOrder, Decide, LinkContext, ScopeName
+from engine_ext.wire.request import MAX_LINK_TOKENS, CacheMode, CacheOptions, ChunkOrder, Decide
 
 
 class CacheField(BaseModel):

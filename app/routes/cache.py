@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.http.answers import CacheStats, Cleared, Slept, answers
+from app.http.answers import CacheStats, Cleared, Slept
+from app.http.openapi import answers
 from app.routes.dependencies import Engine, Tiers
 from cache.config import ChunkCacheConfig
 from cache.hashing import ChunkHash

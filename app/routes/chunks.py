@@ -13,7 +13,8 @@ from starlette.datastructures import State
 from app.catalog.ingestion import Keeper, ingested
 from app.documents.document import BadRequestError, Document
 from app.documents.rag_request import IngestRequest, chat_completion, system_and_user
-from app.http.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, JsonLines, SegmentList, answers
+from app.http.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, SegmentList
+from app.http.openapi import JsonLines, answers
 from app.prompt.marks import Marks
 from app.prompt.rendering import Rendered, open_ticket, render
 from app.routes.dependencies import AppState, CallersCatalog, Engine, Manager, Renderer, RequestMarks, RequestSettings

@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from app.http.answers import Cluster, answers
+from app.http.answers import Cluster
+from app.http.openapi import answers
 from app.routes.dependencies import AppState
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from replicas.redis_registry import RedisRegistry

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from app.documents.rag_request import RagChatRequest, chat_completion, chat_messages
-from app.http.answers import EVENT_STREAM, Plan, RagChatAnswer, answers
+from app.http.answers import Plan, RagChatAnswer
+from app.http.openapi import EVENT_STREAM, answers
 from app.http.sse import ReportInserter
 from app.prompt.rendering import open_ticket, render
 from app.routes.dependencies import AppState, ChatServing, Engine, RequestMarks
 from app.routes.errors import DocumentsRoute, error_response
-from cache.report import CacheReport
+from cache.report import Report
 from engine_ext.client.plan_preview import preview
 from engine_ext.wire.request import RequestContext
 from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
@@ -80,7 +81,7 @@ async def rag_plan(request: RagChatRequest, state: AppState, marks: RequestMarks
     )
 
 
-def _with_report(response: dict[str, Any], report: CacheReport | None) -> dict[str, Any]:
+def _with_report(response: dict[str, Any], report: Report | None) -> dict[str, Any]:
     response.pop("kv_transfer_params", None)
     return {**response, "cache": report.to_dict() if report else None}
 

@@ -13,7 +13,8 @@ from xxhash import xxh3_64_hexdigest
 
 from app.documents.pdf_text import PdfError, pdf_text
 from app.documents.splitting import CountTokens, Piece, split_markdown, split_text
-from app.http.answers import Split, answers
+from app.http.answers import Split
+from app.http.openapi import answers
 from app.routes.dependencies import Renderer, RequestSettings
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
