@@ -12,9 +12,10 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cache.config import ChunkCacheConfig
 from cache.lease import ChunkStatus
 from cache.manager import ChunkCacheManager, Removal
-from cache.metrics import TIER_EVENTS
+from cache.metrics import TIER_EVENTS, ChunkCacheMetrics
 
 if TYPE_CHECKING:
     from engine_ext.chunks.fills import FillRunner
@@ -49,8 +50,8 @@ class ChunkCacheCollector(Collector):
         manager, fills = self._engine.manager, self._engine.fills
         metrics = list(self._state())
         if manager is not None and fills is not None:
-            metrics += [*_counters(manager), *_gauges(manager, fills), *_histograms(manager)]
-            metrics += _tier_counters(manager, fills.archive.tiers if fills.archive is not None else ())
+            metrics += [*_counters(manager.metrics), *_gauges(manager, fills), *_histograms(manager.metrics)]
+            metrics += _tier_counters(manager.metrics, fills.archive.tiers if fills.archive is not None else ())
         return metrics
 
     def _state(self) -> Iterator[Metric]:
@@ -89,8 +90,7 @@ def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Read], list[Metric]]:
     return in_loop
 
 
-def _counters(manager: ChunkCacheManager) -> Iterator[Metric]:
-    counted = manager.metrics
+def _counters(counted: ChunkCacheMetrics) -> Iterator[Metric]:
     lookups = CounterMetricFamily(
         "tessera_lookups", "Chunks looked up, by result and by where they were looked for", labels=["result", "tier"]
     )
@@ -124,18 +124,18 @@ def _counters(manager: ChunkCacheManager) -> Iterator[Metric]:
     yield refused
 
 
-def _tier_counters(manager: ChunkCacheManager, tiers: Iterable[str]) -> Iterator[Metric]:
+def _tier_counters(counted: ChunkCacheMetrics, tiers: Iterable[str]) -> Iterator[Metric]:
     events = CounterMetricFamily("tessera_tier_events", "What tiers did", labels=["tier", "event"])
     for tier, event in itertools.product(tiers, TIER_EVENTS):
-        events.add_metric([tier, event], manager.metrics.tier_events[tier, event])
+        events.add_metric([tier, event], counted.tier_events[tier, event])
     yield events
-    loaded = _filled_up(manager.metrics.loaded_bytes, *tiers)
+    loaded = _filled_up(counted.loaded_bytes, *tiers)
     yield _counter_by("loaded_bytes", "KV that came from tiers", "tier", loaded)
 
 
 def _gauges(manager: ChunkCacheManager, fills: "FillRunner") -> Iterator[Metric]:
     held = manager.occupancy()
-    yield _gauge("pool_bytes", "Memory of the pool, on all workers together", _pool_bytes(manager))
+    yield _gauge("pool_bytes", "Memory of the pool, on all workers together", _pool_bytes(manager.config))
     yield _gauge("pool_pages", "Pages of the pool", held["pages_total"])
     yield _gauge("pool_pages_free", "Pages that hold nothing", held["pages_free"])
     yield _gauge("pool_pages_leased", "Pages of segments that running requests use", held["pages_leased"])
@@ -156,13 +156,13 @@ def _gauges(manager: ChunkCacheManager, fills: "FillRunner") -> Iterator[Metric]
     yield _gauge("registered_ids", "Chunk ids that requests may name", len(manager.ids))
 
 
-def _histograms(manager: ChunkCacheManager) -> Iterator[Metric]:
-    for histogram in (manager.metrics.plan_seconds, manager.metrics.fill_seconds, manager.metrics.lease_seconds):
+def _histograms(counted: ChunkCacheMetrics) -> Iterator[Metric]:
+    for histogram in (counted.plan_seconds, counted.fill_seconds, counted.lease_seconds):
         yield from histogram.collect()
 
 
-def _pool_bytes(manager: ChunkCacheManager) -> int:
-    return manager.config.num_pages * manager.config.page_bytes
+def _pool_bytes(config: ChunkCacheConfig) -> int:
+    return config.num_pages * config.page_bytes
 
 
 def _filled_up(counts: Mapping[str, int], *names: str) -> dict[str, int]:

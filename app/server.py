@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fastapi import FastAPI
+from starlette.datastructures import State
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
@@ -36,6 +37,7 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, peer, rag, split
 from app.settings import Settings
+from cache.config import ChunkCacheConfig
 from cache.strategy import DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.client.engine import ChunkEngine, FillLimits
@@ -70,32 +72,44 @@ async def build_tessera_app(
         await _check_model(profile, engine)
     marks = Marks()
     block_tokens = engine.sharing.block_tokens if engine.sharing else None
-    renderer = SegmentRenderer(engine.llm.renderer, marks, settings.chunk_max_tokens, block_tokens)
+    renderer = SegmentRenderer(engine.renderer, marks, settings.chunk_max_tokens, block_tokens)
     if engine.sharing is not None and not renderer.can_pad:
         engine.copy_chunks("the tokenizer has no token of white space to fill blocks with")
     engine.renderer = renderer
     supported_tasks = await engine.llm.get_supported_tasks()
     args.middleware = [*args.middleware, *MIDDLEWARE]
-    app: FastAPI = build_app(args, supported_tasks, engine.llm.model_config)
+    app: FastAPI = build_app(args, supported_tasks, engine.model_config)
     app.title = "Tessera"
     for module in (rag, split, chunks, cache, cluster, peer, page):
         app.include_router(module.router)
     correct_openapi(app)
-    app.state.tessera_marks = marks
-    app.state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
-    app.state.tessera_example = page.read(example_file(args.model))
-    app.state.tessera_profile = profile and (profile.in_place() if engine.sharing else profile)
-    app.state.tessera_tenants = tenants = _tenants(args, settings)
-    if tenants is not None and (manager := engine.manager) is not None:
-        manager.usage.quota_of = lambda owner: tenants.quota_of(owner, manager.config.page_bytes)
+    _fill_state(app.state, marks, engine, args, settings, profile)
     await init_app_state(engine, app.state, args, supported_tasks)
     return app
+
+
+def _fill_state(
+    state: State,
+    marks: Marks,
+    engine: ChunkEngine,
+    args: argparse.Namespace,
+    settings: Settings,
+    profile: Profile | None,
+) -> None:
+    """Sets all that Tessera's endpoints and middleware read from the application's state."""
+    state.tessera_marks = marks
+    state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
+    state.tessera_example = page.read(example_file(args.model))
+    state.tessera_profile = profile and (profile.in_place() if engine.sharing else profile)
+    state.tessera_tenants = tenants = _tenants(args, settings)
+    if tenants is not None and (manager := engine.manager) is not None:
+        manager.usage.quota_of = lambda owner: tenants.quota_of(owner, manager.config.page_bytes)
 
 
 async def _check_model(profile: Profile, engine: ChunkEngine) -> None:
     """Raises :class:`ProfileError` unless ``profile`` is of the engine's model."""
     try:
-        weights = await asyncio.to_thread(weights_digest, engine.llm.vllm_config)
+        weights = await asyncio.to_thread(weights_digest, engine.vllm_config)
     except (UnknownWeightsError, OSError) as error:
         raise ProfileError(f"can't tell whether the profile is of this model: {error}") from error
     if weights != profile.weights:
@@ -117,10 +131,9 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
         say(warning)
     try:
         async with (
-            started_app(args, settings) as app,
-            _announced(app, lambda: say(_ready_line(app, url, started)), args, settings),
+            started_app(args, settings) as (app, engine),
+            _announced(app.state, engine, lambda: say(_ready_line(engine, url, started)), args, settings),
         ):
-            engine: ChunkEngine = app.state.engine_client
             shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
             has_died = engine.has_died
         await shutdown
@@ -159,12 +172,12 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIterator[FastAPI]:
-    """The application around a running engine, which ends with the context."""
+async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIterator[tuple[FastAPI, ChunkEngine]]:
+    """The application and its running engine, which ends with the context."""
     profile = Profile.read(settings.profile) if settings.profile else None
     async with _started_engine(AsyncEngineArgs.from_cli_args(args), settings, profile) as engine:
         with exported(engine, wanted=settings.chunk_cache):
-            yield await build_tessera_app(engine, args, settings, profile)
+            yield await build_tessera_app(engine, args, settings, profile), engine
 
 
 @asynccontextmanager
@@ -196,15 +209,15 @@ async def _started_engine(
 
 @asynccontextmanager
 async def _announced(
-    app: FastAPI, announce: Callable[[], None], args: argparse.Namespace, settings: Settings
+    state: State, engine: ChunkEngine, announce: Callable[[], None], args: argparse.Namespace, settings: Settings
 ) -> AsyncIterator[None]:
     """Calls ``announce`` once the HTTP server accepts connections; from then on the replica is in the registry."""
 
     async def present() -> None:
-        while not getattr(getattr(app.state, "server", None), "started", False):
+        while not getattr(getattr(state, "server", None), "started", False):
             await asyncio.sleep(0.05)
         announce()
-        async with registered(app, args, settings):
+        async with registered(state, engine, args, settings):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(present(), name="announced")
@@ -228,16 +241,18 @@ def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | 
     return (profile.in_place() if settings.chunk_cache_placement == "in-place" else profile).strategy
 
 
-def _ready_line(app: FastAPI, url: str, started: float) -> str:
-    engine: ChunkEngine = app.state.engine_client
+def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:
     if engine.manager is None:
         state = f"chunk cache off: {engine.disabled_reason}"
     else:
-        config = engine.manager.config
-        state = f"chunk cache on: {config.num_pages * config.page_tokens} tokens"
+        state = f"chunk cache on: {_capacity(engine.manager.config)} tokens"
         state += ", in place" if engine.placement == "in-place" else ""
         state += f"; positions: {engine.strategy.described()}"
     return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
+
+
+def _capacity(config: ChunkCacheConfig) -> int:
+    return config.num_pages * config.page_tokens
 
 
 def set_cpu_defaults(args: argparse.Namespace) -> None:

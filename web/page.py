@@ -4,9 +4,9 @@
 import hashlib
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from web.example import STATIC
 
@@ -26,6 +26,9 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # kept, but asked for each time: an update shows at once
 }
+
+Known = Annotated[str, Header(alias="if-none-match")]
+"""Tags of the files that the browser has kept."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -49,23 +52,23 @@ _FILES = {path.relative_to(STATIC).as_posix(): read(path) for path in sorted(STA
 
 
 @router.get("/")
-async def index(request: Request) -> Response:
+async def index(known: Known = "") -> Response:
     """The page. Its links are relative, so it also works behind a proxy's prefix."""
-    return _answer(request, "index.html")
+    return _answer("index.html", None, known)
 
 
 @router.get("/web/{name:path}")
-async def file(request: Request, name: str) -> Response:
+async def file(request: Request, name: str, known: Known = "") -> Response:
     """A file of the page; the example is the one for the server's model, which a router does not know."""
-    return _answer(request, name)
+    example: File | None = getattr(request.app.state, "tessera_example", None)
+    return _answer(name, example, known)
 
 
-def _answer(request: Request, name: str) -> Response:
-    found: File | None = getattr(request.app.state, "tessera_example", None) if name == EXAMPLE else None
-    found = found or _FILES.get(name)
+def _answer(name: str, example: File | None, known: str) -> Response:
+    found = example if example is not None and name == EXAMPLE else _FILES.get(name)
     if found is None:
         return Response("not found", HTTPStatus.NOT_FOUND, HEADERS, "text/plain")
     headers = {**HEADERS, "etag": found.etag}
-    if found.etag in request.headers.get("if-none-match", ""):
+    if found.etag in known:
         return Response(None, HTTPStatus.NOT_MODIFIED, headers)
     return Response(found.content, HTTPStatus.OK, headers, found.media_type)

@@ -10,11 +10,12 @@ from typing import Final
 
 import httpx
 
+from cache.config import ChunkCacheConfig
 from cache.costs import Costs
 from cache.holdings import DocumentKey
 from cache.index import ChunkKVCache
 from cache.lease import ChunkStatus, FillJob
-from cache.manager import ChunkCacheManager
+from cache.metrics import ChunkCacheMetrics
 from engine_ext.chunks.source import SourceResult
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
 from replicas.registry import Claim, Found, Registry, RegistryError, Replica
@@ -42,7 +43,8 @@ class Peers:
         self,
         registry: Registry,
         own_id: Callable[[], str | None],
-        manager: ChunkCacheManager,
+        config: ChunkCacheConfig,
+        metrics: ChunkCacheMetrics,
         transfers: Callable[[], PoolTransfers | None],
         costs: Costs,
         client: httpx.AsyncClient,
@@ -53,12 +55,13 @@ class Peers:
         """``own_id`` gives ``None`` while the registry is lost, ``transfers`` when nothing is shared any more."""
         self._registry = registry
         self._own_id = own_id
-        self._manager = manager
+        self._config = config
+        self._metrics = metrics
         self._transfers = transfers
         self._costs = costs
         self._wait_s = wait_s
         self._client = client
-        self._headers = {"authorization": f"Bearer {secret}", FINGERPRINT_HEADER: manager.config.fingerprint}
+        self._headers = {"authorization": f"Bearer {secret}", FINGERPRINT_HEADER: config.fingerprint}
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._lookups = LookupBatcher(self._begin_fills)
         self._known: dict[str, Replica] = {}
@@ -99,7 +102,7 @@ class Peers:
         return self._costs.is_worth_fetching(_tokens(job), self._bytes(job.entries))
 
     def _bytes(self, entries: Sequence[ChunkKVCache]) -> int:
-        return self._manager.config.page_bytes * sum(entry.num_pages for entry in entries)
+        return self._config.page_bytes * sum(entry.num_pages for entry in entries)
 
     async def _fetched(self, job: FillJob, peer: Replica, transfers: PoolTransfers, deadline: float) -> bool:
         started = time.perf_counter()
@@ -120,7 +123,7 @@ class Peers:
         else:
             self._count("fetched")
             num_bytes = self._bytes(job.entries)
-            self._manager.metrics.fetched_bytes += num_bytes
+            self._metrics.fetched_bytes += num_bytes
             self._costs.fetching.observe(num_bytes, time.perf_counter() - started)
             return True
         return False
@@ -144,7 +147,7 @@ class Peers:
         """Other replicas with the same KV, by id, as of a moment ago."""
         async with self._refreshing:
             if time.monotonic() >= self._known_until:
-                mine, own_id = self._manager.config.fingerprint, self._own_id()
+                mine, own_id = self._config.fingerprint, self._own_id()
                 replicas = await self._registry.replicas()
                 self._known = {each.id: each for each in replicas if each.fingerprint == mine and each.id != own_id}
                 self._known_until = time.monotonic() + _KNOWN_S
@@ -156,7 +159,7 @@ class Peers:
         return await self._registry.begin_fills(own_id, keys)
 
     def _count(self, outcome: str) -> None:
-        self._manager.metrics.fetches[outcome] += 1
+        self._metrics.fetches[outcome] += 1
 
 
 class _AbsentError(Exception):

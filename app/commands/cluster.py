@@ -82,17 +82,40 @@ class Part:
         self._start_again_at: float | None = None
         self.server = start(None)
 
+    @property
+    def url(self) -> str:
+        """The address of the process."""
+        return self.server.url
+
+    @property
+    def port(self) -> int:
+        """The port of the process."""
+        return self.server.port
+
+    def wait_ready(self) -> None:
+        """Waits until the process answers; raises :class:`ClusterError` if it ends first."""
+        log = self.server.log
+        try:
+            self.server.wait_ready()
+        except (RuntimeError, TimeoutError) as error:
+            words = last_words(log).removeprefix("tessera: ")
+            raise ClusterError(f"{self.name} didn't start: {words}; its log is {log}") from error
+
+    def ending(self) -> str | None:
+        """A report of how the process ended; ``None`` while it runs."""
+        process = self.server.process
+        return None if process.poll() is None else f"{self.name} has ended with {process.returncode}"
+
     def watch(self) -> None:
         """Starts the process again some time after it has ended."""
-        if self.server.process.poll() is None:
+        if (ending := self.ending()) is None:
             return
         now = time.monotonic()
         if self._start_again_at is None:
             if now - self._started > _RESTART_S[1]:
                 self._pause = _RESTART_S[0]
             self._start_again_at = now + self._pause
-            kept = self.server.log.replace(self.server.log.with_suffix(".previous.log"))
-            say(f"{self.name} has ended with {self.server.process.returncode}; its log is {kept}")
+            say(f"{ending}; its log is {_kept(self.server.log)}")
         elif now >= self._start_again_at:
             say(f"starting {self.name} again")
             self._pause = min(2 * self._pause, _RESTART_S[1])
@@ -132,19 +155,15 @@ def _start(args: argparse.Namespace, flags: list[str], stack: ExitStack) -> list
     stack.callback(parts[-1].stop)
     with progress(f"starting {args.replicas} replicas and a router; logs are in {folder}"):
         for part in parts:
-            _wait_ready(part)
+            part.wait_ready()
         _wait_for_all(parts[-1].server, args.replicas)
-    _start_prometheus(folder, {part.name: part.server.port for part in parts}, stack)
+    _start_prometheus(folder, {part.name: part.port for part in parts}, stack)
     return parts
 
 
-def _wait_ready(part: Part) -> None:
-    log = part.server.log
-    try:
-        part.server.wait_ready()
-    except (RuntimeError, TimeoutError) as error:
-        words = last_words(log).removeprefix("tessera: ")
-        raise ClusterError(f"{part.name} didn't start: {words}; its log is {log}") from error
+def _kept(log: Path) -> Path:
+    """Keeps a log beside the next one."""
+    return log.replace(log.with_suffix(".previous.log"))
 
 
 def _wait_for_all(router: ServerProcess, replicas: int) -> None:
@@ -201,8 +220,8 @@ def prometheus_config(ports: dict[str, int]) -> dict[str, object]:
 
 def _tell(parts: list[Part]) -> None:
     for part in parts:
-        say(f"{part.name} at {part.server.url}")
-    router = parts[-1].server.url
+        say(f"{part.name} at {part.url}")
+    router = parts[-1].url
     say(f"who is there and why requests went where: {router}/v1/cluster; Ctrl-C stops. Try:")
     print(_CURL.format(url=router), flush=True)
 
@@ -210,8 +229,8 @@ def _tell(parts: list[Part]) -> None:
 def _watch(parts: list[Part]) -> None:
     """Starts replicas again that have ended; returns when the router has."""
     *replicas, router = parts
-    while router.server.process.poll() is None:
+    while (ending := router.ending()) is None:
         for replica in replicas:
             replica.watch()
         time.sleep(0.5)
-    say(f"the router has ended with {router.server.process.returncode}; its log is {router.server.log}")
+    say(f"the {ending}; its log is {router.server.log}")

@@ -34,12 +34,11 @@ class EngineReplica:
         self.name = str(serve.get_replica_context().replica_id.unique_id)
         args, settings = _parsed([*arguments, *_presence(self.name)])
         prepare(args, settings)
-        app = await self._running.enter_async_context(started_app(args, settings))
+        app, self._engine = await self._running.enter_async_context(started_app(args, settings))
         app.state.server = _Actor()
-        self._engine = app.state.engine_client
         self._app = named(app, self.name)
         await self._running.enter_async_context(app.router.lifespan_context(app))
-        await self._running.enter_async_context(registered(app, args, settings))
+        await self._running.enter_async_context(registered(app.state, self._engine, args, settings))
 
     async def handle(
         self, head: RequestHead, body: bytes, hint: Hint | None = None

@@ -77,7 +77,7 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
     for each in (ClientLimitsMiddleware, AccessMiddleware):  # the last one is outside
         app.add_middleware(each)
     app.include_router(page.router)
-    proxy = Proxy(chooser, client, metrics)
+    proxy = Proxy(chooser, directory, client, metrics)
     everywhere = Broadcast(directory, client, proxy)
     app.mount("/", everywhere)
     return app

@@ -59,7 +59,7 @@ class Chooser:
         candidates = [Candidate(each.id, each.name, self.in_flight.load(each.url, each.load)) for each in replicas]
         ranked = rank(documents, candidates)
         seconds = time.perf_counter() - started
-        self._metrics.decision_seconds.observe(seconds)
+        self._metrics.decided(seconds)
         if ranked and documents:
             self._note(path, documents, ranked[0].candidate.name, ranked[0].held_tokens, seconds)
         by_id = {replica.id: replica for replica in replicas}
@@ -69,8 +69,7 @@ class Chooser:
         tokens = sum(
             max((claim.holding.tokens for claim in document.claims), default=document.tokens) for document in documents
         )
-        self._metrics.wanted.inc(tokens)
-        self._metrics.held.inc(held)
+        self._metrics.sent(tokens, held)
         self.decisions.append(Decision(time.time(), path, name, len(documents), tokens, held, round(seconds * 1e3, 3)))
 
 

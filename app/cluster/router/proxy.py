@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from app.cluster.router.chooser import Chooser
+from app.cluster.router.directory import Directory
 from app.cluster.router.metrics import RouterMetrics
 from app.http.bodies import read_body
 from app.http.refusals import refusal
@@ -64,8 +65,11 @@ def http_client() -> httpx.AsyncClient:
 class Proxy:
     """The ASGI application behind all paths that are not the router's own."""
 
-    def __init__(self, chooser: Chooser, client: httpx.AsyncClient, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, chooser: Chooser, directory: Directory, client: httpx.AsyncClient, metrics: RouterMetrics
+    ) -> None:
         self._chooser = chooser
+        self._directory = directory
         self._client = client
         self._metrics = metrics
 
@@ -96,12 +100,12 @@ class Proxy:
                     refused = await self._attempt(replica, scope, body, send, is_last=attempt == len(replicas))
                 except _UnreachableError as error:
                     logger.warning("replica %s: %s", replica.name, error)
-                    self._chooser.directory.suspect(replica)
-                    self._metrics.retries.labels("unreachable").inc()
+                    self._directory.suspect(replica)
+                    self._metrics.retried("unreachable")
                     continue
                 if refused is None:
                     return
-                self._metrics.retries.labels("busy").inc()
+                self._metrics.retried("busy")
         message = f"no replica named {name!r}" if name is not None else "no replica can be reached"
         await unavailable(message)(scope, _nothing, send)
 
@@ -121,11 +125,11 @@ class Proxy:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             except httpx.HTTPError as error:
                 status = "broken"
-                self._chooser.directory.suspect(replica)
+                self._directory.suspect(replica)
                 # Not an end: the client must see that something is missing.
                 raise ConnectionResetError(f"replica {replica.name} broke off: {error!r}") from error
             finally:
-                self._metrics.requests.labels(replica.name, status).inc()
+                self._metrics.answered(replica.name, status)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return None
         finally:
@@ -144,14 +148,12 @@ class Proxy:
     @asynccontextmanager
     async def _counted(self, replica: Replica) -> "AsyncIterator[None]":
         in_flight = self._chooser.in_flight
-        load = self._metrics.load.labels(replica.name)
         in_flight.add(replica.url, 1)
-        load.inc()
         try:
-            yield
+            with self._metrics.under_way(replica.name):
+                yield
         finally:
             in_flight.add(replica.url, -1)
-            load.dec()
 
 
 def raw_path(scope: Scope) -> bytes:

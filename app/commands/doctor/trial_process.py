@@ -41,8 +41,7 @@ async def _try(args: "Namespace", settings: "Settings") -> dict[str, Any]:
     from app.server import prepare, started_app
 
     prepare(args, settings)
-    async with started_app(args, settings) as app:
-        engine = app.state.engine_client
+    async with started_app(args, settings) as (_, engine):
         if engine.manager is None:
             return {"reason": engine.disabled_reason}
         (description, *_) = await engine.llm.collective_rpc("chunk_cache_describe")
