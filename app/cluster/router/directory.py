@@ -3,7 +3,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
 import httpx
@@ -42,6 +43,18 @@ class Directory:
     def suspect(self, replica: Replica) -> None:
         """Says that ``replica`` could not be reached."""
         self._suspects.add(replica.url)
+
+    @asynccontextmanager
+    async def kept_fresh(self) -> AsyncIterator[None]:
+        """Refreshes once, then every second within the context."""
+        await self.refresh()
+        task = asyncio.create_task(self.run(), name="directory")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
     async def run(self) -> None:
         """Until cancelled."""
