@@ -49,7 +49,7 @@ from tools.progress import progress, say
 from web import page
 from web.example import example_file
 
-# Each goes around those before it. vLLM imports them by name.
+# Each wraps those before it. vLLM imports them by name.
 _MIDDLEWARE = (
     DocumentsMiddleware,
     CutOffMiddleware,
@@ -61,13 +61,13 @@ _MIDDLEWARE = (
 MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in _MIDDLEWARE]
 _CPU_KV_CACHE_BYTES = 2 << 30
 GRACE_S = 1
-"""How long responses may go on after the engine has stopped (when vLLM's ``--shutdown-timeout`` is over)."""
+"""Seconds that responses may continue after the engine has stopped (after vLLM's ``--shutdown-timeout``)."""
 
 
 async def build_tessera_app(
     engine: ChunkEngine, args: argparse.Namespace, settings: Settings, profile: Profile | None
 ) -> FastAPI:
-    """vLLM's whole app with Tessera's routers and middleware."""
+    """vLLM's app with Tessera's routers and middleware."""
     if profile is not None:
         await _check_model(profile, engine)
     marks = Marks()
@@ -117,9 +117,9 @@ async def _check_model(profile: Profile, engine: ChunkEngine) -> None:
 
 
 async def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Serves until SIGINT or SIGTERM, or until the engine has died; returns the exit code, 0 or 1.
+    """Serves until SIGINT, SIGTERM or the engine's death; returns the exit code, 0 or 1.
 
-    Every process it started has ended when it returns.
+    All processes that it started have ended when it returns.
     """
     started = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -140,23 +140,23 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
     finally:
         sock.close()
         claim.close()
-    say("the engine has died; what it said is above" if has_died else "stopped")
+    say("the engine has died; its log is above" if has_died else "stopped")
     return int(has_died)
 
 
 def claim_address(url: str) -> socket.socket:
-    """What only one server of a machine can have for a URL; raises ``OSError`` (``EADDRINUSE``) for the next one.
+    """Claims a URL for one server of this machine. Raises ``OSError`` (``EADDRINUSE``) if it is taken.
 
-    The system lets several bind a port until one of them listens, and that is when its model is loaded.
+    The system lets several servers bind a port until one of them listens, which is after its model is loaded.
     """
     claim = socket.socket(socket.AF_UNIX)
-    # A name, not a file: of this network namespace, as ports are, and gone with the process.
+    # An abstract name, not a file: it belongs to the network namespace, as ports do, and ends with the process.
     claim.bind(f"\0tessera-{sha256(url.encode()).hexdigest()}")
     return claim
 
 
 def prepare(args: argparse.Namespace, settings: Settings) -> None:
-    """What comes before the engine.
+    """Prepares arguments and logging before the engine starts.
 
     Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`,
     :class:`ProfileError`.
@@ -168,7 +168,7 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     set_cpu_defaults(args)
     check_flags(args)
     for url in parse_tiers(settings.chunk_cache_tiers or ""):
-        make_tier(url).close()  # each worker makes its own, which would be late to find that it can't
+        make_tier(url).close()  # fails early; each worker makes its own
 
 
 @asynccontextmanager
@@ -211,7 +211,7 @@ async def _started_engine(
 async def _announced(
     state: State, engine: ChunkEngine, announce: Callable[[], None], args: argparse.Namespace, settings: Settings
 ) -> AsyncIterator[None]:
-    """Calls ``announce`` once the HTTP server accepts connections; from then on the replica is in the registry."""
+    """Calls ``announce`` once the HTTP server accepts connections, then registers the replica."""
 
     async def present() -> None:
         while not getattr(getattr(state, "server", None), "started", False):
@@ -233,7 +233,7 @@ def _tenants(args: argparse.Namespace, settings: Settings) -> Tenants | None:
 
 
 def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | None:
-    """The position strategy that flags or profile ask for; ``None`` if they leave it to the model."""
+    """The position strategy of flags or profile; ``None`` leaves it to the model."""
     if settings.chunk_position_strategy is not None:
         return DefaultStrategy(settings.chunk_position_strategy, "--chunk-position-strategy")
     if profile is None:
@@ -256,7 +256,7 @@ def _capacity(config: ChunkCacheConfig) -> int:
 
 
 def set_cpu_defaults(args: argparse.Namespace) -> None:
-    """On a CPU vLLM would reserve 92 % of the machine's memory, and not start beside a browser."""
+    """Limits the KV cache on CPUs: vLLM would reserve 92 % of the machine's memory."""
     is_sized = args.kv_cache_memory_bytes is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
     is_default = args.gpu_memory_utilization == AsyncEngineArgs.gpu_memory_utilization
     if current_platform.is_cpu() and not is_sized and is_default:
@@ -264,7 +264,7 @@ def set_cpu_defaults(args: argparse.Namespace) -> None:
 
 
 def abandon_start(number: int, _: object) -> NoReturn:
-    """Ends the engine's processes and this one. An exception would be lost in the engine's wait for its processes."""
+    """Ends the engine's processes and this one. The engine's wait for its processes would swallow an exception."""
     say("interrupted while starting")
     for child in multiprocessing.active_children():
         child.terminate()
@@ -274,7 +274,7 @@ def abandon_start(number: int, _: object) -> NoReturn:
 
 
 def _uvicorn_options(args: argparse.Namespace) -> dict[str, Any]:
-    """As ``vllm serve`` passes them on."""
+    """Options of the HTTP server, as in ``vllm serve``."""
     return {
         "enable_ssl_refresh": args.enable_ssl_refresh,
         "host": args.host,

@@ -31,7 +31,7 @@ class Part(Shape):
 
 
 class ChunkLabel(Shape):
-    """``index`` and ``id`` are the document's in the request; ``part`` is there if it became several chunks."""
+    """Index and id of a chunk's document; ``part`` if the document became several chunks."""
 
     index: int
     id: str | None
@@ -65,7 +65,7 @@ class ReportedTokens(Shape):
 
 
 class Segment(Shape):
-    """With ``cache.explain`` only; ``position`` is the logical one of the first token."""
+    """With ``cache.explain`` only; ``position``: logical position of the first token."""
 
     kind: Literal["system", "chunk", "question"]
     token_ids: TokenIds
@@ -80,14 +80,14 @@ class Decided(Shape):
 
 
 class Links(Shape):
-    """First tokens of each chunk but the first, computed anew, and how they saw earlier chunks."""
+    """Recomputed first tokens of each chunk but the first, and how they saw earlier chunks."""
 
     tokens: int
     context: LinkContext
 
 
 class ComparedTimes(Shape):
-    """Milliseconds of both answers."""
+    """Timings of both answers, in milliseconds."""
 
     cached: dict[str, float]
     full: dict[str, float]
@@ -150,7 +150,7 @@ class Report(Shape):
 
 
 def explain_segments(prompt: ChunkedPrompt, layout: Layout | None) -> list[Segment]:
-    """Segments with token ids and the logical position of each first token; plain indices without a layout."""
+    """Segments with token ids and logical positions of first tokens; plain indices without a layout."""
     tokens = [prompt.system, *(chunk.token_ids for chunk in prompt.chunks), prompt.question]
     kinds = ["system", *["chunk"] * len(prompt.chunks), "question"]
     if layout is not None:

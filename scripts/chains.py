@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Print the size of each package, its functions' lengths, and its attribute chains through other objects.
+"""Print each package's size, function lengths, and attribute chains through other objects.
 
 A chain is an attribute access with two or more dots into an object that was not imported: request.app.state, or
 self.engine.llm.model, where the dot after self (or cls) is free. Each chain counts once, whatever its length.
@@ -85,7 +85,7 @@ def chains(tree: ast.Module) -> list[str]:
 
 
 def _num_dots(node: ast.expr, imported: set[str]) -> int:
-    """Count the dots into another object: none if the chain starts at an import, or not at a name."""
+    """Count the dots into another object; 0 if the chain starts at an import."""
     dots = 0
     while isinstance(node, ast.Attribute):
         dots, node = dots + 1, node.value

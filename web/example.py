@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example that the page offers and `tessera demo` shows: documents, questions, and the documents' orders.
+"""The example of the page and `tessera demo`: documents, questions, orders of documents.
 
-It is in plain English. A model that answers from other text only brings an example of its own in its folder.
+A model may have an example of its own in its folder.
 """
 
 import json
@@ -14,14 +14,14 @@ _OWN: Final = "tessera_example.json"
 
 
 def example_file(model: str) -> Path:
-    """The file with the example for a model, a folder or a name."""
+    """The file with the example for a model, given by folder or name."""
     own = Path(model) / _OWN
     return own if own.is_file() else STATIC / "example.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """``orders`` has, for each question, the order that its documents stand in, by their indices."""
+    """``orders`` has the document indices of each question, in the order of its prompt."""
 
     system: str
     documents: tuple[str, ...]
@@ -30,7 +30,7 @@ class Example:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The example in a file."""
+        """Reads an example."""
         fields = json.loads(path.read_bytes())
         orders = tuple(tuple(order) for order in fields["orders"])
         return cls(fields["system"], tuple(fields["documents"]), tuple(fields["questions"]), orders)

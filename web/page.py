@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the web page at ``/`` and its files below ``/web``, without asking for an API key: they hold no secret."""
+"""The web page at ``/`` and its files below ``/web``; no API key needed."""
 
 import hashlib
 from http import HTTPStatus
@@ -24,17 +24,17 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # kept, but asked for each time: an update shows at once
+    "cache-control": "no-cache",  # revalidated each time, so that an update shows at once
 }
 
 Known = Annotated[str, Header(alias="if-none-match")]
-"""Tags of the files that the browser has kept."""
+"""ETags of the files in the browser's cache."""
 
 router = APIRouter(include_in_schema=False)
 
 
 class File(NamedTuple):
-    """A file as it is sent."""
+    """A file with its headers."""
 
     content: bytes
     media_type: str
@@ -42,24 +42,24 @@ class File(NamedTuple):
 
 
 def read(path: Path) -> File:
-    """The file at ``path``, ready to be sent."""
+    """Reads a file."""
     content = path.read_bytes()
     return File(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
-# Read once: what is not here can't be asked for, whatever its path.
+# Read once at import: only these files can be requested, whatever the path.
 _FILES = {path.relative_to(STATIC).as_posix(): read(path) for path in sorted(STATIC.rglob("*")) if path.is_file()}
 
 
 @router.get("/")
 async def index(known: Known = "") -> Response:
-    """The page. Its links are relative, so it also works behind a proxy's prefix."""
+    """The page. Its links are relative, so that it works behind a proxy's prefix."""
     return _answer("index.html", None, known)
 
 
 @router.get("/web/{name:path}")
 async def file(request: Request, name: str, known: Known = "") -> Response:
-    """A file of the page; the example is the one for the server's model, which a router does not know."""
+    """A file of the page. A server has an example for its model; a router has the general one."""
     example: File | None = getattr(request.app.state, "tessera_example", None)
     return _answer(name, example, known)
 

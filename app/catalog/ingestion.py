@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks computed ahead of time, kept and named as their sender asks."""
+"""Computes chunks ahead of time, pins and names them."""
 
 import asyncio
 import time
@@ -78,7 +78,7 @@ class Keeper:
 async def ingested(
     background: BackgroundFills, renderer: SegmentRenderer, rendered: Rendered, keeper: Keeper
 ) -> AsyncIterator[dict[str, Any]]:
-    """Computes the keeper's documents behind the prefix of ``rendered``; yields a line per chunk, then the summary."""
+    """Computes the keeper's documents behind the prefix of ``rendered``. Yields a line per chunk, then the summary."""
     started = time.monotonic()
     assert rendered.prompt is not None
     chunks = await asyncio.to_thread(_chunks, renderer, keeper.documents, keeper.namespace)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This replica in the registry: present while it takes requests."""
+"""Registers this replica while it takes requests."""
 
 import argparse
 import asyncio
@@ -27,7 +27,7 @@ from tools.progress import say
 async def registered(
     state: State, engine: ChunkEngine, args: argparse.Namespace, settings: Settings
 ) -> AsyncIterator[None]:
-    """Publishes meanwhile, if there is a registry. A replica without chunk cache takes part, too."""
+    """Publishes this replica, even without a chunk cache, if there is a registry."""
     if settings.registry is None:
         yield
         return
@@ -58,7 +58,7 @@ async def registered(
 async def _fetching(
     engine: ChunkEngine, registry: Registry, publisher: Publisher, settings: Settings
 ) -> AsyncIterator[None]:
-    """Missing chunks come from other replicas meanwhile, if they may."""
+    """Adds other replicas as a source of missing chunks, if sharing is on."""
     manager, fills, secret = engine.manager, engine.fills, settings.peer_secret
     if manager is None or fills is None or engine.transfers is None or secret is None:
         yield
@@ -85,7 +85,7 @@ async def _fetching(
 def _description(
     state: State, engine: ChunkEngine, args: argparse.Namespace, settings: Settings
 ) -> Callable[[str], Replica | None]:
-    """The replica as it is at each heartbeat, under the id given; ``None`` when it stops."""
+    """Makes the function that describes the replica for a heartbeat; ``None`` when stopping."""
     url = settings.advertise_url or _own_url(args)
     name = settings.replica_name or f"{socket.gethostname()}:{args.port}"
 
@@ -112,22 +112,22 @@ class _PublisherCollector(Collector):
         self._publisher = publisher
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: without it, registering would collect."""
+        """Returns nothing; without this method, registering would collect."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Whether the registry is reached, and what it was told."""
+        """State of the registry, and counters of what was published."""
         publisher = self._publisher
         yield GaugeMetricFamily(
-            "tessera_registry_up", "Whether the registry took what it was told last", publisher.is_up
+            "tessera_registry_up", "Whether the last update of the registry succeeded", publisher.is_up
         )
         published, errors = publisher.num_published, publisher.num_errors
-        yield CounterMetricFamily("tessera_registry_published", "Changes told to the registry", published)
+        yield CounterMetricFamily("tessera_registry_published", "Changes published in the registry", published)
         yield CounterMetricFamily("tessera_registry_errors", "Times that the registry was lost", errors)
 
 
 def _models(state: State) -> tuple[str, ...]:
-    """What clients may give as ``model``: base model and LoRA adapters."""
+    """Valid values of a request's ``model``: base model and LoRA adapters."""
     served = state.openai_serving_models
     return (*(path.name for path in served.base_model_paths), *served.lora_requests)
 
@@ -136,5 +136,5 @@ def _own_url(args: argparse.Namespace) -> str:
     scheme, host = "https" if args.ssl_certfile else "http", args.host
     if host in (None, "", "0.0.0.0", "::"):
         host = socket.getfqdn()
-        say(f"routers are told {scheme}://{host}:{args.port}; set --advertise-url if they can't reach that")
+        say(f"routers are told {scheme}://{host}:{args.port}; set --advertise-url if they can't reach it")
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{args.port}"

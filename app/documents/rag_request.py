@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests over document chunks: their fields, and the chat completion that each becomes."""
+"""Fields of requests over document chunks, and their translation into chat completions."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -25,9 +25,9 @@ _RESERVED = {
 
 
 class RagChunk(BaseModel):
-    """One document chunk. A chunk's KV depends on ``title`` and ``text`` only; ``id`` comes back in the report.
+    """One document chunk. Its KV depends on ``title`` and ``text`` only; ``id`` appears in the report.
 
-    An ``id`` without a text stands for what was registered under it by ``POST /v1/rag/chunks``.
+    An ``id`` without a text stands for the text registered under it by ``POST /v1/rag/chunks``.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -35,11 +35,11 @@ class RagChunk(BaseModel):
     id: str | None = Field(None, min_length=1, max_length=512)
     text: str | None = None
     title: str | None = None
-    metadata: dict[str, Any] | None = Field(None, description="kept by the client's side; not shown to the model")
+    metadata: dict[str, Any] | None = Field(None, description="ignored; never shown to the model")
 
 
 class RagRequest(BaseModel):
-    """What requests over chunks have in common."""
+    """Fields that all requests over chunks share."""
 
     model: str | None = None
     system: str = Field("", description="system prompt; empty: the chat template's opening only")
@@ -86,7 +86,7 @@ class RagChatRequest(RagRequest):
 
 
 class IngestRequest(RagRequest):
-    """Chunks to compute behind ``system``, with the fields of chat completions that change the rendered prompt."""
+    """Chunks to compute behind ``system``. Fields of chat completions that change the rendered prompt apply too."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -100,7 +100,7 @@ class IngestRequest(RagRequest):
         },
     )
 
-    pin: bool = Field(False, strict=True, description="never evict these chunks; they go by DELETE, clear or ttl_s")
+    pin: bool = Field(False, strict=True, description="never evict these chunks; DELETE, clear and ttl_s remove them")
     ttl_s: float | None = Field(
         None,
         gt=0,
@@ -111,7 +111,7 @@ class IngestRequest(RagRequest):
 
 
 def documents_of(chunks: Sequence[str | RagChunk], ids: ChunkIds | None, namespace: str) -> list[Document]:
-    """The chunks' documents, registered ones looked up.
+    """The chunks' documents; registered ids are looked up.
 
     Raises :class:`BadRequestError`, :class:`UnknownIdError`, and :class:`GoneIdError` for a chunk no longer cached.
     """
@@ -154,7 +154,7 @@ def chat_completion(
 
 
 def chat_messages(request: RagChatRequest, marked: str) -> list[dict[str, Any]]:
-    """The conversation as vLLM takes it, the marked chunks before its first user text."""
+    """The conversation for vLLM, with the marked chunks before the first user text."""
     if request.question is not None:
         return system_and_user(request.system, marked + request.question)
     system = [{"role": "system", "content": request.system}] if request.system else []
@@ -169,7 +169,7 @@ def chat_messages(request: RagChatRequest, marked: str) -> list[dict[str, Any]]:
 
 
 def system_and_user(system: str, text: str) -> list[dict[str, Any]]:
-    """A conversation of a system prompt, if there is one, and one user message."""
+    """A conversation of an optional system prompt and one user message."""
     user = {"role": "user", "content": text}
     return [{"role": "system", "content": system}, user] if system else [user]
 

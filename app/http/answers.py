@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of our endpoints' answers, for the OpenAPI page; tests hold every answer against them."""
+"""Schemas of our endpoints' answers, for the OpenAPI page; tests validate every answer."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ class RagChatAnswer(ChatCompletionResponse):
 
 
 class PlannedChunk(ChunkLabel):
-    """``filling``: another request computes it now."""
+    """``filling``: another request is computing it."""
 
     key: str
     tokens: int
@@ -25,7 +25,7 @@ class PlannedChunk(ChunkLabel):
 
 
 class PlannedTokens(Shape):
-    """``missing`` is what fill requests would have to save."""
+    """``missing``: tokens that fill requests would have to save."""
 
     prompt: int
     cached: int
@@ -34,7 +34,7 @@ class PlannedTokens(Shape):
 
 
 class Pages(Shape):
-    """Of the chunk pool."""
+    """Pages of the chunk pool."""
 
     needed: int
     free: int
@@ -55,7 +55,7 @@ class Plan(Shape):
 
 
 class SplitChunk(Shape):
-    """A chunk as other endpoints take it, but for ``tokens``."""
+    """A chunk as other endpoints take it, plus ``tokens``."""
 
     id: str
     title: str | None
@@ -87,7 +87,7 @@ class IngestedChunk(ChunkLabel):
 
 
 class IngestSummary(Shape):
-    """Documents, chunks by what became of them, tokens, and the chunks that are cached, or gone again, at the end."""
+    """Documents, chunks by status, tokens, and chunks that are still cached at the end."""
 
     documents: int
     hit: int
@@ -135,7 +135,7 @@ class SegmentList(Shape):
 
 
 class Deleted(Shape):
-    """The key that is found no more."""
+    """The key of the dropped segment."""
 
     key: str
     deleted: Literal[True]
@@ -154,20 +154,20 @@ class CacheStats(Shape):
 
 
 class Cleared(Shape):
-    """Segments that were dropped."""
+    """Number of dropped segments."""
 
     cleared: int
 
 
 class Slept(Shape):
-    """What was taken out of the pool."""
+    """Segments and pages taken out of the pool."""
 
     segments: int
     pages: int
 
 
 class RegistryState(Shape):
-    """Whether it is reached, and entries in it that no replica wrote."""
+    """Whether the registry is reachable, and its number of invalid entries."""
 
     up: bool
     invalid_entries: int
@@ -187,7 +187,7 @@ class ReplicaState(Shape):
 
 
 class Cluster(Shape):
-    """What the registry knows."""
+    """The replicas in the registry."""
 
     registry: RegistryState
     replicas: list[ReplicaState]

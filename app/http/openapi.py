@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our endpoints on the OpenAPI page: the shape of each answer, and the refusals that are possible."""
+"""Our endpoints on the OpenAPI page: schemas of their answers, and possible refusals."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -39,17 +39,17 @@ class Refusal(Shape):
 
 _DESCRIPTIONS = {
     HTTPStatus.BAD_REQUEST: "The request can't be served as sent; `error.param` names the field at fault.",
-    HTTPStatus.UNAUTHORIZED: "No API key that is known came, and the server asks for one.",
-    HTTPStatus.FORBIDDEN: "The key's tenant has not the role that this needs.",
-    HTTPStatus.NOT_FOUND: "There is no such model, chunk or registry.",
-    HTTPStatus.REQUEST_TIMEOUT: "The body did not come in time.",
-    HTTPStatus.CONFLICT: "It does not go with the state of the cache, which `error.message` tells.",
+    HTTPStatus.UNAUTHORIZED: "The API key is missing or unknown.",
+    HTTPStatus.FORBIDDEN: "The key's tenant lacks the role for this endpoint.",
+    HTTPStatus.NOT_FOUND: "No such model, chunk or registry.",
+    HTTPStatus.REQUEST_TIMEOUT: "The body arrived too slowly.",
+    HTTPStatus.CONFLICT: "The state of the cache does not allow it; `error.message` says why.",
     HTTPStatus.GONE: "The chunk of an id is no longer cached: send its text again.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body, or the file, is too large.",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "No such file can be split.",
-    HTTPStatus.TOO_MANY_REQUESTS: "The tenant's limits are used up; `Retry-After` says when to ask.",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "This kind of file can't be split.",
+    HTTPStatus.TOO_MANY_REQUESTS: "The tenant has reached a limit; `Retry-After` says when to retry.",
     HTTPStatus.NOT_IMPLEMENTED: "The model, or the server as it is configured, can't do this.",
-    HTTPStatus.SERVICE_UNAVAILABLE: "Not now: the queue is full, or the server stops; `Retry-After` says when to ask.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "The queue is full, or the server is stopping; `Retry-After` says when to retry.",
 }
 _EVERYWHERE = (
     HTTPStatus.BAD_REQUEST,
@@ -64,9 +64,9 @@ _REFUSAL = {"application/json": {"schema": {"$ref": f"{_COMPONENTS}{Refusal.__na
 
 
 def answers(shape: Any, *errors: HTTPStatus, **success: Any) -> dict[int | str, dict[str, Any]]:
-    """``responses`` of an endpoint: its answer's shape, and what it may be refused with besides what all may be.
+    """``responses`` of an endpoint: the shape of its answer, the common refusals, and ``errors``.
 
-    ``success`` is more about the answer (``content``, ``links``).
+    ``success`` has further fields of the answer (``content``, ``links``).
     """
     found: dict[int | str, dict[str, Any]] = {200: {"model": shape, **success}}
     for status in sorted({*_EVERYWHERE, *errors}):
@@ -75,9 +75,9 @@ def answers(shape: Any, *errors: HTTPStatus, **success: Any) -> dict[int | str, 
 
 
 def correct_openapi(app: FastAPI) -> None:
-    """Puts the shape of refusals on the OpenAPI page, and takes status 422 from our endpoints.
+    """Adds refusals to the OpenAPI page, and removes status 422 from our endpoints.
 
-    FastAPI adds that one everywhere; vLLM's handlers make it 400.
+    FastAPI adds 422 everywhere; vLLM's handlers turn it into 400.
     """
     make = app.openapi
 

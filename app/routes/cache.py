@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of the chunk cache."""
+"""``/v1/cache``: state of the chunk cache, clearing, sleep."""
 
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -25,19 +25,19 @@ router = APIRouter(prefix="/v1/cache", tags=["Chunk cache"])
 async def stats(
     engine: Engine,
     check: Annotated[
-        bool, Query(description="check the cache's books too; takes time in proportion to the pool's pages")
+        bool, Query(description="also check the cache's books; takes time in proportion to the pool's pages")
     ] = True,
 ) -> dict[str, Any]:
-    """Whether the cache is on (and why not), what it holds, and what it has done since the start.
+    """Whether the cache is on, or why not; its contents and its counters.
 
-    Asking checks the cache's books as well: a defect in them would turn it off, with the reason given here. Those who
-    ask all the time may do without (``?check=false``): the books are also checked whenever the cache is idle.
+    The request also checks the cache's books: a defect turns the cache off and is the reason given here. Clients that
+    poll may skip the check (``?check=false``): the books are also checked whenever the cache is idle.
     """
     return cache_stats(engine, is_checked=check)
 
 
 class ClearRequest(BaseModel):
-    """What to drop."""
+    """Segments to drop."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"namespace": "default"}})
 
@@ -51,9 +51,9 @@ class ClearRequest(BaseModel):
     responses=answers(Cleared, HTTPStatus.SERVICE_UNAVAILABLE),
 )
 async def clear(engine: Engine, body: ClearRequest | None = None) -> dict[str, int]:
-    """Drops every segment in the pool, pinned ones too, from the pool and from all tiers.
+    """Drops every segment in the pool, pinned ones too; from all tiers as well.
 
-    Requests that run with them now keep them until they end. What is in tiers alone stays there.
+    Running requests keep their segments until they end. Segments that are in tiers only stay there.
     """
     keys = _cleared(engine.manager, body.namespace if body else None)
     await engine.drop_from_tiers(keys)
@@ -61,12 +61,12 @@ async def clear(engine: Engine, body: ClearRequest | None = None) -> dict[str, i
 
 
 class SleepRequest(BaseModel):
-    """What to take out of the pool."""
+    """Segments to take out of the pool."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"idle_s": 600}})
 
     idle_s: float = Field(
-        600, ge=0, strict=True, allow_inf_nan=False, description="only what was not used for so many seconds"
+        600, ge=0, strict=True, allow_inf_nan=False, description="only segments that were not used for so many seconds"
     )
 
 
@@ -77,7 +77,7 @@ class SleepRequest(BaseModel):
     responses=answers(Slept, HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
 )
 async def sleep(tiers: Tiers, body: SleepRequest | None = None) -> dict[str, int]:
-    """They are loaded again when they are asked about, or by ``POST /v1/rag/chunks``. Pinned chunks stay."""
+    """Requests for them, and ``POST /v1/rag/chunks``, load them again. Pinned chunks stay."""
     segments, pages = tiers.sleep_cold((body or SleepRequest()).idle_s)
     return {"segments": segments, "pages": pages}
 

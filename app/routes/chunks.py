@@ -57,11 +57,11 @@ async def ingest(
     renderer: Renderer,
     manager: Manager,
 ) -> JsonLines | JSONResponse:
-    """Answers with JSON lines: one per chunk, with progress, as it is done; the last one is the summary.
+    """Answers with JSON lines: one per finished chunk, with progress, then a summary.
 
     A chunk with an ``id`` is registered under it, in its namespace, for as long as it is cached: requests may then send
-    ``{"id": …}`` alone. What was done stays done when the call is interrupted. ``pin`` and ``ttl_s`` of the last call
-    that names a chunk count.
+    ``{"id": …}`` alone. Finished chunks stay when the call is interrupted. The last call that names a chunk determines
+    its ``pin`` and ``ttl_s``.
     """
     assert engine.background is not None
     _check_number(len(request.chunks), settings.chunk_max_per_call)
@@ -83,7 +83,7 @@ def _check_number(number: int, most: int) -> None:
 async def _frame(
     request: IngestRequest, ticket: RequestContext, state: State, marks: Marks
 ) -> Rendered | ErrorResponse:
-    """The request rendered with one stand-in for its chunks: their number does not matter, and they may not fit."""
+    """Renders the request with one placeholder for its chunks. Together they may be too long for a prompt."""
     frame = RequestContext(ticket.options, (None,))
     with marks.issue(frame, [Document("-")]) as marked:
         messages = system_and_user(request.system, marked + "?")
@@ -100,14 +100,14 @@ async def _frame(
 async def list_chunks(
     catalog: CallersCatalog,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(description="next_cursor of the page before")] = None,
-    namespace: Annotated[str | None, Query(description="only of this namespace")] = None,
-    id: Annotated[str | None, Query(description="only what is registered under this id")] = None,
-    pinned: Annotated[bool | None, Query(description="only pinned ones, or only others")] = None,
+    cursor: Annotated[str | None, Query(description="next_cursor of the previous page")] = None,
+    namespace: Annotated[str | None, Query(description="only segments of this namespace")] = None,
+    id: Annotated[str | None, Query(description="only segments registered under this id")] = None,
+    pinned: Annotated[bool | None, Query(description="only pinned segments, or only unpinned ones")] = None,
     state: Annotated[Literal["ready", "filling"] | None, Query()] = None,
     kind: Annotated[Literal["chunk", "system"] | None, Query()] = None,
 ) -> dict[str, Any]:
-    """Oldest first. A page begins behind the entry at which the one before ended, also if that is gone by now."""
+    """Oldest first. A page begins behind the last entry of the previous page, even if that entry is gone."""
     return catalog.page(cursor, limit, id, namespace=namespace, pinned=pinned, state=state, kind=kind)
 
 
@@ -124,11 +124,11 @@ async def get_chunk(key: Key, catalog: CallersCatalog) -> dict[str, Any]:
 
 
 class ChunkChange(BaseModel):
-    """What to change of a cached segment."""
+    """A change of a cached segment."""
 
     model_config = ConfigDict(extra="forbid")
 
-    pinned: bool = Field(strict=True, description="never evict it; or, false, evict it like others")
+    pinned: bool = Field(strict=True, description="true: never evict it; false: evict it like others")
 
 
 @router.patch(
@@ -139,7 +139,7 @@ class ChunkChange(BaseModel):
     responses=answers(CachedSegment, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 async def change_chunk(key: Key, change: ChunkChange, catalog: CallersCatalog) -> dict[str, Any]:
-    """Its time to live stays. 409 if pinning it would leave too little for others (``--chunk-cache-max-pinned``)."""
+    """Keeps the time to live. 409 if too much would be pinned (``--chunk-cache-max-pinned``)."""
     return catalog.describe(catalog.pin(key, pinned=change.pinned))
 
 
@@ -151,6 +151,6 @@ async def change_chunk(key: Key, change: ChunkChange, catalog: CallersCatalog) -
     responses=answers(Deleted, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 async def delete_chunk(key: Key, catalog: CallersCatalog, engine: Engine) -> dict[str, Any]:
-    """No later request finds it, in the pool or in a tier; those that run with it now keep it until they end."""
+    """Removes it from the pool and all tiers; running requests keep it until they end."""
     await engine.drop_from_tiers([catalog.drop(key)])
     return {"key": key, "deleted": True}

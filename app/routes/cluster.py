@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``GET /v1/cluster`` as a replica sees it; a router's own answer has its decisions too."""
+"""``GET /v1/cluster`` of a replica; a router's answer also has its decisions."""
 
 from http import HTTPStatus
 from typing import Any
@@ -18,12 +18,12 @@ router = APIRouter(prefix="/v1", tags=["Cluster"])
 
 @router.get(
     "/cluster",
-    summary="The replicas that the registry knows",
+    summary="The replicas in the registry",
     response_model=None,
     responses=answers(Cluster, HTTPStatus.NOT_FOUND),
 )
 async def cluster(state: AppState) -> dict[str, Any]:
-    """404 without ``--registry``. While the registry is lost, no replica is named."""
+    """404 without ``--registry``. The list is empty while the registry is lost."""
     registry: RedisRegistry | None = getattr(state, "tessera_registry", None)
     if registry is None:
         raise GracefulHTTPError("this server has no registry (--registry)", HTTPStatus.NOT_FOUND)

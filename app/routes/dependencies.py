@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of endpoints that come from the application's state."""
+"""Endpoint parameters taken from the application's state."""
 
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -58,7 +58,7 @@ RequestMarks = Annotated[Marks, Depends(_marks)]
 Engine = Annotated[ChunkEngine, Depends(_engine)]
 Renderer = Annotated[SegmentRenderer, Depends(_renderer)]
 ChatServing = Annotated[Any, Depends(_chat_serving)]
-"""vLLM's."""
+"""vLLM's chat serving."""
 
 
 async def _manager(engine: Engine) -> ChunkCacheManager:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cached chunks for other replicas of the same model (:mod:`app.cluster.peers`)."""
+"""Serves cached chunks to other replicas of the same model (:mod:`app.cluster.peers`)."""
 
 import hmac
 from http import HTTPStatus
@@ -28,7 +28,7 @@ async def chunk(
     authorization: Annotated[str, Header()] = "",
     fingerprint: Annotated[str | None, Header(alias=FINGERPRINT_HEADER)] = None,
 ) -> Response:
-    """One worker's file of a cached segment; 401 without the secret, 409 for an engine whose KV is another."""
+    """One worker's file of a cached segment. 401 without the secret, 409 for another engine's fingerprint."""
     _check_secret(authorization, settings.peer_secret)
     if engine.transfers is None or engine.manager is None:
         raise GracefulHTTPError("this replica shares nothing", HTTPStatus.NOT_FOUND)
@@ -46,7 +46,7 @@ async def chunk(
 
 def _lease(manager: ChunkCacheManager, key: str, fingerprint: str | None) -> Lease:
     if fingerprint != manager.config.fingerprint:
-        raise GracefulHTTPError("this replica's KV is that of another engine", HTTPStatus.CONFLICT)
+        raise GracefulHTTPError("this replica has another engine fingerprint", HTTPStatus.CONFLICT)
     lease = manager.hold(ChunkHash(bytes.fromhex(key)))
     if lease is None:
         raise GracefulHTTPError(f"no cached segment has the key {key}", HTTPStatus.NOT_FOUND)
@@ -57,4 +57,4 @@ def _check_secret(authorization: str, secret: SecretStr | None) -> None:
     scheme, _, given = authorization.partition(" ")
     is_right = secret is not None and hmac.compare_digest(given.strip().encode(), secret.get_secret_value().encode())
     if scheme.lower() != "bearer" or not is_right:
-        raise GracefulHTTPError("this takes the peers' secret (--peer-secret)", HTTPStatus.UNAUTHORIZED)
+        raise GracefulHTTPError("this needs the peers' secret (--peer-secret)", HTTPStatus.UNAUTHORIZED)

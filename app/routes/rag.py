@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``POST /v1/rag/chat``: a chat completion over document chunks; ``POST /v1/rag/plan``: what it would take."""
+"""``POST /v1/rag/chat``: a chat completion over document chunks; ``POST /v1/rag/plan``: its preview."""
 
 from collections.abc import AsyncIterator
 from http import HTTPStatus
@@ -43,7 +43,7 @@ _REFUSED = (
 async def rag_chat(
     request: RagChatRequest, raw_request: Request, state: AppState, marks: RequestMarks, serving: ChatServing
 ) -> JSONResponse | StreamingResponse:
-    """Answers with an OpenAI ``chat.completion`` (or its event stream) and the field ``cache``: the report."""
+    """Answers with a ``chat.completion`` of OpenAI, or its event stream, plus the report in ``cache``."""
     ticket, documents = open_ticket(request, state)
     with marks.issue(ticket, documents) as marked:
         chat_request = chat_completion(request, chat_messages(request, marked), stream=request.stream)
@@ -57,12 +57,12 @@ async def rag_chat(
 
 @router.post(
     "/plan",
-    summary="What a request would find in the cache, and what it would compute",
+    summary="Preview what a request would reuse and compute",
     response_model=None,
     responses=answers(Plan, *_REFUSED),
 )
 async def rag_plan(request: RagChatRequest, state: AppState, marks: RequestMarks, engine: Engine) -> JSONResponse:
-    """Takes the same body as ``/v1/rag/chat``; runs nothing and changes nothing, not even the order of eviction."""
+    """Takes the body of ``/v1/rag/chat``. Runs nothing and changes nothing, not even the order of eviction."""
     ticket, documents = open_ticket(request, state)
     with marks.issue(ticket, documents) as marked:
         rendered = await render(state, ticket, chat_completion(request, chat_messages(request, marked)))

@@ -17,11 +17,11 @@ from app.settings import add_flags_of
 from tools.progress import say
 
 GRACE_S = 10
-"""How long answers may go on after SIGTERM or SIGINT."""
+"""Seconds that responses may continue after SIGTERM or SIGINT."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's flags; those not given stay absent from what it parses."""
+    """The command's parser; flags that are not given stay absent from its result."""
     made = argparse.ArgumentParser(
         prog="tessera route",
         description="One address for many replicas: each request goes where most of its documents are cached. Each "

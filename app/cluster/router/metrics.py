@@ -10,7 +10,7 @@ _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 
 
 class RouterMetrics:
-    """Metrics of one router, in a registry of their own."""
+    """Metrics of one router, in a Prometheus registry of their own."""
 
     def __init__(self) -> None:
         self.collected = CollectorRegistry()
@@ -28,7 +28,7 @@ class RouterMetrics:
         )
         self._held = Counter(
             "tessera_router_held_tokens",
-            "Those of them that the registry said the chosen replica holds",
+            "Tokens of the documents in requests that the registry said the chosen replica holds",
             registry=self.collected,
         )
         self._replicas = Gauge("tessera_router_replicas", "Replicas that get requests", registry=self.collected)
@@ -39,7 +39,7 @@ class RouterMetrics:
             "tessera_router_registry_up", "Whether the registry answered when last asked", registry=self.collected
         )
         self._registry_errors = Counter(
-            "tessera_router_registry_errors", "Questions that the registry did not answer", registry=self.collected
+            "tessera_router_registry_errors", "Queries that the registry did not answer", registry=self.collected
         )
         self._decision_seconds = Histogram(
             "tessera_router_decision_seconds",
