@@ -80,3 +80,8 @@ def test_the_table_has_a_row_for_each_package():
     ).stdout.splitlines()
     assert [line.split()[1] for line in ran[2:]] == packages()
     assert {line.count("|") for line in ran} == {5}
+
+
+@pytest.mark.parametrize("package", ["app", "web"])
+def test_few_chains_go_through_other_objects(package):
+    assert measure(ROOT / package).chains_per_1000_lines <= 12
