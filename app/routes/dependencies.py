@@ -39,40 +39,31 @@ async def _marks(state: AppState) -> Marks:
     return marks
 
 
+async def _chat_serving(state: AppState) -> Any:
+    return state.openai_serving_chat
+
+
 async def _engine(state: AppState) -> ChunkEngine:
     engine: ChunkEngine = state.engine_client
     return engine
 
 
-async def _renderer(engine: Annotated[ChunkEngine, Depends(_engine)]) -> SegmentRenderer:
-    renderer: SegmentRenderer = engine.renderer
-    return renderer
-
-
-async def _chat_serving(state: AppState) -> Any:
-    return state.openai_serving_chat
-
-
 RequestSettings = Annotated[Settings, Depends(_settings)]
 RequestMarks = Annotated[Marks, Depends(_marks)]
-Engine = Annotated[ChunkEngine, Depends(_engine)]
-Renderer = Annotated[SegmentRenderer, Depends(_renderer)]
 ChatServing = Annotated[Any, Depends(_chat_serving)]
 """vLLM's chat serving."""
+Engine = Annotated[ChunkEngine, Depends(_engine)]
+
+
+async def _renderer(engine: Engine) -> SegmentRenderer:
+    renderer: SegmentRenderer = engine.renderer
+    return renderer
 
 
 async def _manager(engine: Engine) -> ChunkCacheManager:
     if engine.manager is None or engine.disabled_reason:
         raise GracefulHTTPError(f"the chunk cache is off: {engine.disabled_reason}", HTTPStatus.CONFLICT)
     return engine.manager
-
-
-Manager = Annotated[ChunkCacheManager, Depends(_manager)]
-"""The chunk cache's state; 409 while the cache is off."""
-
-
-async def _catalog(manager: Manager) -> Catalog:
-    return Catalog(manager, CALLER.get())
 
 
 async def _tiers(engine: Engine) -> TierWriter:
@@ -86,8 +77,15 @@ def _tiers_of(fills: FillRunner | None) -> TierWriter | None:
     return fills.archive if fills is not None else None
 
 
+Renderer = Annotated[SegmentRenderer, Depends(_renderer)]
+Manager = Annotated[ChunkCacheManager, Depends(_manager)]
+"""The chunk cache's state; 409 while the cache is off."""
 Tiers = Annotated[TierWriter, Depends(_tiers)]
 """The tiers beside the pool; 409 without any."""
+
+
+async def _catalog(manager: Manager) -> Catalog:
+    return Catalog(manager, CALLER.get())
 
 
 CallersCatalog = Annotated[Catalog, Depends(_catalog)]
