@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of ``tessera serve``, and errors that they cause."""
+"""Arguments of ``tessera serve``, and messages for the errors that they cause."""
 
 import argparse
 import errno
@@ -10,7 +10,7 @@ from tools.progress import first_line
 
 
 def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespace:
-    """The flags of ``tessera serve``, vLLM's among them. Exits with 2 for one that there is not."""
+    """Parses the flags of ``tessera serve``, including vLLM's. Exits with 2 for an unknown flag."""
     from app.settings import add_flags, add_missing_flags
     from engine_ext.wire.vllm_compat import (
         FlexibleArgumentParser,
@@ -30,7 +30,7 @@ def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespa
 
 
 def refusal(error: Exception, args: argparse.Namespace) -> str | None:
-    """What is wrong with the command that ``error`` came of, in one line; ``None`` if something else is wrong."""
+    """One line about an ``error`` that the command caused; ``None`` for any other error."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     from app.access.exposure import ExposedError
@@ -46,14 +46,14 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
     if isinstance(error, ours):
         return str(error)
     if isinstance(error, HFValidationError | HfHubHTTPError | LocalEntryNotFoundError):
-        return f"model {args.model}: no such folder, and not to be had from the model hub: {first_line(error)}"
+        return f"model {args.model}: no such folder, and not available from the model hub: {first_line(error)}"
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return f"port {args.port} is in use; choose another with --port"
     return None
 
 
 def _first_error(error: ValidationError) -> str:
-    """Names the setting at fault; vLLM's own configurations have a message only."""
+    """Formats the first error, with the setting at fault; errors of vLLM's configurations name none."""
     first = error.errors()[0]
     if not first["loc"]:
         return " ".join(first["msg"].split())

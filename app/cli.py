@@ -5,76 +5,106 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from tools.process_watch import end_with_starter
 from tools.progress import say
 
-_USAGE = """usage: tessera serve [MODEL] [any vllm serve flag] [--chunk-cache-… flag]
-       tessera doctor [MODEL] [--json] [any tessera serve flag]
-       tessera demo [--port PORT] [--once]
-       tessera model smollm2|gemma3-270m
-       tessera eval [MODEL | --server URL] [--questions FILE | --demo] [options]
-       tessera calibrate [MODEL] [--questions FILE | --demo] [options]
-       tessera bench [WORKLOAD ...] [options] [any vllm serve flag]
-       tessera route [--registry URL] [--host HOST] [--port PORT]
-       tessera cluster [MODEL] [--replicas N] [--port PORT] [any tessera serve flag]
-       tessera cache ls|verify|gc|export|import DIRECTORY
-       tessera key TENANT [--role chat|ingest|admin]
-       tessera --version
 
-commands:
-  serve     serve MODEL (a folder or a name vLLM knows) over HTTP, reusing document chunks' KV cache;
-            without MODEL, SmolLM2 with 135 M parameters, downloaded first
-  doctor    would serve reuse chunks here, with this model and these flags? If not: why, and what to do
-  demo      serve a small model and show in the terminal what happens to documents and questions
-  model     download a small model with real weights, to try things with
-  eval      measure accuracy and speed on questions, with full attention and with chunks reused
-  calibrate find out what reuse costs a model, and write a profile that serve --profile follows
-  bench     measure speed beside stock vLLM, both on the same model and requests
-  route     one address for many replicas that serve with --registry
-  cache     look at, check, tidy up and move what a directory tier has
-  cluster   Redis, replicas and a router on this machine
-  key       make an API key for serve --tenants
+class Command(NamedTuple):
+    """``main`` in ``module`` takes the command's arguments and returns the exit code."""
 
-tessera serve --help shows the flags, tessera serve --help=all vLLM's as well."""
+    module: str
+    arguments: str
+    text: str
 
 
 _COMMANDS: Final = {
-    "serve": "app.commands.serve",
-    "doctor": "app.commands.doctor.command",
-    "demo": "app.commands.demo",
-    "model": "app.commands.model",
-    "eval": "evaluation.command",
-    "calibrate": "evaluation.calibration",
-    "bench": "benchmarks.command",
-    "route": "app.cluster.router.command",
-    "cluster": "app.commands.cluster",
-    "cache": "app.commands.cache",
-    "key": "app.commands.key",
+    "serve": Command(
+        "app.commands.serve",
+        "[MODEL] [any vllm serve flag] [--chunk-cache-… flag]",
+        "serve MODEL (a folder or a name vLLM knows) over HTTP, reusing document chunks' KV cache;\n"
+        "without MODEL, SmolLM2 with 135 M parameters, downloaded first",
+    ),
+    "doctor": Command(
+        "app.commands.doctor.command",
+        "[MODEL] [--json] [any tessera serve flag]",
+        "check whether serve would reuse chunks here, with this model and these flags, and what to do if not",
+    ),
+    "demo": Command(
+        "app.commands.demo",
+        "[--port PORT] [--once]",
+        "serve a small model and show in the terminal what happens to documents and questions",
+    ),
+    "model": Command(
+        "app.commands.model", "smollm2|gemma3-270m", "download a small model with real weights, to try things with"
+    ),
+    "eval": Command(
+        "evaluation.command",
+        "[MODEL | --server URL] [--questions FILE | --demo] [options]",
+        "measure accuracy and speed on questions, with full attention and with chunks reused",
+    ),
+    "calibrate": Command(
+        "evaluation.calibration",
+        "[MODEL] [--questions FILE | --demo] [options]",
+        "measure what reuse costs a model, and write a profile for serve --profile",
+    ),
+    "bench": Command(
+        "benchmarks.command",
+        "[WORKLOAD ...] [options] [any vllm serve flag]",
+        "measure speed beside stock vLLM, both on the same model and requests",
+    ),
+    "route": Command(
+        "app.cluster.router.command",
+        "[--registry URL] [--host HOST] [--port PORT]",
+        "one address for many replicas that serve with --registry",
+    ),
+    "cluster": Command(
+        "app.commands.cluster",
+        "[MODEL] [--replicas N] [--port PORT] [any tessera serve flag]",
+        "run Redis, replicas and a router on this machine",
+    ),
+    "cache": Command(
+        "app.commands.cache",
+        "ls|verify|gc|export|import DIRECTORY",
+        "list, check, clean up and move the files of a directory tier",
+    ),
+    "key": Command("app.commands.key", "TENANT [--role chat|ingest|admin]", "make an API key for serve --tenants"),
 }
-"""The module of each command, whose ``main`` takes the arguments and returns the exit code."""
+
+
+def _usage() -> str:
+    calls = [f"tessera {name} {command.arguments}" for name, command in _COMMANDS.items()]
+    texts = [f"  {name:9} {command.text}" for name, command in _COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: " + "\n       ".join([*calls, "tessera --version"]),
+            "\ncommands:",
+            *(text.replace("\n", "\n" + 12 * " ") for text in texts),
+            "\ntessera serve --help shows the flags, tessera serve --help=all vLLM's as well.",
+        ]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code.
+    """Run the command and return its exit code.
 
-    0, 1 if what it runs has failed, 2 for a usage or configuration error, 130 when interrupted.
+    0; 1 if the command has failed, 2 for a usage or configuration error, 130 when interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help", "help"):
-        print(_USAGE)
+        print(_usage())
         return 0
     if command == "--version":
         print(f"tessera {importlib.metadata.version('tessera-rag')}")
         return 0
     if command not in _COMMANDS:
         say(f"unknown command {command!r}")
-        print(_USAGE, file=sys.stderr)
+        print(_usage(), file=sys.stderr)
         return 2
     end_with_starter()
-    exit_code: int = importlib.import_module(_COMMANDS[command]).main(arguments[1:])
+    exit_code: int = importlib.import_module(_COMMANDS[command].module).main(arguments[1:])
     return exit_code
 
 

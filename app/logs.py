@@ -10,11 +10,11 @@ from app.settings import Settings
 _PACKAGES = ("app", "cache", "engine_ext", "kernels")
 _TEXT = "tessera: %(asctime)s %(levelname)s %(message)s"
 _JSON = "%(asctime)s %(levelname)s %(name)s %(processName)s %(process)d %(message)s"
-"""vLLM's own fields (``--logging-config.formatter json``), so that one parser reads both."""
+"""The fields of vLLM's own log (``--logging-config.formatter json``), so that one parser reads both."""
 
 
 def configure_logging(settings: Settings) -> None:
-    """Sends the records of Tessera's packages to standard error, as the settings say."""
+    """Sends the records of Tessera's packages to standard error, in the configured format."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(_JSON) if settings.log_format == "json" else logging.Formatter(_TEXT))
     for package in _PACKAGES:

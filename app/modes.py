@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways of answering over chunks, by names under which they are measured and chosen: full, shared, offset, link-16."""
+"""Names of the ways to answer over chunks: full, shared, offset, parallel, link-16."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -14,12 +14,12 @@ _LINK: Final = re.compile(r"link-([1-9]\d{0,3})")
 
 
 def is_mode(name: str) -> bool:
-    """Whether there is such a mode; ``link-N`` is ``offset`` with N link tokens."""
+    """Whether a mode exists; ``link-N`` is ``offset`` with N link tokens."""
     return name in MODES or 0 < link_tokens(name) <= MAX_LINK_TOKENS
 
 
 def link_tokens(mode: str) -> int:
-    """How many link tokens the mode has."""
+    """Number of link tokens of a mode."""
     match = _LINK.fullmatch(mode)
     return int(match[1]) if match else 0
 
@@ -37,7 +37,7 @@ def cache_field(mode: str) -> dict[str, Any]:
 
 
 def mode_of(report: Mapping[str, Any]) -> str:
-    """The mode that an answer with this cache report ran in."""
+    """The mode of an answer with this cache report."""
     if report["mode"] == "full":
         return "full"
     if links := report.get("links"):
@@ -46,5 +46,5 @@ def mode_of(report: Mapping[str, Any]) -> str:
 
 
 def in_order(modes: Iterable[str]) -> list[str]:
-    """Without repetitions; full attention first, then by what they cost."""
+    """Distinct modes; full attention first, then by cost."""
     return sorted(set(modes), key=lambda mode: (link_tokens(mode), MODES.index(mode) if mode in MODES else 0))

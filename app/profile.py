@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured of one model, by ``tessera calibrate``, and what requests get that leave it to the server."""
+"""Measurements of one model by ``tessera calibrate``, and the modes that follow for requests."""
 
 import json
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ from cache.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
 from engine_ext.wire.request import CacheOptions, Decision
 
 PROFILE_NAME: Final = "profile.json"
-"""A profile in its model's own folder has a name that ends so: the model's digest leaves it out."""
+"""End of a profile's name in its model's folder; the model's digest skips such files."""
 
 
 _SHARED_IN_PLACE: Final = ("parallel", "shared")
-"""Modes whose chunks requests share in place, the one that needs less first."""
+"""Modes whose chunks requests share in place, the cheaper one first."""
 
 
 class ProfileError(ValueError):
@@ -46,7 +46,7 @@ class Estimate(_Part):
 
 
 class Measured(_Part):
-    """One mode, on questions with so many chunks.
+    """One mode on questions with a certain number of chunks.
 
     ``difference`` is its accuracy minus full attention's, ``logprob_difference`` that of the right answer's log
     probability, in nats.
@@ -58,11 +58,11 @@ class Measured(_Part):
     difference: Estimate | None
     logprob_difference: Estimate | None = None
     first_token_ms: float | None
-    """Median time to first token: chunks cached, or, of full attention, whatever vLLM's prefix cache had."""
+    """Median time to first token: with all chunks cached; in full attention with vLLM's prefix cache as it was."""
 
 
 class Kind(_Part):
-    """The mode of requests with so many chunks. ``is_certain``: the difference's interval is within the tolerance.
+    """The mode of requests by number of chunks. ``is_certain``: the difference's interval is within the tolerance.
 
     ``holds`` names all modes whose accuracy is within the tolerance.
     """
@@ -75,7 +75,7 @@ class Kind(_Part):
     measured: tuple[Measured, ...]
 
     def in_place(self) -> Self:
-        """The kind for a server in place: a mode whose chunks can be shared, if one holds and reuse is decided for."""
+        """The kind on a server in place: a mode with shared chunks, if one holds."""
         shareable = next((mode for mode in _SHARED_IN_PLACE if mode in self.holds and self.mode != "full"), self.mode)
         return self.model_copy(update={"mode": shareable})
 
@@ -89,7 +89,7 @@ class DescribedModel:
 
 
 def described(model: str, revision: str | None = None, download_dir: str | None = None) -> DescribedModel:
-    """What a profile says of a model, a folder or a name of the model hub's; raises :class:`ProfileError`.
+    """Describes a model, a folder or a hub name, for a profile; raises :class:`ProfileError`.
 
     ``revision`` and ``download_dir`` are vLLM's flags.
     """
@@ -104,13 +104,13 @@ def described(model: str, revision: str | None = None, download_dir: str | None 
 
 
 class Profile(_Part):
-    """``weights`` is the digest of the model's files. ``kinds`` go from few chunks to many."""
+    """``weights`` is the digest of the model's files; ``kinds`` are sorted by number of chunks."""
 
     format: Literal[1] = 1
     model: str
     weights: str
     trained_for: tuple[Mode, ...]
-    """Modes that the model says it was trained for (:data:`TRAINED_FOR`)."""
+    """Modes that the model's configuration names (:data:`TRAINED_FOR`)."""
     questions: str
     questions_sha256: str
     tolerance: float
@@ -120,7 +120,7 @@ class Profile(_Part):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The profile in a file; raises :class:`ProfileError`."""
+        """Reads a profile; raises :class:`ProfileError`."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
@@ -136,7 +136,7 @@ class Profile(_Part):
 
     @property
     def strategy(self) -> DefaultStrategy:
-        """The strategy of the server's requests; :meth:`decide` has the last word, by number of chunks."""
+        """The server's default strategy; :meth:`decide` may override it by number of chunks."""
         reusing = {kind.mode for kind in self.kinds} - {"full"}
         if len(reusing) == 1:
             return DefaultStrategy(strategy_of(reusing.pop()), "the profile's")
@@ -145,8 +145,8 @@ class Profile(_Part):
     def decide(self, num_chunks: int, adapter: str = "") -> Decision:
         """The mode for a request with ``num_chunks`` chunks, one or more.
 
-        One chunk sees all that full attention would show it. Between what was measured the larger number counts, beyond
-        it nothing is known, nor of the model with an adapter.
+        A single chunk sees everything that it would see in full attention. Between measured numbers of chunks the
+        larger one counts. Beyond the largest, and for adapters, the mode is full attention.
         """
         if num_chunks == 1:
             return Decision("shared", "one chunk: nothing is lost")
@@ -158,7 +158,7 @@ class Profile(_Part):
         return Decision("full", f"the profile has nothing for {num_chunks} chunks")
 
     def applied(self, options: CacheOptions, num_chunks: int, adapter: str = "") -> CacheOptions:
-        """The options with what the profile decides in them."""
+        """The options, completed by the profile's decision."""
         decision = self.decide(num_chunks, adapter)
         if decision.mode == "full":
             return replace(options, mode="full", decision=decision)

@@ -12,9 +12,10 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cache.config import ChunkCacheConfig
 from cache.lease import ChunkStatus
 from cache.manager import ChunkCacheManager, Removal
-from cache.metrics import TIER_EVENTS
+from cache.metrics import TIER_EVENTS, ChunkCacheMetrics
 
 if TYPE_CHECKING:
     from engine_ext.chunks.fills import FillRunner
@@ -26,10 +27,10 @@ Read = Callable[[], list[Metric]]
 
 
 class ChunkCacheCollector(Collector):
-    """Reads the engine's state when Prometheus asks, so that nothing is kept twice.
+    """Reads the engine's state on each scrape.
 
-    ``in_loop`` calls a function in the event loop, where the manager may be read. ``wanted`` tells a cache that was
-    switched off from one that could not be had.
+    ``in_loop`` calls a function in the event loop, where the manager may be read. ``wanted`` distinguishes a cache that
+    is unavailable from a cache that was switched off.
     """
 
     def __init__(self, engine: "ChunkEngine", *, wanted: bool, in_loop: Callable[[Read], list[Metric]]) -> None:
@@ -38,19 +39,19 @@ class ChunkCacheCollector(Collector):
         self._in_loop = in_loop
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: without it, registering would collect."""
+        """Returns nothing; without this method, registering would collect."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Every metric; with the cache off, only that it is."""
+        """All metrics; with the cache off, only its state."""
         return self._in_loop(self._read)
 
     def _read(self) -> list[Metric]:
         manager, fills = self._engine.manager, self._engine.fills
         metrics = list(self._state())
         if manager is not None and fills is not None:
-            metrics += [*_counters(manager), *_gauges(manager, fills), *_histograms(manager)]
-            metrics += _tier_counters(manager, fills.archive.tiers if fills.archive is not None else ())
+            metrics += [*_counters(manager.metrics), *_gauges(manager, fills), *_histograms(manager.metrics)]
+            metrics += _tier_counters(manager.metrics, fills.archive.tiers if fills.archive is not None else ())
         return metrics
 
     def _state(self) -> Iterator[Metric]:
@@ -60,12 +61,12 @@ class ChunkCacheCollector(Collector):
         yield _gauge_by("cache_state", "State of the chunk cache: 1 for the one it is in", "state", states)
         passed = int(self._engine.manager is not None)
         yield _gauge("self_check_passed", "Whether reuse reproduced the engine's own KV at the start", passed)
-        yield _gauge("event_loop_tasks", "What the server has under way, as tasks of asyncio", len(asyncio.all_tasks()))
+        yield _gauge("event_loop_tasks", "Running asyncio tasks of the server", len(asyncio.all_tasks()))
 
 
 @contextmanager
 def exported(engine: "ChunkEngine", *, wanted: bool) -> Iterator[None]:
-    """Shows ``engine`` on ``GET /metrics`` meanwhile; called in its event loop."""
+    """Exports ``engine`` on ``GET /metrics`` within the context; called in its event loop."""
     collector = ChunkCacheCollector(engine, wanted=wanted, in_loop=_caller(asyncio.get_running_loop()))
     REGISTRY.register(collector)
     try:
@@ -75,7 +76,7 @@ def exported(engine: "ChunkEngine", *, wanted: bool) -> Iterator[None]:
 
 
 def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Read], list[Metric]]:
-    """Calls functions in ``loop``, where the manager lives; vLLM answers ``GET /metrics`` in another thread."""
+    """A function that calls others in ``loop``, since vLLM answers ``GET /metrics`` in another thread."""
     home = threading.get_ident()
 
     async def call(read: Read) -> list[Metric]:
@@ -89,16 +90,13 @@ def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Read], list[Metric]]:
     return in_loop
 
 
-def _counters(manager: ChunkCacheManager) -> Iterator[Metric]:
-    counted = manager.metrics
-    lookups = CounterMetricFamily(
-        "tessera_lookups", "Chunks looked up, by result and by where they were looked for", labels=["result", "tier"]
-    )
+def _counters(counted: ChunkCacheMetrics) -> Iterator[Metric]:
+    lookups = CounterMetricFamily("tessera_lookups", "Chunk look-ups, by result and tier", labels=["result", "tier"])
     for status in (ChunkStatus.HIT, ChunkStatus.FILLED, ChunkStatus.WAITED):
         lookups.add_metric([status, "pool"], counted.lookups[status])
     yield lookups
     yield _counter_by(
-        "requests", "Finished requests over chunks, by mode", "mode", _filled_up(counted.requests, "chunked", "full")
+        "requests", "Finished requests over chunks, by mode", "mode", _with_zeros(counted.requests, "chunked", "full")
     )
     yield _counter_by(
         "full_attention", "Requests over chunks in full attention, by reason", "reason", counted.full_reasons
@@ -107,38 +105,38 @@ def _counters(manager: ChunkCacheManager) -> Iterator[Metric]:
         "tokens",
         "Prompt tokens of finished requests over chunks: reused, computed; fill_computed: in their fill requests",
         "kind",
-        _filled_up(counted.tokens, "reused", "computed", "fill_computed"),
+        _with_zeros(counted.tokens, "reused", "computed", "fill_computed"),
     )
-    outcomes = _filled_up(counted.fills, "succeeded", "fetched", "loaded", "linked", "failed", "aborted")
+    outcomes = _with_zeros(counted.fills, "succeeded", "fetched", "loaded", "linked", "failed", "aborted")
     yield _counter_by("fills", "Fills ended, by outcome", "outcome", outcomes)
-    fetches = _filled_up(counted.fetches, "fetched", "absent", "failed", "refused", "late")
+    fetches = _with_zeros(counted.fetches, "fetched", "absent", "failed", "refused", "late")
     yield _counter_by("fetches", "Attempts to get chunks from other replicas, by outcome", "outcome", fetches)
-    fetched = CounterMetricFamily("tessera_fetched_bytes", "KV that came from other replicas")
+    fetched = CounterMetricFamily("tessera_fetched_bytes", "Bytes of KV fetched from other replicas")
     fetched.add_metric([], counted.fetched_bytes)
     yield fetched
     yield _counter_by(
-        "removals", "Segments that can't be found any more", "reason", _filled_up(counted.removals, *Removal)
+        "removals", "Segments removed from the index, by reason", "reason", _with_zeros(counted.removals, *Removal)
     )
     refused = CounterMetricFamily("tessera_refused_loads", "Requests whose load a worker refused")
     refused.add_metric([], counted.refused_loads)
     yield refused
 
 
-def _tier_counters(manager: ChunkCacheManager, tiers: Iterable[str]) -> Iterator[Metric]:
-    events = CounterMetricFamily("tessera_tier_events", "What tiers did", labels=["tier", "event"])
+def _tier_counters(counted: ChunkCacheMetrics, tiers: Iterable[str]) -> Iterator[Metric]:
+    events = CounterMetricFamily("tessera_tier_events", "Events of tiers", labels=["tier", "event"])
     for tier, event in itertools.product(tiers, TIER_EVENTS):
-        events.add_metric([tier, event], manager.metrics.tier_events[tier, event])
+        events.add_metric([tier, event], counted.tier_events[tier, event])
     yield events
-    loaded = _filled_up(manager.metrics.loaded_bytes, *tiers)
-    yield _counter_by("loaded_bytes", "KV that came from tiers", "tier", loaded)
+    loaded = _with_zeros(counted.loaded_bytes, *tiers)
+    yield _counter_by("loaded_bytes", "Bytes of KV loaded from tiers", "tier", loaded)
 
 
 def _gauges(manager: ChunkCacheManager, fills: "FillRunner") -> Iterator[Metric]:
     held = manager.occupancy()
-    yield _gauge("pool_bytes", "Memory of the pool, on all workers together", _pool_bytes(manager))
+    yield _gauge("pool_bytes", "Memory of the pool, on all workers together", _pool_bytes(manager.config))
     yield _gauge("pool_pages", "Pages of the pool", held["pages_total"])
-    yield _gauge("pool_pages_free", "Pages that hold nothing", held["pages_free"])
-    yield _gauge("pool_pages_leased", "Pages of segments that running requests use", held["pages_leased"])
+    yield _gauge("pool_pages_free", "Free pages", held["pages_free"])
+    yield _gauge("pool_pages_leased", "Pages of segments in use by running requests", held["pages_leased"])
     yield _gauge("pool_pages_pinned", "Pages of pinned segments", held["pages_pinned"])
     yield _gauge(
         "pool_pages_held",
@@ -147,26 +145,26 @@ def _gauges(manager: ChunkCacheManager, fills: "FillRunner") -> Iterator[Metric]
     )
     yield _gauge("segments", "Segments that requests can find", held["segments"])
     yield _gauge("segments_filling", "Segments being computed", held["segments_filling"])
-    yield _gauge("segments_detached", "Segments that can't be found but are still in use", held["segments_detached"])
+    yield _gauge("segments_detached", "Segments that are no longer found but still in use", held["segments_detached"])
     yield _gauge("leases", "Requests that hold segments", held["leases"])
     yield _gauge("oldest_lease_seconds", "Age of the oldest lease; 0 without any", manager.oldest_lease_seconds())
     yield _gauge("fills_running", "Fill requests in the engine", fills.num_running)
-    yield _gauge("fills_queued", "Fill requests that wait for their turn", fills.num_queued)
-    yield _gauge("archive_waiting", "Segments that wait to be stored in tiers", len(fills.archive or ()))
-    yield _gauge("registered_ids", "Chunk ids that requests may name", len(manager.ids))
+    yield _gauge("fills_queued", "Fill requests waiting for their turn", fills.num_queued)
+    yield _gauge("archive_waiting", "Segments waiting to be stored in tiers", len(fills.archive or ()))
+    yield _gauge("registered_ids", "Registered chunk ids", len(manager.ids))
 
 
-def _histograms(manager: ChunkCacheManager) -> Iterator[Metric]:
-    for histogram in (manager.metrics.plan_seconds, manager.metrics.fill_seconds, manager.metrics.lease_seconds):
+def _histograms(counted: ChunkCacheMetrics) -> Iterator[Metric]:
+    for histogram in (counted.plan_seconds, counted.fill_seconds, counted.lease_seconds):
         yield from histogram.collect()
 
 
-def _pool_bytes(manager: ChunkCacheManager) -> int:
-    return manager.config.num_pages * manager.config.page_bytes
+def _pool_bytes(config: ChunkCacheConfig) -> int:
+    return config.num_pages * config.page_bytes
 
 
-def _filled_up(counts: Mapping[str, int], *names: str) -> dict[str, int]:
-    """``counts`` with a 0 for each of ``names`` not counted yet: a rate needs the value before the first."""
+def _with_zeros(counts: Mapping[str, int], *names: str) -> dict[str, int]:
+    """``counts`` with 0 for each uncounted name: rates need the value before the first count."""
     return {**dict.fromkeys(map(str, names), 0), **counts}
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fastapi import FastAPI
+from starlette.datastructures import State
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
@@ -24,8 +25,8 @@ from app.access.exposure import checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
 from app.cluster.registration import registered
-from app.http.answers import correct_openapi
 from app.http.cut_off import CutOffMiddleware
+from app.http.openapi import correct_openapi
 from app.http.refusals import ReasonMiddleware
 from app.http.retry_after import RetryAfterMiddleware
 from app.logs import configure_logging
@@ -36,6 +37,7 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, peer, rag, split
 from app.settings import Settings
+from cache.config import ChunkCacheConfig
 from cache.strategy import DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.client.engine import ChunkEngine, FillLimits
@@ -47,7 +49,7 @@ from tools.progress import progress, say
 from web import page
 from web.example import example_file
 
-# Each goes around those before it. vLLM imports them by name.
+# Each wraps those before it. vLLM imports them by name.
 _MIDDLEWARE = (
     DocumentsMiddleware,
     CutOffMiddleware,
@@ -59,43 +61,55 @@ _MIDDLEWARE = (
 MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in _MIDDLEWARE]
 _CPU_KV_CACHE_BYTES = 2 << 30
 GRACE_S = 1
-"""How long responses may go on after the engine has stopped (when vLLM's ``--shutdown-timeout`` is over)."""
+"""Seconds that responses may continue after the engine has stopped (after vLLM's ``--shutdown-timeout``)."""
 
 
 async def build_tessera_app(
     engine: ChunkEngine, args: argparse.Namespace, settings: Settings, profile: Profile | None
 ) -> FastAPI:
-    """vLLM's whole app with Tessera's routers and middleware."""
+    """vLLM's app with Tessera's routers and middleware."""
     if profile is not None:
         await _check_model(profile, engine)
     marks = Marks()
     block_tokens = engine.sharing.block_tokens if engine.sharing else None
-    renderer = SegmentRenderer(engine.llm.renderer, marks, settings.chunk_max_tokens, block_tokens)
+    renderer = SegmentRenderer(engine.renderer, marks, settings.chunk_max_tokens, block_tokens)
     if engine.sharing is not None and not renderer.can_pad:
         engine.copy_chunks("the tokenizer has no token of white space to fill blocks with")
     engine.renderer = renderer
     supported_tasks = await engine.llm.get_supported_tasks()
     args.middleware = [*args.middleware, *MIDDLEWARE]
-    app: FastAPI = build_app(args, supported_tasks, engine.llm.model_config)
+    app: FastAPI = build_app(args, supported_tasks, engine.model_config)
     app.title = "Tessera"
     for module in (rag, split, chunks, cache, cluster, peer, page):
         app.include_router(module.router)
     correct_openapi(app)
-    app.state.tessera_marks = marks
-    app.state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
-    app.state.tessera_example = page.read(example_file(args.model))
-    app.state.tessera_profile = profile and (profile.in_place() if engine.sharing else profile)
-    app.state.tessera_tenants = tenants = _tenants(args, settings)
-    if tenants is not None and (manager := engine.manager) is not None:
-        manager.usage.quota_of = lambda owner: tenants.quota_of(owner, manager.config.page_bytes)
+    _fill_state(app.state, marks, engine, args, settings, profile)
     await init_app_state(engine, app.state, args, supported_tasks)
     return app
+
+
+def _fill_state(
+    state: State,
+    marks: Marks,
+    engine: ChunkEngine,
+    args: argparse.Namespace,
+    settings: Settings,
+    profile: Profile | None,
+) -> None:
+    """Sets all that Tessera's endpoints and middleware read from the application's state."""
+    state.tessera_marks = marks
+    state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
+    state.tessera_example = page.read(example_file(args.model))
+    state.tessera_profile = profile and (profile.in_place() if engine.sharing else profile)
+    state.tessera_tenants = tenants = _tenants(args, settings)
+    if tenants is not None and (manager := engine.manager) is not None:
+        manager.usage.quota_of = lambda owner: tenants.quota_of(owner, manager.config.page_bytes)
 
 
 async def _check_model(profile: Profile, engine: ChunkEngine) -> None:
     """Raises :class:`ProfileError` unless ``profile`` is of the engine's model."""
     try:
-        weights = await asyncio.to_thread(weights_digest, engine.llm.vllm_config)
+        weights = await asyncio.to_thread(weights_digest, engine.vllm_config)
     except (UnknownWeightsError, OSError) as error:
         raise ProfileError(f"can't tell whether the profile is of this model: {error}") from error
     if weights != profile.weights:
@@ -103,9 +117,9 @@ async def _check_model(profile: Profile, engine: ChunkEngine) -> None:
 
 
 async def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Serves until SIGINT or SIGTERM, or until the engine has died; returns the exit code, 0 or 1.
+    """Serves until SIGINT, SIGTERM or the engine's death; returns the exit code, 0 or 1.
 
-    Every process it started has ended when it returns.
+    All processes that it started have ended when it returns.
     """
     started = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -117,33 +131,32 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
         say(warning)
     try:
         async with (
-            started_app(args, settings) as app,
-            _announced(app, lambda: say(_ready_line(app, url, started)), args, settings),
+            started_app(args, settings) as (app, engine),
+            _announced(app.state, engine, lambda: say(_ready_line(engine, url, started)), args, settings),
         ):
-            engine: ChunkEngine = app.state.engine_client
             shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
             has_died = engine.has_died
         await shutdown
     finally:
         sock.close()
         claim.close()
-    say("the engine has died; what it said is above" if has_died else "stopped")
+    say("the engine has died; its log is above" if has_died else "stopped")
     return int(has_died)
 
 
 def claim_address(url: str) -> socket.socket:
-    """What only one server of a machine can have for a URL; raises ``OSError`` (``EADDRINUSE``) for the next one.
+    """Claims a URL for one server of this machine. Raises ``OSError`` (``EADDRINUSE``) if it is taken.
 
-    The system lets several bind a port until one of them listens, and that is when its model is loaded.
+    The system lets several servers bind a port until one of them listens, which is after its model is loaded.
     """
     claim = socket.socket(socket.AF_UNIX)
-    # A name, not a file: of this network namespace, as ports are, and gone with the process.
+    # An abstract name, not a file: it belongs to the network namespace, as ports do, and ends with the process.
     claim.bind(f"\0tessera-{sha256(url.encode()).hexdigest()}")
     return claim
 
 
 def prepare(args: argparse.Namespace, settings: Settings) -> None:
-    """What comes before the engine.
+    """Prepares arguments and logging before the engine starts.
 
     Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`,
     :class:`ProfileError`.
@@ -155,16 +168,16 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     set_cpu_defaults(args)
     check_flags(args)
     for url in parse_tiers(settings.chunk_cache_tiers or ""):
-        make_tier(url).close()  # each worker makes its own, which would be late to find that it can't
+        make_tier(url).close()  # fails early; each worker makes its own
 
 
 @asynccontextmanager
-async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIterator[FastAPI]:
-    """The application around a running engine, which ends with the context."""
+async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIterator[tuple[FastAPI, ChunkEngine]]:
+    """The application and its running engine, which ends with the context."""
     profile = Profile.read(settings.profile) if settings.profile else None
     async with _started_engine(AsyncEngineArgs.from_cli_args(args), settings, profile) as engine:
         with exported(engine, wanted=settings.chunk_cache):
-            yield await build_tessera_app(engine, args, settings, profile)
+            yield await build_tessera_app(engine, args, settings, profile), engine
 
 
 @asynccontextmanager
@@ -196,15 +209,15 @@ async def _started_engine(
 
 @asynccontextmanager
 async def _announced(
-    app: FastAPI, announce: Callable[[], None], args: argparse.Namespace, settings: Settings
+    state: State, engine: ChunkEngine, announce: Callable[[], None], args: argparse.Namespace, settings: Settings
 ) -> AsyncIterator[None]:
-    """Calls ``announce`` once the HTTP server accepts connections; from then on the replica is in the registry."""
+    """Calls ``announce`` once the HTTP server accepts connections, then registers the replica."""
 
     async def present() -> None:
-        while not getattr(getattr(app.state, "server", None), "started", False):
+        while not getattr(getattr(state, "server", None), "started", False):
             await asyncio.sleep(0.05)
         announce()
-        async with registered(app, args, settings):
+        async with registered(state, engine, args, settings):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(present(), name="announced")
@@ -220,7 +233,7 @@ def _tenants(args: argparse.Namespace, settings: Settings) -> Tenants | None:
 
 
 def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | None:
-    """The position strategy that flags or profile ask for; ``None`` if they leave it to the model."""
+    """The position strategy of flags or profile; ``None`` leaves it to the model."""
     if settings.chunk_position_strategy is not None:
         return DefaultStrategy(settings.chunk_position_strategy, "--chunk-position-strategy")
     if profile is None:
@@ -228,20 +241,22 @@ def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | 
     return (profile.in_place() if settings.chunk_cache_placement == "in-place" else profile).strategy
 
 
-def _ready_line(app: FastAPI, url: str, started: float) -> str:
-    engine: ChunkEngine = app.state.engine_client
+def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:
     if engine.manager is None:
         state = f"chunk cache off: {engine.disabled_reason}"
     else:
-        config = engine.manager.config
-        state = f"chunk cache on: {config.num_pages * config.page_tokens} tokens"
+        state = f"chunk cache on: {_capacity(engine.manager.config)} tokens"
         state += ", in place" if engine.placement == "in-place" else ""
         state += f"; positions: {engine.strategy.described()}"
     return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
 
 
+def _capacity(config: ChunkCacheConfig) -> int:
+    return config.num_pages * config.page_tokens
+
+
 def set_cpu_defaults(args: argparse.Namespace) -> None:
-    """On a CPU vLLM would reserve 92 % of the machine's memory, and not start beside a browser."""
+    """Limits the KV cache on CPUs: vLLM would reserve 92 % of the machine's memory."""
     is_sized = args.kv_cache_memory_bytes is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
     is_default = args.gpu_memory_utilization == AsyncEngineArgs.gpu_memory_utilization
     if current_platform.is_cpu() and not is_sized and is_default:
@@ -249,7 +264,7 @@ def set_cpu_defaults(args: argparse.Namespace) -> None:
 
 
 def abandon_start(number: int, _: object) -> NoReturn:
-    """Ends the engine's processes and this one. An exception would be lost in the engine's wait for its processes."""
+    """Ends the engine's processes and this one. The engine's wait for its processes would swallow an exception."""
     say("interrupted while starting")
     for child in multiprocessing.active_children():
         child.terminate()
@@ -259,7 +274,7 @@ def abandon_start(number: int, _: object) -> NoReturn:
 
 
 def _uvicorn_options(args: argparse.Namespace) -> dict[str, Any]:
-    """As ``vllm serve`` passes them on."""
+    """Options of the HTTP server, as in ``vllm serve``."""
     return {
         "enable_ssl_refresh": args.enable_ssl_refresh,
         "host": args.host,

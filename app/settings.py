@@ -23,11 +23,11 @@ from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions, PlacementName
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
 VLLM_FLAGS = frozenset({"log_level"})
-"""Settings whose flag is vLLM's own, where it has one, and goes for both; their variable goes for Tessera alone."""
+"""Settings that share a flag with vLLM, where vLLM has it; their variables are Tessera's alone."""
 
 
 class UnknownSettingError(ValueError):
-    """An environment variable ``TESSERA_…`` that no setting has; the message lists those that exist."""
+    """An unknown environment variable ``TESSERA_…``; the message lists the known ones."""
 
 
 class Settings(AccessSettings):
@@ -49,76 +49,73 @@ class Settings(AccessSettings):
         "(docs/performance.md)",
     )
     chunk_cache_eviction: EvictionPolicyName = Field(
-        "s3fifo", description="which chunks make room for others; docs/eviction.md compares them"
+        "s3fifo", description="eviction policy; docs/eviction.md compares them"
     )
     chunk_cache_max_pinned: float = Field(0.9, ge=0, le=1, description="share of the pool that may be pinned")
-    chunk_cache_max_fills: int = Field(
-        16, ge=1, description="missing chunks that are computed at once; others wait for their turn"
-    )
+    chunk_cache_max_fills: int = Field(16, ge=1, description="missing chunks that are computed at once; others wait")
     chunk_cache_max_queued_fills: int = Field(
-        1024, ge=1, description="missing chunks that may wait; above that, requests are refused with status 503"
+        1024, ge=1, description="missing chunks that may wait; beyond that, requests are refused with status 503"
     )
     chunk_max_tokens: int = Field(
-        4096, ge=1, description="longer documents are split into chunks of so many tokens, each cached on its own"
+        4096, ge=1, description="longer documents are split into chunks of this many tokens, each cached on its own"
     )
     chunk_max_per_call: int = Field(5000, ge=1, description="documents that one request may bring")
     split_max_bytes: ByteSize = Field(
-        ByteSize(16 << 20), gt=0, description="largest file that POST /v1/rag/split takes, e.g. 64MiB"
+        ByteSize(16 << 20), gt=0, description="largest file for POST /v1/rag/split, e.g. 64MiB"
     )
     chunk_cache_hash: HashAlgorithm = Field("xxh3_128", description="hash function of chunk keys")
     chunk_position_strategy: PositionStrategy | None = Field(
         None,
-        description="position strategy of requests that name none: offset, shared or parallel (docs/quality.md); "
-        "default: the profile's, else one that the model's config.json says it was trained for, else offset",
+        description="default position strategy of requests: offset, shared or parallel (docs/quality.md); "
+        "default: the profile's, else the one in the model's config.json that it was trained for, else offset",
     )
     chunk_link_tokens: int = Field(
         0,
         ge=0,
         le=MAX_LINK_TOKENS,
-        description="link tokens of requests that say nothing of them and don't ask for shared positions: so many "
-        "first tokens of each chunk are computed anew in their context, which costs time and recovers quality "
-        "(docs/quality.md)",
+        description="default number of link tokens, for requests that don't ask for shared positions: first tokens "
+        "of each chunk, recomputed in their context, which costs time and recovers quality (docs/quality.md)",
     )
     profile: Path | None = Field(
         None,
-        description="profile of tessera calibrate, which decides for requests that say nothing of positions and link "
-        "tokens: the cheapest way that answers as well as full attention, by number of chunks",
+        description="profile of tessera calibrate, for requests that leave positions and link tokens open: the "
+        "cheapest mode that answers as well as full attention, by number of chunks",
     )
     chunk_cache_tiers: str | None = Field(
         None,
-        description="where chunks are kept beside the pool, the fastest first: "
-        "host://?size=4GiB,file:///var/cache/tessera?size=100GiB; default: nowhere",
+        description="storage of chunks beside the pool, the fastest first: "
+        "host://?size=4GiB,file:///var/cache/tessera?size=100GiB; default: none",
     )
     chunk_cache_tier_timeout: float = Field(
-        1.0, gt=0, le=60, description="seconds to wait for a tier to give a chunk before computing it"
+        1.0, gt=0, le=60, description="seconds to wait for a chunk from a tier before computing it"
     )
     registry: str | None = Field(
-        None, description="Redis or Valkey in which replicas find one another, e.g. redis://host:6379/0; default: none"
+        None, description="Redis or Valkey that replicas register in, e.g. redis://host:6379/0; default: none"
     )
-    registry_prefix: str = Field("tessera:", description="what all of the registry's keys begin with")
+    registry_prefix: str = Field("tessera:", description="prefix of all keys in the registry")
     registry_timeout: float = Field(
-        0.1, gt=0, le=10, description="seconds to wait for the registry before going on without it"
+        0.1, gt=0, le=10, description="seconds to wait for the registry before continuing without it"
     )
     registry_lease: float = Field(
-        5.0, ge=2, le=600, description="seconds after which a replica that is not heard of counts as gone"
+        5.0, ge=2, le=600, description="seconds without a heartbeat after which a replica counts as gone"
     )
     peer_secret: SecretStr | None = Field(
         None,
         min_length=16,
-        description="what replicas that fetch chunks from one another have in common, best given as TESSERA_PEER_SECRET"
-        "; default: none, and chunks are not fetched",
+        description="shared secret of replicas that fetch chunks from each other, best set as TESSERA_PEER_SECRET; "
+        "default: none, and chunks are not fetched",
     )
     peer_wait: float = Field(
-        5.0, ge=0, le=600, description="seconds at most to wait for a chunk that another replica has, or computes"
+        5.0, ge=0, le=600, description="seconds at most to wait for a chunk that another replica has or is computing"
     )
     advertise_url: str | None = Field(
-        None, description="URL at which routers reach this replica; default: made of --host and --port"
+        None, description="URL at which routers reach this replica; default: from --host and --port"
     )
     replica_name: str | None = Field(
-        None, min_length=1, description="this replica's name, the same after a restart; default: host name and port"
+        None, min_length=1, description="this replica's name, stable across restarts; default: host name and port"
     )
-    log_format: LogFormat = Field("text", description="form of Tessera's own log on standard error: text or json")
-    log_level: LogLevel = Field("WARNING", description="least level of Tessera's own log; INFO: a line per request")
+    log_format: LogFormat = Field("text", description="format of Tessera's own log on standard error: text or json")
+    log_level: LogLevel = Field("WARNING", description="lowest level of Tessera's own log; INFO: a line per request")
     chunk_separator: str | None = Field(
         None,
         min_length=1,
@@ -132,13 +129,13 @@ class Settings(AccessSettings):
         return text
 
     def cache_defaults(self) -> CacheOptions:
-        """The cache options of requests that say nothing of them."""
+        """The default cache options of requests."""
         strategy = self.chunk_position_strategy or UNKNOWN.strategy
         return CacheOptions(position_strategy=strategy, link_tokens=self.chunk_link_tokens)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each setting that vLLM has none for."""
+    """Adds a flag for each setting without a vLLM flag."""
     group = parser.add_argument_group(
         "Tessera", "The chunk cache. Each flag is also TESSERA_<NAME> in the environment."
     )
@@ -153,7 +150,7 @@ def add_flags_of(settings: type[BaseSettings], group: argparse._ActionsContainer
 
 
 def add_missing_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds those flags to vLLM's parser that it should have had."""
+    """Adds flags that vLLM's parser lacks in this version."""
     for name in VLLM_FLAGS:
         with suppress(argparse.ArgumentError):
             _add_flag(parser, name, Settings.model_fields[name])
@@ -169,7 +166,7 @@ def _add_flag(group: argparse._ActionsContainer, name: str, field: FieldInfo) ->
 
 
 def load_settings(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from the environment and the parsed flags.
+    """Reads the settings from the environment and the parsed flags.
 
     Raises :class:`UnknownSettingError` or ``pydantic.ValidationError`` (which names the setting).
     """

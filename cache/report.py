@@ -1,100 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache report: what was reused, what was computed, and why, for one request."""
+"""The cache report of one request: what was reused, what was computed, and why.
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+The models are the report while its request runs, its JSON, and its schema on the OpenAPI page.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from cache.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds
 from cache.lease import ChunkStatus
 
+ScopeName = Literal["system", "isolated"]
+LinkContext = Literal["cached", "chained"]
+Milliseconds = Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
 
-@dataclass(slots=True)
-class ChunkReport:
-    """One chunk of the request. ``key`` and ``status`` are ``None`` when it ran in full attention.
 
-    ``origin`` names the replica that a chunk was fetched from, or the tier that it was loaded from; ``why`` says why a
-    chunk that may be in a tier was computed.
-    """
+class Shape(BaseModel):
+    """A JSON object without fields that are not named here. A field with a default is left out while it has it."""
 
-    chunk: Chunk
-    key: str | None = None
-    status: ChunkStatus | None = None
+    model_config = ConfigDict(extra="forbid")
+
+
+class Part(Shape):
+    """Which part of a long document a chunk is."""
+
+    number: int
+    of: int
+
+
+class ChunkLabel(Shape):
+    """Index and id of a chunk's document; ``part`` if the document became several chunks."""
+
+    index: int
+    id: str | None
+    part: Part | None = None
+
+
+class ReportedChunk(ChunkLabel):
+    """``key`` and ``status`` are ``null`` in full attention. ``origin``: replica or tier; ``why`` it was computed."""
+
+    key: str | None
+    tokens: int
+    status: ChunkStatus | None
     origin: str | None = None
     why: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        shown = {"key": self.key, "tokens": self.chunk.num_tokens, "status": self.status}
-        origin = {name: text for name, text in (("origin", self.origin), ("why", self.why)) if text is not None}
-        return {**self.chunk.label, **shown, **origin}
+    @classmethod
+    def of(cls, chunk: Chunk) -> Self:
+        """A chunk in full attention."""
+        return cls(**chunk.label, key=None, tokens=chunk.num_tokens, status=None)
 
 
-@dataclass(slots=True)
-class TokenCounts:
-    """Prompt tokens of a request.
+class ReportedTokens(Shape):
+    """Prompt tokens; ``reused + computed == prompt``."""
 
-    ``reused + computed == prompt``. ``computed`` counts what the engine computed: in the main request, and in the
-    fill requests for segments that this request had filled. ``fill_computed`` is everything that the engine
-    computed in those fill requests, the system segment in front of each chunk included.
-    """
-
+    # computed: in the main request, and in fill requests for segments that this request had filled; fill_computed:
+    # everything that the engine computed in those fill requests, the system segment in front of each chunk included.
     prompt: int
-    reused: int = 0
-    computed: int = 0
-    fill_computed: int = 0
+    reused: int
+    computed: int
+    fill_computed: int
 
 
-@dataclass(slots=True)
-class CacheReport:
-    """State of the report while its request runs; :meth:`to_dict` is what clients get."""
+class Segment(Shape):
+    """With ``cache.explain`` only; ``position``: logical position of the first token."""
 
+    kind: Literal["system", "chunk", "question"]
+    token_ids: TokenIds
+    position: int
+
+
+class Decided(Shape):
+    """The mode that the server's profile has for such a request, and why."""
+
+    mode: str
+    why: str
+
+
+class Links(Shape):
+    """Recomputed first tokens of each chunk but the first, and how they saw earlier chunks."""
+
+    tokens: int
+    context: LinkContext
+
+
+class ComparedTimes(Shape):
+    """Timings of both answers, in milliseconds."""
+
+    cached: dict[str, float]
+    full: dict[str, float]
+
+
+class Compared(Shape):
+    """Full attention beside the answer. ``mean_kl``: nats a token of the answer, over ``top_logprobs`` tokens each."""
+
+    answer: str
+    same_tokens: bool
+    mean_kl: float
+    tokens: int
+    top_logprobs: int
+    timings_ms: ComparedTimes
+
+
+class Report(Shape):
+    """What was reused, what was computed, and why."""
+
+    mode: Literal["chunked", "full"]
+    reason: str | None
     position_strategy: PositionStrategy
-    scope: str
-    tokens: TokenCounts
-    chunks: list[ChunkReport]
-    mode: Literal["chunked", "full"] = "full"
-    reason: str | None = None
-    decision: dict[str, str] | None = None
-    """What the server has chosen, if the choice was its own, and why."""
+    scope: ScopeName
+    tokens: ReportedTokens
+    chunks: list[ReportedChunk]
+    timings_ms: dict[str, Milliseconds]
+    decision: Decided | None = None
     placement: Literal["in-place"] | None = None
-    """Whether the engine's blocks of the chunks were shared; else they were copied."""
-    links: dict[str, Any] | None = None
-    """How chunks were linked to what is before them, if they were."""
-    compare: dict[str, Any] | None = None
-    """Full attention's answer beside this one, if it was asked for."""
-    timings_ms: dict[str, float] = field(default_factory=dict)
-    segments: list[dict[str, Any]] | None = None
+    """``None``: the engine's blocks of the chunks were copies."""
+    links: Links | None = None
+    compare: Compared | None = None
+    segments: list[Segment] | None = None
     opening: TokenIds | None = None
-    """What the chunks were computed behind, if not behind the system segment; shown beside ``segments``."""
+    """Tokens that the chunks were computed behind, if not behind the system segment; beside ``segments``."""
+
+    @classmethod
+    def begun(
+        cls,
+        strategy: PositionStrategy,
+        scope: ScopeName,
+        num_tokens: int,
+        chunks: Iterable[Chunk] = (),
+        decision: Decided | None = None,
+    ) -> Self:
+        """The report of a prompt with ``num_tokens`` tokens: full attention, nothing reused, nothing computed yet."""
+        return cls(
+            mode="full",
+            reason=None,
+            position_strategy=strategy,
+            scope=scope,
+            tokens=ReportedTokens(prompt=num_tokens, reused=0, computed=0, fill_computed=0),
+            chunks=[ReportedChunk.of(chunk) for chunk in chunks],
+            timings_ms={"plan": 0.0, "fill": 0.0},
+            decision=decision,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; see ``docs/request-path.md``."""
-        report: dict[str, Any] = {
-            "mode": self.mode,
-            "reason": self.reason,
-            "position_strategy": self.position_strategy.value,
-            "scope": self.scope,
-            "tokens": {
-                "prompt": self.tokens.prompt,
-                "reused": self.tokens.reused,
-                "computed": self.tokens.computed,
-                "fill_computed": self.tokens.fill_computed,
-            },
-            "chunks": [chunk.to_dict() for chunk in self.chunks],
-            "timings_ms": {name: round(value, 3) for name, value in self.timings_ms.items()},
-        }
-        for name in ("decision", "placement", "links", "compare"):
-            if (value := getattr(self, name)) is not None:
-                report[name] = value
-        if self.segments is not None:
-            report["segments"] = self.segments
-            if self.opening is not None:
-                report["opening"] = list(self.opening)
-        return report
+        return self.model_dump(mode="json", exclude_defaults=True)
 
 
-def explain_segments(prompt: ChunkedPrompt, layout: Layout | None) -> list[dict[str, Any]]:
-    """Segments with token ids and the logical position of each first token; plain indices without a layout."""
+def explain_segments(prompt: ChunkedPrompt, layout: Layout | None) -> list[Segment]:
+    """Segments with token ids and logical positions of first tokens; plain indices without a layout."""
     tokens = [prompt.system, *(chunk.token_ids for chunk in prompt.chunks), prompt.question]
     kinds = ["system", *["chunk"] * len(prompt.chunks), "question"]
     if layout is not None:
@@ -102,6 +158,6 @@ def explain_segments(prompt: ChunkedPrompt, layout: Layout | None) -> list[dict[
     else:
         positions = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
     return [
-        {"kind": kind, "token_ids": list(ids), "position": position}
+        Segment(kind=kind, token_ids=ids, position=position)
         for kind, ids, position in zip(kinds, tokens, positions, strict=True)
     ]

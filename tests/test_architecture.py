@@ -31,6 +31,7 @@ ROOMS = (
     "app/documents",  # from bodies to documents
     "app/prompt",  # from documents to segments of a prompt
     "web",
+    "app/catalog",  # computing chunks ahead; naming, pinning and dropping them
     "app/cluster",  # router, registration, peers
     "app/routes",
     "app/server.py",

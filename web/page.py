@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the web page at ``/`` and its files below ``/web``, without an API key."""
+"""The web page at ``/`` and its files below ``/web``; no API key needed."""
 
 import hashlib
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from web.example import STATIC
 
@@ -24,14 +24,17 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # cached, but revalidated each time: updates show at once
+    "cache-control": "no-cache",  # revalidated each time, so that an update shows at once
 }
+
+Known = Annotated[str, Header(alias="if-none-match")]
+"""ETags of the files in the browser's cache."""
 
 router = APIRouter(include_in_schema=False)
 
 
 class File(NamedTuple):
-    """A file, ready to send."""
+    """A file with its headers."""
 
     content: bytes
     media_type: str
@@ -39,33 +42,33 @@ class File(NamedTuple):
 
 
 def read(path: Path) -> File:
-    """Reads the file at ``path``."""
+    """Reads a file."""
     content = path.read_bytes()
     return File(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
-# Read once at import: no request path can reach any other file.
+# Read once at import: only these files can be requested, whatever the path.
 _FILES = {path.relative_to(STATIC).as_posix(): read(path) for path in sorted(STATIC.rglob("*")) if path.is_file()}
 
 
 @router.get("/")
-async def index(request: Request) -> Response:
+async def index(known: Known = "") -> Response:
     """The page. Its links are relative, so that it works behind a proxy's prefix."""
-    return _answer(request, "index.html")
+    return _answer("index.html", None, known)
 
 
 @router.get("/web/{name:path}")
-async def file(request: Request, name: str) -> Response:
-    """A file of the page; the example is the server model's own, if known."""
-    return _answer(request, name)
+async def file(request: Request, name: str, known: Known = "") -> Response:
+    """A file of the page. A server has an example for its model; a router has the general one."""
+    example: File | None = getattr(request.app.state, "tessera_example", None)
+    return _answer(name, example, known)
 
 
-def _answer(request: Request, name: str) -> Response:
-    found: File | None = getattr(request.app.state, "tessera_example", None) if name == EXAMPLE else None
-    found = found or _FILES.get(name)
+def _answer(name: str, example: File | None, known: str) -> Response:
+    found = example if example is not None and name == EXAMPLE else _FILES.get(name)
     if found is None:
         return Response("not found", HTTPStatus.NOT_FOUND, HEADERS, "text/plain")
     headers = {**HEADERS, "etag": found.etag}
-    if found.etag in request.headers.get("if-none-match", ""):
+    if found.etag in known:
         return Response(None, HTTPStatus.NOT_MODIFIED, headers)
     return Response(found.content, HTTPStatus.OK, headers, found.media_type)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection may take of the server: bytes of a body, and time to send or read what is due."""
+"""Limits of a connection: size of the body, and time without progress."""
 
 import asyncio
 import logging
@@ -20,9 +20,9 @@ class _TooLargeError(Exception):
 
 
 class ClientLimitsMiddleware:
-    """Refuses bodies that are too large (413) or come too slowly (408), and ends answers that nobody reads.
+    """Refuses large (413) and slow (408) bodies, and ends responses that nobody reads.
 
-    Limits are those of the application's state (``tessera_settings``).
+    The limits are in the application's state (``tessera_settings``).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -52,9 +52,9 @@ class ClientLimitsMiddleware:
 
 
 class _Connection:
-    """A client that reads nothing for ``patience_s`` seconds looks to the application as if it had left.
+    """Reports a client that reads nothing for ``patience_s`` seconds to the application as disconnected.
 
-    Cancelled instead, a generator of the answer would end some time later, when it is collected as garbage.
+    With cancellation instead, a generator of the answer would only end when it is garbage-collected.
     """
 
     def __init__(self, receive: Receive, send: Send, patience_s: float) -> None:
@@ -75,12 +75,12 @@ class _Connection:
 
     async def send(self, message: Message) -> None:
         if self._is_cut_off.is_set():
-            return  # at once, as for one that has left: the application is to be ended where it waits for more
+            return  # at once, as for a disconnected client: the application ends where it receives next
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._send(message)
         except TimeoutError:
-            logger.warning("a client that read nothing for %g s was cut off", self._patience_s)
+            logger.warning("disconnected a client that read nothing for %g s", self._patience_s)
             self._is_cut_off.set()
 
 

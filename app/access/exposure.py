@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a server is open to, as its settings say: those with a key, this machine, or, if told so, everybody."""
+"""Exposure of a server: to clients with a key, to this machine, or to everybody."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ LOOPBACK = "127.0.0.1"
 
 
 class ExposedError(ValueError):
-    """The server would be open to more than it should; the message says what to do."""
+    """The server would be open to too many; the message says how to restrict it."""
 
 
 def known_tenants(file: str | None, api_keys: Sequence[str] = ()) -> Tenants | None:
-    """Those of ``--tenants``, or one for vLLM's ``--api-key``; ``None`` if no key is asked for.
+    """The tenants of ``--tenants``, or one tenant for vLLM's ``--api-key``; ``None`` without keys.
 
-    Raises :class:`ExposedError` for both, :class:`~app.access.tenants.TenantsFileError` for a file of no use.
+    Raises :class:`ExposedError` if both are given, :class:`~app.access.tenants.TenantsFileError` for an invalid file.
     """
     if file is not None and api_keys:
         raise ExposedError("--api-key and --tenants: give keys in one place")
@@ -31,12 +31,12 @@ def known_tenants(file: str | None, api_keys: Sequence[str] = ()) -> Tenants | N
 
 
 def checked_host(host: str | None, tenants: Tenants | None, *, allow_anonymous: bool) -> str:
-    """The address to listen on, by default this machine's own; raises :class:`ExposedError` for one too open."""
+    """The address to listen on, loopback by default; raises :class:`ExposedError` for an exposed one."""
     host = host or LOOPBACK
     if tenants is None and not allow_anonymous and not _is_loopback(host):
         raise ExposedError(
             f"--host {host} would let in everybody who reaches this machine: give --tenants FILE (tessera key makes "
-            "keys for it) or --api-key KEY, or say --allow-anonymous"
+            "keys for it) or --api-key KEY, or --allow-anonymous"
         )
     return host
 

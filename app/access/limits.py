@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a tenant may ask of one server."""
+"""Rate limits of a tenant on one server."""
 
 import math
 import time
@@ -10,7 +10,7 @@ from app.access.tenants import Tenant
 
 
 class LimitExceededError(Exception):
-    """The tenant has used up what it may. ``retry_after_s`` is when there will be some again, if that is known."""
+    """The tenant has reached a limit. ``retry_after_s``: seconds until the next request may pass."""
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -18,10 +18,10 @@ class LimitExceededError(Exception):
 
 
 class Allowance:
-    """So much a minute: a token bucket that holds one minute's worth and may be overdrawn.
+    """Token bucket, per minute; may go negative.
 
-    What a request costs is known when it is done, so it may start while anything is left, and the next ones wait until
-    its debt is paid.
+    The cost of a request is known when it has ended. So a request starts while anything is left, and later requests
+    wait until the debt is paid.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,18 +31,19 @@ class Allowance:
         self._since = clock()
 
     def wait_s(self, needed: float) -> float:
-        """Seconds until at least ``needed`` are left; 0 if they are."""
+        """Seconds until at least ``needed`` are left; 0 if they already are."""
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._since) * self._per_s)
         self._since = now
         return max(0.0, (needed - self._left) / self._per_s)
 
     def take(self, amount: int) -> None:
+        """Withdraws ``amount``."""
         self._left -= amount
 
 
 class TenantLimits:
-    """What one tenant has used of its limits, on this server."""
+    """The limits of one tenant on this server, and their use."""
 
     def __init__(self, tenant: Tenant, clock: Callable[[], float] = time.monotonic) -> None:
         self._requests = Allowance(tenant.requests_per_minute, clock) if tenant.requests_per_minute else None
@@ -52,9 +53,9 @@ class TenantLimits:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around one request; raises :class:`LimitExceededError` instead of starting it."""
+        """Counts one request as running; raises :class:`LimitExceededError` if it must not start."""
         if self._most_at_once is not None and self._running >= self._most_at_once:
-            raise LimitExceededError(f"{self._running} requests of this tenant are running, as many as it may have")
+            raise LimitExceededError(f"{self._running} requests of this tenant are running, its limit")
         _refuse_without("requests", self._requests)
         _refuse_without("tokens", self._tokens)
         if self._requests is not None:
@@ -66,11 +67,11 @@ class TenantLimits:
             self._running -= 1
 
     def charge(self, tokens: int) -> None:
-        """Counts tokens that were served, of a prompt or an answer."""
+        """Counts tokens of a prompt or an answer."""
         if self._tokens is not None:
             self._tokens.take(tokens)
 
 
-def _refuse_without(what: str, allowance: Allowance | None) -> None:
+def _refuse_without(unit: str, allowance: Allowance | None) -> None:
     if allowance is not None and (wait := allowance.wait_s(1)) > 0:
-        raise LimitExceededError(f"this tenant's {what} per minute are used up", math.ceil(wait))
+        raise LimitExceededError(f"this tenant's {unit} per minute are used up", math.ceil(wait))

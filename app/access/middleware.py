@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door: a request comes in with a key that opens what it wants, within its tenant's limits, or not at all."""
+"""API-key authentication, roles and rate limits."""
 
 from http import HTTPStatus
 
@@ -16,9 +16,9 @@ from engine_ext.wire.caller import CALLER, Caller
 
 
 class AccessMiddleware:
-    """Asks for an API key where the application's state has tenants (``tessera_tenants``), and sets the caller.
+    """Requires an API key if the application's state has tenants (``tessera_tenants``), and sets the caller.
 
-    It stands outside everything that reads a body, and before vLLM's own endpoints, too.
+    Runs before anything reads the body, and in front of vLLM's own endpoints too.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -58,15 +58,14 @@ class AccessMiddleware:
 
 
 def _key(headers: Headers) -> str:
-    """As OpenAI's clients send it, or Anthropic's; empty if there is none."""
+    """The key as OpenAI's or Anthropic's clients send it; empty if there is none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _refused(key: str, tenant: Tenant | None, role: Role) -> Response:
     if tenant is not None:
-        words = f"this needs an API key with the role {role}"
-        return refusal(HTTPStatus.FORBIDDEN, "role_missing", words)
+        return refusal(HTTPStatus.FORBIDDEN, "role_missing", f"this needs an API key with the role {role}")
     headers = {"www-authenticate": "Bearer"}
     if key:
         return refusal(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "this API key is not known here", headers=headers)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which role a request needs. What is not listed, vLLM's newest endpoint too, is for administrators."""
+"""The role that each endpoint needs: administrator, unless listed here."""
 
 from app.access.tenants import Role
 
 _OPEN = frozenset({"/", "/health", "/ping", "/ready", "/readyz"})
 _OPEN_BELOW = ("/web/", "/peer/")
-"""The page's files, and what replicas ask one another with a secret of their own."""
+"""The page's files, and the replicas' own endpoints, which have a secret of their own."""
 _CHAT = frozenset(
     {
         "/v1/models",
@@ -24,9 +24,9 @@ _INGEST = ("/v1/rag/chunks", "/v1/rag/split")
 
 
 def required_role(method: str, path: str) -> Role | None:
-    """The role that a request needs; ``None`` if it needs no key. ``path`` is the one below ``--root-path``."""
+    """The role that a request needs; ``None`` if it needs no key. ``path`` is relative to ``--root-path``."""
     if method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_BELOW):
-        return None  # a browser asks with OPTIONS, and without a key, what it may send
+        return None  # browsers send preflight requests (OPTIONS) without a key
     if path in _CHAT:
         return "chat"
     if path in _INGEST or path.startswith(f"{_INGEST[0]}/"):

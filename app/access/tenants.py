@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tenants and their API keys, as a file lists them::
+"""Tenants and their API keys, read from a file::
 
     [acme]                           # the tenant's name, and the namespace of its chunks
     keys = ["sha256:9f86d081…"]      # made by `tessera key`; two while one replaces the other
     roles = ["chat", "ingest"]
     requests_per_minute = 600
 
-The file is read again when it has changed.
+The file is read again after it has changed.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ _LOOK_AGAIN_S = 1.0
 
 
 class TenantsFileError(ValueError):
-    """The file of tenants can't be used; the message says where and why."""
+    """The file of tenants is invalid; the message says where and why."""
 
 
 class Tenant(BaseModel):
-    """Who shares a namespace, its limits and its API keys. A limit that is not given is none."""
+    """A namespace with its API keys and limits. A limit that is not given does not apply."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,34 +45,34 @@ class Tenant(BaseModel):
     keys: tuple[KeyHash, ...] = Field(min_length=1)
     roles: frozenset[Role] = frozenset({"chat"})
     namespaces: frozenset[str] = frozenset()
-    """Besides its own, those that its requests may name."""
+    """Further namespaces that its requests may name."""
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
     concurrent_requests: int | None = Field(None, ge=1)
     cache_memory: ByteSize | None = Field(None, gt=0)
-    """Of the chunk pools of all workers of a server; likewise ``cache_segments``."""
+    """Share of a server's chunk pools, all workers together; likewise ``cache_segments``."""
     cache_segments: int | None = Field(None, ge=1)
 
 
 def new_key() -> str:
-    """A key that can't be guessed (256 random bits)."""
+    """A new key with 256 random bits."""
     return f"tsr-{secrets.token_urlsafe(32)}"
 
 
 def hash_of(key: str) -> str:
-    """What the file has of a key. It is random and long, so that a plain hash can't be searched for it."""
+    """The hash of a key, for the file. Keys are long and random, so a plain hash is safe."""
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def parse_tenants(text: str) -> dict[str, Tenant]:
-    """By name; raises :class:`TenantsFileError`."""
+    """Tenants by name; raises :class:`TenantsFileError`."""
     try:
         sections = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TenantsFileError(str(error)) from error
     tenants = {name: _tenant(name, section) for name, section in sections.items()}
     if not tenants:
-        raise TenantsFileError("no tenant is in it")
+        raise TenantsFileError("it has no tenant")
     owners: dict[str, str] = {}
     for tenant in tenants.values():
         for key in tenant.keys:
@@ -82,13 +82,13 @@ def parse_tenants(text: str) -> dict[str, Tenant]:
 
 
 class Tenants:
-    """The tenants of a file, as it is now."""
+    """The tenants of a server."""
 
     def __init__(self, tenants: dict[str, Tenant]) -> None:
         self._tenants = tenants
 
     def of_key(self, key: str) -> Tenant | None:
-        """Whose key it is; takes equally long whatever the key has in common with others."""
+        """The tenant of a key, found in constant time."""
         given, found = hash_of(key), None
         for tenant in self.by_name().values():
             for known in tenant.keys:
@@ -97,10 +97,11 @@ class Tenants:
         return found
 
     def by_name(self) -> dict[str, Tenant]:
+        """All tenants."""
         return self._tenants
 
     def quota_of(self, namespace: str, page_bytes: int) -> Quota:
-        """What a namespace may have of a pool with pages of so many bytes."""
+        """The quota of a namespace in a pool with pages of ``page_bytes``."""
         if (tenant := self.by_name().get(namespace)) is None:
             return Quota()
         pages = None if tenant.cache_memory is None else int(tenant.cache_memory) // page_bytes
@@ -108,7 +109,7 @@ class Tenants:
 
 
 class TenantsFile(Tenants):
-    """Tenants that are read again once their file has changed; what can't be read changes nothing."""
+    """Tenants of a file, read again after it has changed. An invalid file leaves the tenants unchanged."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -130,12 +131,12 @@ class TenantsFile(Tenants):
         try:
             self._tenants = _read(self._path)
         except TenantsFileError as error:
-            logger.error("%s; the tenants are those of before", error)
+            logger.error("%s; keeping the previous tenants", error)
 
 
 def _tenant(name: str, section: object) -> Tenant:
     if not isinstance(section, dict):
-        raise TenantsFileError(f"{name} is no section; a tenant begins with a line [name]")
+        raise TenantsFileError(f"{name} is not a section; a tenant begins with a line [name]")
     try:
         return Tenant(**{"name": name, **section})
     except ValidationError as error:

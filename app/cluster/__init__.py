@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas as a cluster: the router, registration, and chunks of other replicas."""
+"""A cluster of replicas: router, registration, and chunks fetched from other replicas."""

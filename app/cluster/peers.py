@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of other replicas, fetched where that is quicker than to compute them once more."""
+"""Fetches chunks from other replicas where fetching is faster than computing."""
 
 import asyncio
 import logging
@@ -10,11 +10,12 @@ from typing import Final
 
 import httpx
 
+from cache.config import ChunkCacheConfig
 from cache.costs import Costs
 from cache.holdings import DocumentKey
 from cache.index import ChunkKVCache
 from cache.lease import ChunkStatus, FillJob
-from cache.manager import ChunkCacheManager
+from cache.metrics import ChunkCacheMetrics
 from engine_ext.chunks.source import SourceResult
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
 from replicas.registry import Claim, Found, Registry, RegistryError, Replica
@@ -24,25 +25,26 @@ logger = logging.getLogger(__name__)
 PATH: Final = "/peer/chunks/{key}"
 FINGERPRINT_HEADER: Final = "x-tessera-fingerprint"
 MOST_AT_ONCE: Final = 4
-"""Files that are on their way to this replica, each of them whole in memory."""
+"""Files fetched concurrently, each held in memory as a whole."""
 _POLL_S, _KNOWN_S = 0.05, 1.0
 _PUBLISHED_S = 0.25
-"""How long it may take until others know of a chunk that has been computed."""
+"""Seconds at most until other replicas see a computed chunk in the registry."""
 _LARGEST_HEADER = 1 << 20
 
 
 class Peers:
-    """A :class:`engine_ext.chunks.fills.ChunkSource`: whoever has a chunk that is missing here, or is about to have it.
+    """A :class:`engine_ext.chunks.source.ChunkSource`: replicas that hold a missing chunk, or are computing it.
 
-    A chunk that another replica computes just now is waited for, at most for ``wait_s`` and for about twice as long as
-    it would take to compute it here. Whatever goes wrong, it is computed.
+    Waits for a chunk that another replica is computing, at most ``wait_s`` seconds and about twice the time that
+    computing the chunk here would take. After any failure the chunk is computed.
     """
 
     def __init__(
         self,
         registry: Registry,
         own_id: Callable[[], str | None],
-        manager: ChunkCacheManager,
+        config: ChunkCacheConfig,
+        metrics: ChunkCacheMetrics,
         transfers: Callable[[], PoolTransfers | None],
         costs: Costs,
         client: httpx.AsyncClient,
@@ -50,15 +52,16 @@ class Peers:
         secret: str,
         wait_s: float,
     ) -> None:
-        """``own_id`` gives ``None`` while the registry is lost, ``transfers`` when nothing is shared any more."""
+        """``own_id`` returns ``None`` while the registry is lost, ``transfers`` once sharing has ended."""
         self._registry = registry
         self._own_id = own_id
-        self._manager = manager
+        self._config = config
+        self._metrics = metrics
         self._transfers = transfers
         self._costs = costs
         self._wait_s = wait_s
         self._client = client
-        self._headers = {"authorization": f"Bearer {secret}", FINGERPRINT_HEADER: manager.config.fingerprint}
+        self._headers = {"authorization": f"Bearer {secret}", FINGERPRINT_HEADER: config.fingerprint}
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._lookups = LookupBatcher(self._begin_fills)
         self._known: dict[str, Replica] = {}
@@ -99,7 +102,7 @@ class Peers:
         return self._costs.is_worth_fetching(_tokens(job), self._bytes(job.entries))
 
     def _bytes(self, entries: Sequence[ChunkKVCache]) -> int:
-        return self._manager.config.page_bytes * sum(entry.num_pages for entry in entries)
+        return self._config.page_bytes * sum(entry.num_pages for entry in entries)
 
     async def _fetched(self, job: FillJob, peer: Replica, transfers: PoolTransfers, deadline: float) -> bool:
         started = time.perf_counter()
@@ -116,11 +119,11 @@ class Peers:
             logger.warning("chunks of replica %s: %s: %s", peer.name, type(error).__name__, error)
         except TransferError as error:
             self._count("refused")
-            logger.warning("chunks of replica %s are of no use: %s", peer.name, error)
+            logger.warning("chunks of replica %s are unusable: %s", peer.name, error)
         else:
             self._count("fetched")
             num_bytes = self._bytes(job.entries)
-            self._manager.metrics.fetched_bytes += num_bytes
+            self._metrics.fetched_bytes += num_bytes
             self._costs.fetching.observe(num_bytes, time.perf_counter() - started)
             return True
         return False
@@ -141,10 +144,10 @@ class Peers:
         return bytes(data)
 
     async def _peers(self) -> dict[str, Replica]:
-        """Other replicas with the same KV, by id, as of a moment ago."""
+        """Other replicas with the same fingerprint, by id; at most a second old."""
         async with self._refreshing:
             if time.monotonic() >= self._known_until:
-                mine, own_id = self._manager.config.fingerprint, self._own_id()
+                mine, own_id = self._config.fingerprint, self._own_id()
                 replicas = await self._registry.replicas()
                 self._known = {each.id: each for each in replicas if each.fingerprint == mine and each.id != own_id}
                 self._known_until = time.monotonic() + _KNOWN_S
@@ -156,7 +159,7 @@ class Peers:
         return await self._registry.begin_fills(own_id, keys)
 
     def _count(self, outcome: str) -> None:
-        self._manager.metrics.fetches[outcome] += 1
+        self._metrics.fetches[outcome] += 1
 
 
 class _AbsentError(Exception):
@@ -164,7 +167,7 @@ class _AbsentError(Exception):
 
 
 class LookupBatcher:
-    """Look-ups that are asked for at the same time, in one round trip."""
+    """Batches concurrent look-ups into one round trip."""
 
     def __init__(self, look_up: Callable[[Sequence[DocumentKey]], Awaitable[list[Found]]]) -> None:
         self._look_up = look_up
@@ -172,6 +175,7 @@ class LookupBatcher:
         self._next: asyncio.Task[dict[DocumentKey, Found]] | None = None
 
     async def ask(self, keys: Sequence[DocumentKey]) -> list[Found]:
+        """Looks the keys up, together with all that are asked for now."""
         self._keys.update(dict.fromkeys(keys))
         if self._next is None:
             self._next = asyncio.create_task(self._run())
@@ -179,13 +183,13 @@ class LookupBatcher:
         return [found[key] for key in keys]
 
     async def _run(self) -> dict[DocumentKey, Found]:
-        await asyncio.sleep(0)  # whoever else asks now
+        await asyncio.sleep(0)  # lets others add their keys
         keys, self._keys, self._next = list(self._keys), {}, None
         return dict(zip(keys, await self._look_up(keys), strict=True))
 
 
 def _holders_of_all(found: Sequence[Found], among: "set[str]") -> list[str]:
-    """Replicas that hold every one of the documents, the fastest tier first."""
+    """Replicas that hold all of the documents, the fastest tier first."""
     by_document: list[dict[str, Claim]] = [{claim.replica: claim for claim in each.claims} for each in found]
     holders = among.intersection(*by_document)
     return sorted(holders, key=lambda id: (max(claims[id].holding.tier for claims in by_document), id))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This replica in the registry: present while it takes requests."""
+"""Registers this replica while it takes requests."""
 
 import argparse
 import asyncio
@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 import httpx
-from fastapi import FastAPI
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.datastructures import State
 
 from app.cluster.peers import Peers
 from app.settings import Settings
@@ -24,8 +24,10 @@ from tools.progress import say
 
 
 @asynccontextmanager
-async def registered(app: FastAPI, args: argparse.Namespace, settings: Settings) -> AsyncIterator[None]:
-    """Publishes meanwhile, if there is a registry. A replica without chunk cache takes part, too."""
+async def registered(
+    state: State, engine: ChunkEngine, args: argparse.Namespace, settings: Settings
+) -> AsyncIterator[None]:
+    """Publishes this replica, even without a chunk cache, if there is a registry."""
     if settings.registry is None:
         yield
         return
@@ -35,9 +37,8 @@ async def registered(app: FastAPI, args: argparse.Namespace, settings: Settings)
         timeout_s=settings.registry_timeout,
         lease_s=settings.registry_lease,
     )
-    app.state.tessera_registry = registry
-    engine: ChunkEngine = app.state.engine_client
-    publisher = Publisher(registry, description(app, args, settings), engine.holdings)
+    state.tessera_registry = registry
+    publisher = Publisher(registry, _description(state, engine, args, settings), engine.holdings)
     collector = _PublisherCollector(publisher)
     task = asyncio.create_task(publisher.run(), name="publisher")
     REGISTRY.register(collector)
@@ -49,7 +50,7 @@ async def registered(app: FastAPI, args: argparse.Namespace, settings: Settings)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        app.state.tessera_registry = None
+        state.tessera_registry = None
         await registry.close()
 
 
@@ -57,31 +58,34 @@ async def registered(app: FastAPI, args: argparse.Namespace, settings: Settings)
 async def _fetching(
     engine: ChunkEngine, registry: Registry, publisher: Publisher, settings: Settings
 ) -> AsyncIterator[None]:
-    """Missing chunks come from other replicas meanwhile, if they may."""
-    if engine.manager is None or engine.fills is None or engine.transfers is None or settings.peer_secret is None:
+    """Adds other replicas as a source of missing chunks, if sharing is on."""
+    manager, fills, secret = engine.manager, engine.fills, settings.peer_secret
+    if manager is None or fills is None or engine.transfers is None or secret is None:
         yield
         return
     async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
         peers = Peers(
             registry,
             lambda: publisher.replica_id,
-            engine.manager,
+            manager.config,
+            manager.metrics,
             lambda: engine.transfers,
-            engine.fills.costs,
+            fills.costs,
             client,
-            secret=settings.peer_secret.get_secret_value(),
+            secret=secret.get_secret_value(),
             wait_s=settings.peer_wait,
         )
-        engine.fills.sources.append(peers)
+        fills.sources.append(peers)
         try:
             yield
         finally:
-            engine.fills.sources.remove(peers)
+            fills.sources.remove(peers)
 
 
-def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> Callable[[str], Replica | None]:
-    """The replica as it is at each heartbeat, under the id given; ``None`` when it stops."""
-    engine: ChunkEngine = app.state.engine_client
+def _description(
+    state: State, engine: ChunkEngine, args: argparse.Namespace, settings: Settings
+) -> Callable[[str], Replica | None]:
+    """Makes the function that describes the replica for a heartbeat; ``None`` when stopping."""
     url = settings.advertise_url or _own_url(args)
     name = settings.replica_name or f"{socket.gethostname()}:{args.port}"
 
@@ -96,7 +100,7 @@ def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> C
             capacity = config.num_pages * config.page_tokens
             held = capacity - manager.pool.num_free * config.page_tokens
         load = num_unfinished_requests(engine.llm)
-        return Replica(id, name, url, _models(app), fingerprint, load, held, capacity)
+        return Replica(id, name, url, _models(state), fingerprint, load, held, capacity)
 
     return describe
 
@@ -108,23 +112,23 @@ class _PublisherCollector(Collector):
         self._publisher = publisher
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: without it, registering would collect."""
+        """Returns nothing; without this method, registering would collect."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Whether the registry is reached, and what it was told."""
+        """State of the registry, and counters of what was published."""
         publisher = self._publisher
         yield GaugeMetricFamily(
-            "tessera_registry_up", "Whether the registry took what it was told last", publisher.is_up
+            "tessera_registry_up", "Whether the last update of the registry succeeded", publisher.is_up
         )
         published, errors = publisher.num_published, publisher.num_errors
-        yield CounterMetricFamily("tessera_registry_published", "Changes told to the registry", published)
+        yield CounterMetricFamily("tessera_registry_published", "Changes published in the registry", published)
         yield CounterMetricFamily("tessera_registry_errors", "Times that the registry was lost", errors)
 
 
-def _models(app: FastAPI) -> tuple[str, ...]:
-    """What clients may give as ``model``: base model and LoRA adapters."""
-    served = app.state.openai_serving_models
+def _models(state: State) -> tuple[str, ...]:
+    """Valid values of a request's ``model``: base model and LoRA adapters."""
+    served = state.openai_serving_models
     return (*(path.name for path in served.base_model_paths), *served.lora_requests)
 
 
@@ -132,5 +136,5 @@ def _own_url(args: argparse.Namespace) -> str:
     scheme, host = "https" if args.ssl_certfile else "http", args.host
     if host in (None, "", "0.0.0.0", "::"):
         host = socket.getfqdn()
-        say(f"routers are told {scheme}://{host}:{args.port}; set --advertise-url if they can't reach that")
+        say(f"routers are told {scheme}://{host}:{args.port}; set --advertise-url if they can't reach it")
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{args.port}"

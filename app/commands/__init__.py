@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of tessera, but for serve."""
+"""The commands of tessera."""

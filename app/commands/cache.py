@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera cache`: look at, check, tidy up and move the chunks of a directory tier. Servers may run meanwhile."""
+"""`tessera cache`: list, check, clean up and move chunks of a directory tier. Servers may be running."""
 
 import argparse
 import io
@@ -27,7 +27,7 @@ _UNLIMITED = 1 << 62
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns the exit code: 1 if a file is damaged, 2 if it can't be done."""
+    """Runs the command. Returns the exit code: 1 for damaged files, 2 if the command fails."""
     args = _parser().parse_args(argv)
     if not args.directory.is_dir():
         say(f"{args.directory}: no such directory")
@@ -49,17 +49,17 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Run, text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
-        added.add_argument("directory", type=Path, help="of the tier: that of file:///… in --chunk-cache-tiers")
+        added.add_argument("directory", type=Path, help="directory of the tier, as in file:///… of --chunk-cache-tiers")
         added.set_defaults(run=run)
         return added
 
-    command("ls", _list, "list what is stored, the latest used first")
-    command("verify", _verify, "read every file, and put those that are damaged into quarantine")
-    gc = command("gc", _collect, "drop what is in quarantine, what killed servers left, and the oldest files")
-    gc.add_argument("--size", type=_size, default=_UNLIMITED, help="how much may stay, as in 100GiB; default: all")
-    gc.add_argument("--idle-days", type=float, help="drop what was not used for so long")
+    command("ls", _list, "list the stored files, the most recently used first")
+    command("verify", _verify, "read every file, and move damaged files into quarantine")
+    gc = command("gc", _collect, "delete the quarantine, leftovers of killed servers, and the oldest files")
+    gc.add_argument("--size", type=_size, default=_UNLIMITED, help="size to shrink to, as in 100GiB; default: no limit")
+    gc.add_argument("--idle-days", type=float, help="delete files that were not used for this long")
     command("export", _export, "write all files into an archive").add_argument("archive", type=Path, help="a .tar file")
-    command("import", _import, "take files from an archive, checking each").add_argument("archive", type=Path)
+    command("import", _import, "add files from an archive after checking each").add_argument("archive", type=Path)
     return parser
 
 
@@ -67,7 +67,7 @@ def _size(text: str) -> int:
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size, as in 100GiB") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 100GiB") from error
 
 
 def _list(tier: DirectoryTier, _: argparse.Namespace) -> int:
@@ -87,7 +87,7 @@ def _verify(tier: DirectoryTier, _: argparse.Namespace) -> int:
     damaged = 0
     for each in _tracked(list(tier.list()), "files"):
         if (reason := _fault(tier.get(each.address, each.num_bytes), each.address)) is not None:
-            say(f"{tier.path(each.address)}: {reason}; it is in quarantine now")
+            say(f"{tier.path(each.address)}: {reason}; moved into quarantine")
             tier.quarantine(each.address)
             damaged += 1
     say(f"{damaged} damaged files" if damaged else "every file is whole")
@@ -111,7 +111,7 @@ def _export(tier: DirectoryTier, args: argparse.Namespace) -> int:
     with tarfile.open(args.archive, "w") as archive:
         for each in _tracked(list(tier.list()), "files"):
             if (file := tier.get(each.address, each.num_bytes)) is None:
-                continue  # it has made room for another
+                continue  # evicted meanwhile
             info = tarfile.TarInfo(tier.path(each.address).name)
             info.size, info.mtime = len(file), int(each.used_at)
             archive.addfile(info, io.BytesIO(file))
@@ -138,7 +138,7 @@ def _import(tier: DirectoryTier, args: argparse.Namespace) -> int:
 
 
 def _fault(file: Any, address: Address) -> str | None:
-    """Why a file can't be used by anybody; ``None`` if it can."""
+    """Why a file is unusable; ``None`` if it is fine."""
     if file is None:
         return "it is gone"
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera cluster`: Redis, replicas and a router as processes of one machine, as docker/compose.yaml has them."""
+"""`tessera cluster`: Redis, replicas and a router on one machine, as in docker/compose.yaml."""
 
 import argparse
 import functools
@@ -24,18 +24,18 @@ ALERTS: Final = ROOT / "docs" / "alerts.yml"
 _ROUTE = ("app.cli", "route")
 _JOIN_S = 30
 _RESTART_S: Final = (1.0, 60.0)
-"""Pause before a replica is started again: the first, doubled each time that it ends soon, and the longest."""
+"""Pause before a replica is restarted: the first, doubled after each early end, and the longest."""
 _CURL = """\
 curl -s {url}/v1/rag/chat -H 'content-type: application/json' -d '{{
     "chunks": ["The access code of Falcon is 7342."], "question": "What is the access code of Falcon?"}}'"""
 
 
 class ClusterError(Exception):
-    """The cluster can't be started, or has lost a part; the message says which."""
+    """A part of the cluster did not start; the message says which."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs until Ctrl-C, starting replicas again that end; returns 2 if it can't be started, 1 if the router ends."""
+    """Runs until Ctrl-C, restarting replicas. Returns 2 if the cluster does not start, 1 if the router ends."""
     args, flags = _parser().parse_known_args(argv)
     try:
         with ended_by_signals(), ExitStack() as stack:
@@ -54,13 +54,13 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tessera cluster",
-        description="Redis, replicas, a router, and Prometheus if it is installed, on this machine. Flags that are not "
-        "listed here go to every replica, as to tessera serve.",
+        description="Run Redis, replicas, a router, and Prometheus if it is installed, on this machine. Other flags "
+        "go to every replica, as to tessera serve.",
     )
     parser.add_argument("model", nargs="?", help="default: SmolLM2, downloaded first")
-    parser.add_argument("--replicas", type=_positive, default=2, help="how many (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="of the router (default: %(default)s)")
-    parser.add_argument("--registry", help="a Redis that runs already (default: one is started)")
+    parser.add_argument("--replicas", type=_positive, default=2, help="number of replicas (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="port of the router (default: %(default)s)")
+    parser.add_argument("--registry", help="URL of a running Redis (default: one is started)")
     return parser
 
 
@@ -71,10 +71,10 @@ def _positive(text: str) -> int:
 
 
 class Part:
-    """One process of the cluster, at the same address for as long as the cluster runs."""
+    """One process of the cluster; a restart keeps its address."""
 
     def __init__(self, name: str, start: Callable[[int | None], ServerProcess]) -> None:
-        """``start`` starts the process at a port, or at one that is free."""
+        """``start`` starts the process at the given port, or at a free one."""
         self.name = name
         self._start = start
         self._pause = _RESTART_S[0]
@@ -82,17 +82,40 @@ class Part:
         self._start_again_at: float | None = None
         self.server = start(None)
 
+    @property
+    def url(self) -> str:
+        """The address of the process."""
+        return self.server.url
+
+    @property
+    def port(self) -> int:
+        """The port of the process."""
+        return self.server.port
+
+    def wait_ready(self) -> None:
+        """Waits until the process answers; raises :class:`ClusterError` if it ends first."""
+        log = self.server.log
+        try:
+            self.server.wait_ready()
+        except (RuntimeError, TimeoutError) as error:
+            words = last_words(log).removeprefix("tessera: ")
+            raise ClusterError(f"{self.name} didn't start: {words}; its log is {log}") from error
+
+    def ending(self) -> str | None:
+        """A report of how the process ended; ``None`` while it runs."""
+        process = self.server.process
+        return None if process.poll() is None else f"{self.name} has ended with {process.returncode}"
+
     def watch(self) -> None:
-        """Starts the process again some time after it has ended."""
-        if self.server.process.poll() is None:
+        """Restarts the process after a pause if it has ended."""
+        if (ending := self.ending()) is None:
             return
         now = time.monotonic()
         if self._start_again_at is None:
             if now - self._started > _RESTART_S[1]:
                 self._pause = _RESTART_S[0]
             self._start_again_at = now + self._pause
-            kept = self.server.log.replace(self.server.log.with_suffix(".previous.log"))
-            say(f"{self.name} has ended with {self.server.process.returncode}; its log is {kept}")
+            say(f"{ending}; its log is {_kept(self.server.log)}")
         elif now >= self._start_again_at:
             say(f"starting {self.name} again")
             self._pause = min(2 * self._pause, _RESTART_S[1])
@@ -102,12 +125,12 @@ class Part:
 
     def stop(self) -> None:
         """Ends the process."""
-        with suppress(subprocess.TimeoutExpired):  # it has been killed then
+        with suppress(subprocess.TimeoutExpired):  # the process was killed
             self.server.stop()
 
 
 def _start(args: argparse.Namespace, flags: list[str], stack: ExitStack) -> list[Part]:
-    """The replicas, and the router last, all of them ready; `stack` ends them."""
+    """Starts replicas, then the router, and waits until all are ready; ``stack`` ends them."""
     if args.model is None:
         args.model, flags = default_model(), [*flags, *DEFAULT_MODEL_FLAGS]
     folder = tessera_home() / "cluster"
@@ -132,31 +155,27 @@ def _start(args: argparse.Namespace, flags: list[str], stack: ExitStack) -> list
     stack.callback(parts[-1].stop)
     with progress(f"starting {args.replicas} replicas and a router; logs are in {folder}"):
         for part in parts:
-            _wait_ready(part)
+            part.wait_ready()
         _wait_for_all(parts[-1].server, args.replicas)
-    _start_prometheus(folder, {part.name: part.server.port for part in parts}, stack)
+    _start_prometheus(folder, {part.name: part.port for part in parts}, stack)
     return parts
 
 
-def _wait_ready(part: Part) -> None:
-    log = part.server.log
-    try:
-        part.server.wait_ready()
-    except (RuntimeError, TimeoutError) as error:
-        words = last_words(log).removeprefix("tessera: ")
-        raise ClusterError(f"{part.name} didn't start: {words}; its log is {log}") from error
+def _kept(log: Path) -> Path:
+    """Keeps a log beside the next one."""
+    return log.replace(log.with_suffix(".previous.log"))
 
 
 def _wait_for_all(router: ServerProcess, replicas: int) -> None:
     deadline = time.monotonic() + _JOIN_S
     while len(router.client.get("/v1/cluster").json()["replicas"]) < replicas:
         if time.monotonic() > deadline:
-            raise ClusterError(f"the router does not see all replicas; what it said is in {router.log}")
+            raise ClusterError(f"the router does not see all replicas; its log is {router.log}")
         time.sleep(0.1)
 
 
 def shares(cores: list[int], replicas: int) -> list[list[int]]:
-    """Cores for each replica; all of them for everybody if there are too few. Those of others make engines wait."""
+    """Cores for each replica, disjoint if possible: shared cores slow engines down."""
     if len(cores) < replicas:
         return [cores] * replicas
     return [cores[i * len(cores) // replicas : (i + 1) * len(cores) // replicas] for i in range(replicas)]
@@ -164,10 +183,10 @@ def shares(cores: list[int], replicas: int) -> list[list[int]]:
 
 def _start_prometheus(folder: Path, ports: dict[str, int], stack: ExitStack) -> None:
     if (binary := shutil.which("prometheus")) is None or not ALERTS.is_file():
-        say("Prometheus is not installed, and not started")
+        say("Prometheus is not installed; not started")
         return
     port, config = free_port(), folder / "prometheus.yml"
-    # JSON is YAML.
+    # JSON is valid YAML.
     config.write_text(json.dumps(prometheus_config(ports), indent=1))
     flags = [f"--config.file={config}", f"--storage.tsdb.path={folder}/prometheus"]
     with (folder / "prometheus.log").open("wb") as log:
@@ -183,7 +202,7 @@ def _start_prometheus(folder: Path, ports: dict[str, int], stack: ExitStack) -> 
 
 
 def prometheus_config(ports: dict[str, int]) -> dict[str, object]:
-    """As docker/prometheus.yml, for processes of this machine."""
+    """docker/prometheus.yml for processes of this machine."""
     jobs = {
         job: [
             {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}}
@@ -201,17 +220,17 @@ def prometheus_config(ports: dict[str, int]) -> dict[str, object]:
 
 def _tell(parts: list[Part]) -> None:
     for part in parts:
-        say(f"{part.name} at {part.server.url}")
-    router = parts[-1].server.url
-    say(f"who is there and why requests went where: {router}/v1/cluster; Ctrl-C stops. Try:")
+        say(f"{part.name} at {part.url}")
+    router = parts[-1].url
+    say(f"replicas and routing decisions: {router}/v1/cluster; Ctrl-C stops. Try:")
     print(_CURL.format(url=router), flush=True)
 
 
 def _watch(parts: list[Part]) -> None:
-    """Starts replicas again that have ended; returns when the router has."""
+    """Restarts replicas that have ended; returns once the router has ended."""
     *replicas, router = parts
-    while router.server.process.poll() is None:
+    while (ending := router.ending()) is None:
         for replica in replicas:
             replica.watch()
         time.sleep(0.5)
-    say(f"the router has ended with {router.server.process.returncode}; its log is {router.server.log}")
+    say(f"the {ending}; its log is {router.server.log}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera demo`: serves a small model, and shows what happens to a few documents and questions."""
+"""`tessera demo`: serves a small model, and shows how documents and questions are processed."""
 
 import argparse
 import asyncio
@@ -30,7 +30,7 @@ curl -s {url}/v1/rag/chat -H 'content-type: application/json' -d '{{
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tessera demo`; returns its exit code: 0, 2 if it can't be shown, 130 on Ctrl-C."""
+    """Runs `tessera demo`. Returns the exit code: 0, 2 if the demo fails, 130 on Ctrl-C."""
     args = _parser().parse_args(argv)
     log = tessera_home() / "demo.log"
     try:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tessera demo", description=(__doc__ or "").partition(": ")[2].strip())
-    parser.add_argument("--port", type=int, default=8000, help="of the server (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="port of the server (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="end after the last question instead of serving on")
     return parser
 
@@ -58,7 +58,7 @@ def _serve_on(server: ServerProcess, log: Path) -> int:
     say(f"serving on at {server.url}, where a page takes your own text and questions; Ctrl-C stops. Or try:")
     print(_CURL.format(url=server.url), flush=True)
     server.process.wait()
-    say(f"the server has ended; what it said is in {log}")
+    say(f"the server has ended; its log is {log}")
     return 2
 
 
@@ -72,7 +72,7 @@ async def _tell(url: str, example: Example, console: Console) -> None:
 
 
 async def _ingest(client: TesseraClient, example: Example, console: Console) -> None:
-    """Has each document's KV computed ahead of time, behind the system prompt."""
+    """Computes each document's KV ahead of time, behind the system prompt."""
     number = len(example.documents)
     console.print(f"\n[bold]{number} documents[/], each computed once:")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
@@ -92,7 +92,7 @@ async def _ask_all(client: TesseraClient, info: ServerInfo, example: Example, co
     modes = {info.strategy: "chunks reused", "full": "full attention"}
     options = AskOptions(info.model, _MAX_TOKENS)
     console.print(f"\n[bold]{len(example.questions)} questions[/], the documents in another order each time:")
-    for mode in modes:  # so that no first time is among those shown
+    for mode in modes:  # warm up both modes first
         await client.ask(_question(example, 0, range(2)), mode, options)
     for number, order in enumerate(example.orders):
         question = _question(example, number, order)
@@ -109,7 +109,7 @@ def _question(example: Example, number: int, order: Sequence[int]) -> Question:
 
 
 def _line(label: str, answer: Answer) -> Text:
-    """How long an answer took, which chunks were found, and the answer."""
+    """Formats the time of an answer, the chunks that were found, and its text."""
     tokens, chunks = answer.cache["tokens"], answer.cache["chunks"]
     squares = Text()
     for chunk in chunks if answer.cache["mode"] == "chunked" else ():

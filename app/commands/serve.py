@@ -8,8 +8,8 @@ from tools.progress import say
 
 
 def main(arguments: list[str]) -> int:
-    """Serves until it is told to stop; returns the exit code: 0, 1 if the engine died, 2 for a wrong setting."""
-    # vLLM's INFO log would bury the few lines that matter here; set the variable to see it.
+    """Serves until stopped. Returns the exit code: 0, 1 if the engine died, 2 for a wrong setting."""
+    # vLLM's INFO log would bury our few lines; set the variable to see it.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
         args = parse(arguments)

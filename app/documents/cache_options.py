@@ -10,8 +10,9 @@ from app.documents.document import BadRequestError
 from app.profile import Profile
 from app.settings import Settings
 from cache.layout import PositionStrategy
+from cache.report import LinkContext, ScopeName
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
-from engine_ext.wire.request import MAX_LINK_TOKENS, CacheMode, CacheOptions, ChunkOrder, Decide, LinkContext, ScopeName
+from engine_ext.wire.request import MAX_LINK_TOKENS, CacheMode, CacheOptions, ChunkOrder, Decide
 
 
 class CacheField(BaseModel):
@@ -21,8 +22,9 @@ class CacheField(BaseModel):
 
     mode: CacheMode = Field(
         "auto",
-        description="auto: reuse chunks, fall back to full attention and say why; chunked: fail instead of falling "
-        "back; full: full attention over the same tokens; compare: as auto, and full attention beside it in the report",
+        description="auto: reuse chunks, or fall back to full attention and report why; chunked: fail instead of "
+        "falling back; full: full attention over the same tokens; compare: as auto, with full attention beside it in "
+        "the report",
     )
     position_strategy: PositionStrategy | None = Field(
         None,
@@ -46,30 +48,30 @@ class CacheField(BaseModel):
         None,
         ge=0,
         le=MAX_LINK_TOKENS,
-        description="so many first tokens of each chunk but the first are computed anew behind all that comes before "
+        description="number of first tokens of each chunk but the first that are recomputed behind everything before "
         "them, with chunks one after another (offset); 0: none; default: the server's",
     )
     link_context: LinkContext = Field(
         "chained",
-        description="what link tokens see of earlier chunks. chained: with their link tokens; cached: as they are "
-        "cached, so that all can be computed at once",
+        description="how link tokens see earlier chunks. chained: with their link tokens; cached: as cached, so that "
+        "all link tokens can be computed at once",
     )
     order: ChunkOrder = Field(
         "given",
-        description="of chunks in the prompt; canonical: by their text, so that the same chunks in another order are "
-        "the same prompt, which vLLM's own prefix cache knows (docs/quality.md)",
+        description="order of chunks in the prompt; canonical: by text, so that the same chunks in any order are the "
+        "same prompt for vLLM's own prefix cache (docs/quality.md)",
     )
 
     @property
     def leaves_the_choice(self) -> bool:
-        """Whether a profile may decide what is computed: nothing was asked for that goes beyond it."""
+        """Whether a profile may decide: the request sets none of the profile's options."""
         is_open = self.position_strategy is None and self.link_tokens is None
         return is_open and (self.mode, self.scope, self.link_context) == ("auto", "system", "chained")
 
     def options(self, defaults: CacheOptions | None = None) -> CacheOptions:
-        """The options as the engine takes them, from the server's where the request says nothing.
+        """The options for the engine; ``defaults`` fill in what the request leaves out.
 
-        Raises :class:`BadRequestError` for another's namespace, and for link tokens of chunks that overlap.
+        Raises :class:`BadRequestError` for a foreign namespace, and for link tokens with chunks that overlap.
         """
         defaults = defaults or CacheOptions()
         link_tokens, overlap = self.link_tokens, self.position_strategy not in (None, PositionStrategy.OFFSET)
@@ -88,7 +90,7 @@ class CacheField(BaseModel):
 
 
 def options_of(field: CacheField, state: State) -> CacheOptions:
-    """What a request's field asks for, and the server's defaults where it asks for nothing.
+    """The options of a request's field, completed by the server's defaults.
 
     Raises :class:`BadRequestError`.
     """
@@ -97,13 +99,13 @@ def options_of(field: CacheField, state: State) -> CacheOptions:
 
 
 def decide_of(field: CacheField, state: State) -> Decide | None:
-    """The server's profile, if there is one and the request leaves it the choice."""
+    """The server's profile, if there is one and the request leaves the choice to it."""
     profile: Profile | None = state.tessera_profile
     return profile.applied if profile is not None and field.leaves_the_choice else None
 
 
 def parse_cache_field(value: Any) -> CacheField:
-    """The field from JSON; raises :class:`BadRequestError` naming what is wrong in it."""
+    """Validates the field; raises :class:`BadRequestError` naming the value at fault."""
     try:
         return CacheField.model_validate({} if value is None else value)
     except ValidationError as error:

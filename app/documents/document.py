@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents as clients send them, and the text that each becomes in the prompt."""
+"""Documents of a request, and their text in the prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,33 +25,40 @@ class Document:
     title: str | None = None
 
     def render(self) -> str:
-        """The chunk's text in the prompt: a function of the document alone, never of its neighbours."""
+        """The chunk's text in the prompt. A function of the document alone, never of its neighbours."""
         title = f"{self.title.strip()}\n" if self.title and self.title.strip() else ""
         return f"{title}{self.text.strip()}\n\n"
 
 
 def checked_document(text: Any, id: Any, title: Any, path: str) -> Document:
-    """A document whose fields have the right types; raises :class:`BadRequestError` naming ``path``."""
-    if not isinstance(text, str):
-        raise BadRequestError(f"a document's text must be a string, not {type(text).__name__}", path)
-    if not text.strip():
-        raise BadRequestError("a document's text is empty", path)
+    """A document of checked fields; raises :class:`BadRequestError` naming ``path``."""
     for name, value in (("text", text), ("id", id), ("title", title)):
-        if value is not None and not isinstance(value, str):
-            raise BadRequestError(f"a document's {name} must be a string, not {type(value).__name__}", path)
-        if value is not None and not is_unicode(value):
-            raise BadRequestError(f"a document's {name} is not Unicode text (it has half of a surrogate pair)", path)
+        if value is not None or name == "text":
+            check_field(name, value, path)
     return Document(text, id, title)
 
 
+def check_field(name: str, value: Any, path: str) -> None:
+    """Checks a document's field: Unicode text, and not empty if it is ``text``.
+
+    Raises :class:`BadRequestError` naming ``path``.
+    """
+    if not isinstance(value, str):
+        raise BadRequestError(f"a document's {name} must be a string, not {type(value).__name__}", path)
+    if name == "text" and not value.strip():
+        raise BadRequestError("a document's text is empty", path)
+    if not is_unicode(value):
+        raise BadRequestError(f"a document's {name} is not Unicode text (it has half of a surrogate pair)", path)
+
+
 def in_order(documents: Sequence[Document], order: ChunkOrder) -> list[int]:
-    """Indices of the documents in the order that they have in the prompt. ``canonical`` goes by what they say alone."""
+    """Indices of the documents in prompt order; ``canonical`` depends on their text alone."""
     indices = range(len(documents))
     return sorted(indices, key=lambda i: documents[i].render()) if order == "canonical" else list(indices)
 
 
 def is_unicode(text: str) -> bool:
-    """Whether text from JSON is text. JSON can spell half of a character, which no tokenizer and no answer takes."""
+    """Whether text from JSON is Unicode. JSON can spell half a surrogate pair, which no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -60,8 +67,9 @@ def is_unicode(text: str) -> bool:
 
 
 def parse_documents(documents: Any, path: str = "documents") -> list[Document]:
-    """Documents in vLLM's and Hugging Face's shape (``{title?, text}``), in Cohere's
-    (``{id?, data: {title?, snippet}}``), or plain strings.
+    """Documents from JSON: vLLM's and Hugging Face's objects, Cohere's, or plain strings.
+
+    These are ``{title?, text}`` and ``{id?, data: {title?, snippet}}``. Raises :class:`BadRequestError`.
     """
     if not isinstance(documents, list):
         raise BadRequestError(f"{path} must be a list, not {type(documents).__name__}", path)
@@ -85,6 +93,6 @@ def _parse_document(document: Any, path: str) -> Document:
 
 
 def split_by_separator(text: str, separator: str, path: str) -> tuple[list[Document], str]:
-    """``chunk separator chunk separator question`` as documents and question; no separator: no documents."""
+    """Splits ``chunk separator chunk separator question`` into documents and question."""
     *chunks, question = text.split(separator)
     return [checked_document(chunk, None, None, path) for chunk in chunks], question.strip() if chunks else question

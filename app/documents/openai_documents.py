@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds documents in requests to vLLM's own endpoints: one pure function per request schema.
 
-Each takes the JSON body and returns it without the fields that are ours, with the documents and the place
-where their marked text belongs; ``None`` if the request has nothing for the chunk cache.
+Each function takes the JSON body and returns it without our fields, with the documents and the place for their marked
+text; ``None`` for a request without documents and cache options.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +16,9 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """Documents of one request. ``insert(marked)`` puts their marked text in its place in ``body``.
+    """Documents of one request. ``insert(marked)`` puts their marked text into ``body``.
 
-    ``systems`` are the texts that stand before the documents, by which the registry tells contexts apart.
+    ``systems`` are the texts before the documents, which are part of the documents' keys in the registry.
     """
 
     body: Body
@@ -75,10 +75,9 @@ def from_completion(body: Body, separator: str | None) -> Extraction | None:
 
 
 def from_anthropic(body: Body, separator: str | None) -> Extraction | None:
-    """``/v1/messages``: ``document`` blocks of one user message, one after another, or a separator.
+    """``/v1/messages``: consecutive ``document`` blocks of one user message, or a separator.
 
-    Documents in several places are refused: as text they would be tokenized like the user's words, control tokens
-    recognised.
+    Documents in several places are refused: as plain text they could spell control tokens.
     """
     found = None
     for i, message in enumerate(_messages(body.get("messages"))):
@@ -104,7 +103,7 @@ EXTRACTORS: Mapping[str, Callable[[Body, str | None], Extraction | None]] = {
 
 
 def system_texts(body: Mapping[str, Any]) -> list[str]:
-    """System prompts of a request in any of these schemes, or ours; what is no text is passed over."""
+    """System prompts of a request in any of these schemas, or ours."""
     messages = [*_messages(body.get("messages")), *_messages(body.get("input"))]
     prompts = [message.get("content") for message in messages if message.get("role") in ("system", "developer")]
     return [text for prompt in (body.get("system"), body.get("instructions"), *prompts) for text in _texts(prompt)]
@@ -117,7 +116,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _from_blocks(body: Body, content: list[Any], first: int, end: int, path: str) -> Extraction:
-    """Takes the document blocks ``[first, end)`` out; their marked text goes before the text that follows them."""
+    """Removes the document blocks ``[first, end)``; their marked text goes before the text behind them."""
     cache, _ = _pop_cache(body, None)
     documents = [_anthropic_document(content[k], f"{path}.{k}") for k in range(first, end)]
     followed_by_text = end < len(content) and _is_text(content[end])
@@ -132,7 +131,7 @@ def _from_messages(body: Body, messages: Any, path: str, separator: str | None) 
 
 
 def _from_fields(body: Body, fields: list[_TextField], separator: str | None) -> Extraction | None:
-    """Documents given beside the messages go before the first user text; else the first separated text is split."""
+    """Puts given documents before the first user text; else splits the first separated text."""
     cache, separator = _pop_cache(body, separator)
     if body.get("documents") is not None:
         documents = parse_documents(body.pop("documents"))
@@ -167,7 +166,7 @@ def _refuse_cache_without_documents(cache: Any) -> Extraction | None:
 
 
 def _messages(messages: Any) -> Iterator[Body]:
-    """The messages that are objects; vLLM reports the others."""
+    """The messages that are objects; vLLM refuses the others."""
     return (m for m in messages if isinstance(m, dict)) if isinstance(messages, list) else iter(())
 
 
@@ -192,7 +191,7 @@ def _is_document(block: Any) -> bool:
 
 
 def _anthropic_document(block: Body, path: str) -> Document:
-    """Sources of type ``text`` and ``content``; others (PDF, URL, file) would need text extraction."""
+    """A document with a source of type ``text`` or ``content``; others would need text extraction."""
     given = block.get("source")
     source: Body = given if isinstance(given, dict) else {}
     kind = source.get("type")

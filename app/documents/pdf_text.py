@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a PDF, in a process of its own: a hostile file costs its time and memory, and nothing else.
+"""Extracts the text of a PDF in a limited process of its own.
 
-Run as a program it reads the file from standard input and writes JSON: ``{"text": …}`` or ``{"error": …}``.
+Run as a program, it reads the file from standard input and writes JSON: ``{"text": …}`` or ``{"error": …}``.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ MAX_MEMORY_BYTES = 2 << 30
 
 
 class PdfError(ValueError):
-    """A file whose text can't be had; the message says why."""
+    """A file without readable text; the message says why."""
 
 
 async def pdf_text(file: bytes) -> str:
     """Text of all pages, a blank line between them. Raises :class:`PdfError`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        "-P",  # or this folder's modules would stand before the standard library's
+        "-P",  # keeps this folder's modules from shadowing the standard library
         __file__,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -47,7 +47,7 @@ async def pdf_text(file: bytes) -> str:
 def _parsed(said: bytes) -> str:
     try:
         answer: dict[str, Any] = json.loads(said)
-    except ValueError as error:  # it ended in the middle: its memory or its time was over
+    except ValueError as error:  # it was killed: out of memory or CPU time
         raise PdfError(f"reading this PDF takes more than {MAX_MEMORY_BYTES >> 30} GiB of memory") from error
     if "error" in answer:
         raise PdfError(answer["error"])
@@ -55,7 +55,7 @@ def _parsed(said: bytes) -> str:
 
 
 def read(file: bytes) -> str:
-    """What the process does: the text, or :class:`PdfError`."""
+    """Extracts the text; raises :class:`PdfError`. Runs in the process of its own."""
     from pypdf import PdfReader
     from pypdf.errors import PyPdfError
 
@@ -87,14 +87,14 @@ def _joined(reader: Any) -> str:
 def _main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
-    os.nice(10)  # answers come first
+    os.nice(10)  # requests have priority
     try:
         answer = {"text": read(sys.stdin.buffer.read())}
     except PdfError as error:
         answer = {"error": str(error)}
     except MemoryError:
         return
-    except Exception as error:  # whatever a broken file makes of a parser
+    except Exception as error:  # a broken file may cause any error in the parser
         answer = {"error": f"this is not a PDF that can be read: {type(error).__name__}: {error}"}
     json.dump(answer, sys.stdout)
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests over document chunks: their fields, and the chat completion that each becomes."""
+"""Fields of requests over document chunks, and their translation into chat completions."""
 
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi.exceptions import RequestValidationError
@@ -10,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from vllm.exceptions import VLLMValidationError
 
 from app.documents.cache_options import CacheField
-from app.documents.document import Document, is_unicode
+from app.documents.document import BadRequestError, Document, check_field
 from cache.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
-from engine_ext.wire.vllm_compat import ChatCompletionRequest, GracefulHTTPError
+from engine_ext.wire.vllm_compat import ChatCompletionRequest
 
 # Fields of vLLM's chat completions that have no meaning with chunks.
 _RESERVED = {
@@ -26,9 +25,9 @@ _RESERVED = {
 
 
 class RagChunk(BaseModel):
-    """One document chunk. A chunk's KV depends on ``title`` and ``text`` only; ``id`` comes back in the report.
+    """One document chunk. Its KV depends on ``title`` and ``text`` only; ``id`` appears in the report.
 
-    An ``id`` without a text stands for what was registered under it by ``POST /v1/rag/chunks``.
+    An ``id`` without a text stands for the text registered under it by ``POST /v1/rag/chunks``.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -36,11 +35,11 @@ class RagChunk(BaseModel):
     id: str | None = Field(None, min_length=1, max_length=512)
     text: str | None = None
     title: str | None = None
-    metadata: dict[str, Any] | None = Field(None, description="kept by the client's side; not shown to the model")
+    metadata: dict[str, Any] | None = Field(None, description="ignored; never shown to the model")
 
 
 class RagRequest(BaseModel):
-    """What requests over chunks have in common."""
+    """Fields that all requests over chunks share."""
 
     model: str | None = None
     system: str = Field("", description="system prompt; empty: the chat template's opening only")
@@ -86,11 +85,35 @@ class RagChatRequest(RagRequest):
         return self
 
 
-def documents_of(chunks: Sequence[str | RagChunk], ids: ChunkIds | None, namespace: str) -> list[Document]:
-    """The chunks' documents, registered ones looked up.
+class IngestRequest(RagRequest):
+    """Chunks to compute behind ``system``. Fields of chat completions that change the rendered prompt apply too."""
 
-    Raises ``VLLMValidationError`` (400), or ``GracefulHTTPError`` with 404 for an unknown id and 410 for one whose
-    chunk is no longer cached.
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "example": {
+                "system": "Answer from the documents.",
+                "chunks": [{"id": "falcon", "text": "The access code of Falcon is 7342."}],
+                "pin": True,
+                "ttl_s": 86400,
+            }
+        },
+    )
+
+    pin: bool = Field(False, strict=True, description="never evict these chunks; DELETE, clear and ttl_s remove them")
+    ttl_s: float | None = Field(
+        None,
+        gt=0,
+        strict=True,
+        allow_inf_nan=False,
+        description="seconds after which the chunks are dropped; default: never",
+    )
+
+
+def documents_of(chunks: Sequence[str | RagChunk], ids: ChunkIds | None, namespace: str) -> list[Document]:
+    """The chunks' documents; registered ids are looked up.
+
+    Raises :class:`BadRequestError`, :class:`UnknownIdError`, and :class:`GoneIdError` for a chunk no longer cached.
     """
     return [_document(chunk, i, ids, namespace) for i, chunk in enumerate(chunks)]
 
@@ -100,28 +123,22 @@ def _document(chunk: str | RagChunk, index: int, ids: ChunkIds | None, namespace
         chunk = RagChunk(text=chunk)
     if chunk.text is None:
         return _registered(chunk, index, ids, namespace)
-    if not chunk.text.strip():
-        raise VLLMValidationError(f"the text of chunk {index} is empty", parameter=f"chunks.{index}.text")
     for name, value in (("text", chunk.text), ("id", chunk.id), ("title", chunk.title)):
-        if value is not None and not is_unicode(value):
-            raise VLLMValidationError(
-                f"the {name} of chunk {index} is not Unicode text (it has half of a surrogate pair)",
-                parameter=f"chunks.{index}.{name}",
-            )
+        if value is not None:
+            check_field(name, value, f"chunks.{index}.{name}")
     return Document(chunk.text, chunk.id, chunk.title)
 
 
 def _registered(chunk: RagChunk, index: int, ids: ChunkIds | None, namespace: str) -> Document:
+    path = f"chunks.{index}"
     if chunk.id is None:
-        raise VLLMValidationError("a chunk needs a text", parameter=f"chunks.{index}.text")
+        raise BadRequestError("a chunk needs a text", f"{path}.text")
+    if ids is None:
+        raise UnknownIdError(f"{path}.id: unknown chunk id {chunk.id!r} (the chunk cache is off): send its text")
     try:
-        if ids is None:
-            raise UnknownIdError(f"unknown chunk id {chunk.id!r} (the chunk cache is off): send its text")
         content = ids.content(namespace, chunk.id)
-    except UnknownIdError as error:
-        raise GracefulHTTPError(f"chunks.{index}.id: {error}", HTTPStatus.NOT_FOUND) from error
-    except GoneIdError as error:
-        raise GracefulHTTPError(f"chunks.{index}.id: {error}", HTTPStatus.GONE) from error
+    except (UnknownIdError, GoneIdError) as error:
+        raise type(error)(f"{path}.id: {error}") from error
     return Document(content.text, chunk.id, content.title)
 
 
@@ -137,7 +154,7 @@ def chat_completion(
 
 
 def chat_messages(request: RagChatRequest, marked: str) -> list[dict[str, Any]]:
-    """The conversation as vLLM takes it, the marked chunks before its first user text."""
+    """The conversation for vLLM, with the marked chunks before the first user text."""
     if request.question is not None:
         return system_and_user(request.system, marked + request.question)
     system = [{"role": "system", "content": request.system}] if request.system else []
@@ -152,7 +169,7 @@ def chat_messages(request: RagChatRequest, marked: str) -> list[dict[str, Any]]:
 
 
 def system_and_user(system: str, text: str) -> list[dict[str, Any]]:
-    """A conversation of a system prompt, if there is one, and one user message."""
+    """A conversation of an optional system prompt and one user message."""
     user = {"role": "user", "content": text}
     return [{"role": "system", "content": system}, user] if system else [user]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents of a request as the registry names them: replicas and routers find the same keys in the same body."""
+"""Registry keys of a request's documents, the same in routers and replicas."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -15,11 +15,11 @@ from replicas.routing import Wanted
 
 RAG_PATHS = frozenset({"/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks"})
 CHARACTERS_PER_TOKEN = 4
-"""Roughly, to weigh documents that nobody has tokenized yet."""
+"""An estimate, to weigh documents before tokenization."""
 
 
 def parse_body(path: str, body: bytes) -> dict[str, Any] | None:
-    """The JSON object sent to a path whose requests may be about documents; ``None`` for all else."""
+    """The JSON object in a request that may have documents; ``None`` for any other request."""
     if path not in RAG_PATHS and path not in EXTRACTORS:
         return None
     try:
@@ -30,7 +30,7 @@ def parse_body(path: str, body: bytes) -> dict[str, Any] | None:
 
 
 def wanted_documents(path: str, body: dict[str, Any], separator: str | None = None) -> list[Wanted]:
-    """The documents of a request to ``path``; none where a replica would refuse it. Takes them out of ``body``.
+    """The documents of a request to ``path``; none if a replica would refuse it. May change ``body``.
 
     ``separator`` is the server's ``--chunk-separator``.
     """
@@ -43,7 +43,7 @@ def wanted_documents(path: str, body: dict[str, Any], separator: str | None = No
 def keys_of(
     body: Mapping[str, Any], cache: CacheField, systems: Iterable[str], documents: Iterable[Document]
 ) -> list[DocumentKey]:
-    """Keys of documents by text. ``systems`` are the texts before them, which count in scope ``system``."""
+    """Keys of documents by text. ``systems``: the texts before the documents, part of the key in scope ``system``."""
     shaping = {name: body[name] for name in ("tools", "chat_template_kwargs") if body.get(name)}
     before = [*(text for text in systems if text), dumped(shaping, sort_keys=True, default=str)]
     context = [str(body.get("model") or ""), namespace_of(body, cache), cache.scope]
@@ -53,7 +53,7 @@ def keys_of(
 
 
 def dumped(value: Any, **options: Any) -> str:
-    """JSON of what came as JSON; raises :class:`BadRequestError` if it is nested almost too deeply to be read."""
+    """Dumps parsed JSON; raises :class:`BadRequestError` if it is nested too deeply."""
     try:
         return json.dumps(value, **options)
     except RecursionError as error:
@@ -61,7 +61,7 @@ def dumped(value: Any, **options: Any) -> str:
 
 
 def namespace_of(body: Mapping[str, Any], cache: CacheField) -> str:
-    """The namespace of the request's chunks, a client's own ``cache_salt`` in it."""
+    """The namespace of the request's chunks, including a client's own ``cache_salt``."""
     salt = body.get("cache_salt")
     return cache_scope(cache.options(), salt if isinstance(salt, str) else None).namespace
 
@@ -70,7 +70,7 @@ def _of_rag(body: dict[str, Any]) -> list[Wanted]:
     cache = parse_cache_field(body.get("cache"))
     chunks = body.get("chunks")
     namespace = namespace_of(body, cache)
-    named: list[Wanted | None] = []  # None: one by text
+    named: list[Wanted | None] = []  # None: a document with text
     documents = []
     for chunk in chunks if isinstance(chunks, list) else []:
         fields = {"text": chunk} if isinstance(chunk, str) else chunk if isinstance(chunk, dict) else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits a text into documents of bounded length: at headings, then paragraphs, then wherever a reader would pause."""
+"""Splits a text into documents of bounded length: at headings, paragraphs, lines, sentences, words."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,28 +12,28 @@ _HEADING = re.compile(r"(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _PAUSES = (re.compile(r"\n"), re.compile(r"(?<=[.!?…。])\s+"), re.compile(r"\s+"))
-"""Where a text may be cut, the best first."""
+"""Places for a cut, the best first."""
 _BETWEEN_PARAGRAPHS = 2
-"""Tokens of the blank line that joins two paragraphs, at most, in all tokenizers that we know."""
+"""Tokens of the blank line between two paragraphs, at most, in all known tokenizers."""
 
 
 class Piece(NamedTuple):
-    """A document of the text, and its tokens as it stands in a prompt, its title included."""
+    """A part of the text as a document, and its number of prompt tokens."""
 
     document: Document
     num_tokens: int
 
 
 def split_markdown(text: str, max_tokens: int, count: CountTokens) -> Iterator[Piece]:
-    """Pieces of Markdown; none spans two headings, and each has those above it as its title: ``Guide › Setup``."""
+    """Splits Markdown at headings. The title of a piece is the headings above it (``Guide › Setup``)."""
     for title, body in _sections(text):
         yield from split_text(body, max_tokens, count, title)
 
 
 def split_text(text: str, max_tokens: int, count: CountTokens, title: str | None = None) -> Iterator[Piece]:
-    """Pieces of at most ``max_tokens`` tokens, whole paragraphs together where they fit.
+    """Splits a text into pieces of at most ``max_tokens``, of whole paragraphs where possible.
 
-    A title that alone takes more than half of ``max_tokens`` is left out.
+    A title of more than half of ``max_tokens`` is left out.
     """
     if title is not None and count(Document("", None, title)) > max_tokens // 2:
         title = None
@@ -43,7 +43,7 @@ def split_text(text: str, max_tokens: int, count: CountTokens, title: str | None
 
 
 def _sections(text: str) -> Iterator[tuple[str | None, str]]:
-    """``(title, body)`` from heading to heading; ``#`` within fenced code is no heading."""
+    """Yields ``(title, body)`` from heading to heading; ``#`` in fenced code is not a heading."""
     above: list[tuple[int, str]] = []
     lines: list[str] = []
     fence = None
@@ -64,7 +64,7 @@ def _title(above: Sequence[tuple[int, str]]) -> str | None:
 
 
 def _groups(paragraphs: Sequence[str], max_tokens: int, count: CountTokens, title: str | None) -> Iterator[list[str]]:
-    """Runs of paragraphs that fit together, as far as their own lengths tell."""
+    """Groups paragraphs that fit together, by the sum of their lengths."""
     group: list[str] = []
     room = 0
     for paragraph in paragraphs:
@@ -81,7 +81,7 @@ def _groups(paragraphs: Sequence[str], max_tokens: int, count: CountTokens, titl
 
 
 def _fitting(text: str, max_tokens: int, count: CountTokens, title: str | None) -> Iterator[Piece]:
-    """``text`` as one piece, or its halves, and theirs, until they fit; one character always does."""
+    """Yields ``text`` as one piece, or halves it until all pieces fit. One character always fits."""
     document = Document(text, None, title)
     tokens = count(document)
     if tokens <= max_tokens or len(text) == 1:
@@ -94,7 +94,7 @@ def _fitting(text: str, max_tokens: int, count: CountTokens, title: str | None) 
 
 
 def _cut(text: str) -> int:
-    """The best place to cut in the middle half of ``text``, the nearest to its middle."""
+    """The best cut in the middle half of ``text``, nearest to its middle."""
     middle, quarter = len(text) // 2, len(text) // 4
     for pause in _PAUSES:
         places = [match.end() for match in pause.finditer(text, middle - quarter, middle + quarter)]

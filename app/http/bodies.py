@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a request's body before the application does."""
+"""Reads a request's body in middleware and hands it on."""
 
 from starlette.types import Message, Receive
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """The whole body; ``None`` if the client left first."""
+    """The whole body; ``None`` if the client disconnects first."""
     parts = []
     while True:
         message = await receive()
@@ -17,7 +17,7 @@ async def read_body(receive: Receive) -> bytes | None:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives ``body`` first, then whatever comes (a disconnect)."""
+    """A ``receive`` that yields ``body`` first, then later messages (a disconnect)."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

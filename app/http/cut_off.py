@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of requests that outlast the server, or its engine, and of streams that fail."""
+"""Ends requests that outlive the server or its engine, and streams that fail."""
 
 import asyncio
 import logging
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 class CutOffMiddleware:
-    """Ends requests that can't be served any more: in words, or by closing once begun.
+    """Ends requests that can no longer be served: by refusal, or by closing the response.
 
-    Those are requests that come after the signal to stop or after the engine has died, requests that fail for that
-    reason, and those that the HTTP server cancels. A server that stops waits for the others, which are counted.
-    A stream of events that fails for another reason ends with an event that says so.
+    These are requests after the signal to stop or after the engine's death, requests that fail because of either, and
+    requests that the HTTP server cancels. A stopping server waits for all others, which are counted. An event stream
+    that fails for another reason ends with an error event.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -67,14 +67,14 @@ class CutOffMiddleware:
             if is_defect and not is_open_stream:
                 raise
             if is_defect:
-                logger.exception("a stream of events failed amid its answer")
+                logger.exception("an event stream failed mid-response")
                 await send({"type": "http.response.body", "body": _FAILED_EVENT})
             elif not has_begun:
                 await (answer or _STOPPING)(scope, receive, send)
 
 
 def _answer(engine: ChunkEngine) -> JSONResponse | None:
-    """What there is to say to every request, if that is so."""
+    """The refusal of every request, if the server is stopping or its engine has died."""
     if engine.is_stopping:
         return _STOPPING
     return _DIED if engine.has_died else None

@@ -5,5 +5,5 @@ from starlette.types import Scope
 
 
 def path_of(scope: Scope) -> str:
-    """The path below the server's ``--root-path``, which a proxy may or may not have removed."""
+    """The path relative to ``--root-path``, whether or not a proxy has removed that prefix."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))

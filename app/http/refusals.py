@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that say no: OpenAI's error shape as vLLM gives it, and a ``reason`` that never changes.
+"""Refusals: OpenAI's error object as vLLM returns it, with a stable ``reason``.
 
-``docs/api.md`` lists the reasons for those who write clients.
+``docs/api.md`` lists the reasons.
 """
 
 import json
@@ -56,21 +56,21 @@ def refusal(
     parameter: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """The answer to a request that is not served. ``parameter`` is the path of the field at fault."""
+    """A refusal as a response. ``parameter`` is the path of the field at fault."""
     kind = "BadRequestError" if status is HTTPStatus.BAD_REQUEST else status.phrase  # vLLM's words
     detail = {"message": message, "type": kind, "param": parameter, "code": int(status), "reason": reason}
     return _AsciiResponse({"error": detail}, status, headers)
 
 
 class _AsciiResponse(JSONResponse):
-    """JSON without a character outside ASCII: names that clients chose may be no Unicode (half a surrogate pair)."""
+    """JSON in ASCII: names that clients chose may not be Unicode (half a surrogate pair)."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content).encode()
 
 
 class ReasonMiddleware:
-    """Gives every refusal its reason: those that have none yet, vLLM's too, by their status."""
+    """Adds the reason to every refusal that lacks one, vLLM's included, by status."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``Retry-After`` on answers that say "not now"."""
+"""``Retry-After`` on responses with status 503."""
 
 from http import HTTPStatus
 
@@ -7,12 +7,12 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SECONDS = 1
-"""When a place in a queue comes free is not known, but usually within a second, and to ask again costs next to
-nothing: a request is refused before it reaches the engine. Well-behaved clients double the time themselves."""
+"""Queues usually have room again within a second, and a retry is cheap: a refused request never reaches the engine.
+Well-behaved clients double the time themselves."""
 
 
 class RetryAfterMiddleware:
-    """Adds the header to every response with status 503 that has none; vLLM and we answer so when a queue is full."""
+    """Adds the header to every response with status 503 that lacks it, vLLM's included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

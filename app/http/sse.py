@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds the cache report to a stream of server-sent events, delaying none of them."""
+"""Adds the cache report to a stream of server-sent events without delaying events."""
 
 import json
 import re
@@ -16,22 +16,22 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _TERMINAL_EVENTS: Final = (b"message_stop", b"response.completed")
 _IDENTITY: Final = ("id", "object", "created", "model")
 LONGEST_EVENT: Final = 64 << 20
-"""Bytes of an event that are held back until it ends; of a longer one, everything passes unread."""
+"""Bytes of an event that are buffered until it ends; longer events pass unread."""
 
 _Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def is_event_stream(headers: Headers) -> bool:
-    """One that can be read: no error in JSON, and not compressed by somebody's middleware."""
+    """Whether a response is an event stream, and not compressed by another middleware."""
     return headers.get("content-type", "").startswith("text/event-stream") and "content-encoding" not in headers
 
 
 class ReportInserter:
-    """Follows one stream's bytes; the last event gets the report.
+    """Parses one stream; adds the report to its last event.
 
     OpenAI's completions end with ``[DONE]``: the report comes just before it, as an event without choices (like
-    OpenAI's usage event). Other schemas name their last event: the report is put into it. All else passes unchanged,
-    whatever it is, however it is cut into parts; an event passes when its last byte has come.
+    OpenAI's usage event). Other schemas name their last event, which gets the report as a field. Everything else passes
+    unchanged, however it is divided into parts. An event passes as soon as it is complete.
     """
 
     def __init__(self, ticket: RequestContext, field: str) -> None:
@@ -42,7 +42,7 @@ class ReportInserter:
         self._identity: dict[str, Any] | None = None
 
     def feed(self, part: bytes) -> bytes:
-        """What may go to the client, now that ``part`` has come."""
+        """Bytes for the client after ``part`` has arrived."""
         searched = max(0, len(self._rest) - 2)
         self._rest += part
         events, start = [], 0
@@ -53,13 +53,13 @@ class ReportInserter:
         del self._rest[:start]
         if self._is_rest_unread or len(self._rest) > LONGEST_EVENT:
             self._is_rest_unread = True
-            # Two bytes stay: with the next part they may be the event's end.
+            # Keep two bytes: together with the next part they may be the event's end.
             events.append(bytes(self._rest[:-2]))
             del self._rest[:-2]
         return b"".join(events)
 
     def end(self) -> bytes:
-        """What is left when the stream has ended: an event that was cut off."""
+        """The rest of a stream that has ended: an incomplete event."""
         return bytes(self._rest)
 
     def _read(self, event: bytes) -> bytes:
@@ -85,7 +85,7 @@ class ReportInserter:
 
 
 def _fields(event: bytes) -> tuple[bytes, bytes]:
-    """An event's name and data, as the standard says to read them."""
+    """Name and data of an event, parsed as in the HTML standard."""
     name, data = b"", []
     for line in _LINE_END.split(event):
         field, _, value = line.partition(b":")
@@ -106,7 +106,7 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
 
 
 def _edited(event: bytes, change: _Change) -> bytes:
-    """The event with other data; as it is if its data is no object."""
+    """The event with its data changed; unchanged if its data is not an object."""
     data = _parsed(_fields(event)[1])
     if data is None:
         return event

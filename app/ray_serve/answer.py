@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica's answer on its way through the ingress."""
+"""A replica's response on its way through the ingress."""
 
 from ray.serve.handle import DeploymentResponseGenerator
 from starlette.types import Message, Receive, Scope, Send
@@ -8,7 +8,7 @@ from app.cluster.router.proxy import REPLICA_HEADER
 
 
 class Answer:
-    """An ASGI application that passes a replica's messages on unchanged. What breaks off there, breaks off here."""
+    """An ASGI application that forwards a replica's messages unchanged, and its failures."""
 
     def __init__(self, begin: list[Message], rest: DeploymentResponseGenerator) -> None:
         self._begin = begin
@@ -16,7 +16,7 @@ class Answer:
 
     @classmethod
     async def begun(cls, batches: DeploymentResponseGenerator) -> "Answer":
-        """The answer, once it has bytes or an end: until then, another replica can still give it."""
+        """Waits for the first bytes or the end of a response. Until then, another replica may still answer."""
         begin: list[Message] = []
         try:
             async for batch in batches:
@@ -35,11 +35,11 @@ class Answer:
 
     @property
     def replica(self) -> str:
-        """The name of the replica that answers."""
+        """The name of the answering replica."""
         return bytes(dict(self._begin[0]["headers"])[REPLICA_HEADER]).decode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Has the replica stop if nobody wants the rest."""
+        """Sends the response; stops the replica if the client disconnects."""
         try:
             for message in self._begin:
                 await send(message)

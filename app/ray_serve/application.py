@@ -14,7 +14,7 @@ from app.ray_serve.request_router import DocumentRouter
 
 
 def build(args: dict[str, Any]) -> Application:
-    """The application; raises ``pydantic.ValidationError`` for arguments that :class:`Options` has not."""
+    """The application; raises ``pydantic.ValidationError`` for arguments unknown to :class:`Options`."""
     options = Options(**args)
     engine = serve.deployment(EngineReplica, name="Engine").options(
         request_router_config=RequestRouterConfig(request_router_class=DocumentRouter),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica of the engine's deployment: the whole Tessera application in an actor of Ray's, without an HTTP server."""
+"""A replica of the engine's deployment: Tessera in a Ray actor, without an HTTP server."""
 
 import json
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class EngineReplica:
-    """Answers requests that an ingress passes on. In the registry, if there is one, it goes by Ray's name for it."""
+    """Answers requests from an ingress. Its name in the registry is Ray's name for it."""
 
     async def __init__(self, arguments: list[str]) -> None:  # type: ignore[misc]  # Serve awaits it
         """Starts the engine. ``arguments`` are those of ``tessera serve``."""
@@ -34,23 +34,22 @@ class EngineReplica:
         self.name = str(serve.get_replica_context().replica_id.unique_id)
         args, settings = _parsed([*arguments, *_presence(self.name)])
         prepare(args, settings)
-        app = await self._running.enter_async_context(started_app(args, settings))
+        app, self._engine = await self._running.enter_async_context(started_app(args, settings))
         app.state.server = _Actor()
-        self._engine = app.state.engine_client
         self._app = named(app, self.name)
         await self._running.enter_async_context(app.router.lifespan_context(app))
-        await self._running.enter_async_context(registered(app, args, settings))
+        await self._running.enter_async_context(registered(app.state, self._engine, args, settings))
 
     async def handle(
         self, head: RequestHead, body: bytes, hint: Hint | None = None
     ) -> AsyncGenerator[list[Message], None]:
-        """The answer as it comes, in lists of ASGI messages. ``hint`` was the router's."""
+        """Streams the response in lists of ASGI messages. ``hint`` is for the router only."""
         async with aclosing(answered(self._app, head, body)) as batches:
             async for batch in batches:
                 yield batch
 
     async def ask(self, head: RequestHead, body: bytes) -> tuple[str, int, Any]:
-        """This replica's name, and status and JSON of a whole answer."""
+        """This replica's name, with status and JSON of a whole response."""
         status, parts = int(HTTPStatus.INTERNAL_SERVER_ERROR), []
         async for batch in answered(self._app, head, body):
             for message in batch:
@@ -59,16 +58,16 @@ class EngineReplica:
         return self.name, status, json.loads(b"".join(parts))
 
     async def check_health(self) -> None:
-        """Raises if the engine has died; Ray then replaces this replica."""
+        """Raises if the engine has died, so that Ray replaces this replica."""
         await self._engine.check_health()
 
     async def __del__(self) -> None:
-        """Ends the engine. Ray waits for this when it stops a replica, after the last request."""
+        """Ends the engine. Ray awaits this when it stops a replica, after the last request."""
         await self._running.aclose()
 
 
 def named(app: ASGIApp, name: str) -> ASGIApp:
-    """Adds the replica's name to answers, and answers for no other."""
+    """Adds the replica's name to responses, and refuses requests for another replica."""
 
     async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
         async def adding(message: Message) -> None:
@@ -84,12 +83,12 @@ def named(app: ASGIApp, name: str) -> ASGIApp:
 
 
 def _presence(name: str) -> list[str]:
-    """How a replica appears in the registry. Ray's handles reach it, no URL does: so that one leads nowhere."""
+    """Flags for a replica's registration. Its URL is a dummy, since only Ray's handles reach it."""
     return ["--replica-name", name, "--advertise-url", f"http://{name}.ray.invalid"]
 
 
 def _parsed(arguments: list[str]) -> "tuple[argparse.Namespace, Settings]":
-    """Raises ``ValueError`` for flags that don't exist: to exit, as a command does, would leave Ray waiting."""
+    """Parses flags; raises ``ValueError`` for unknown ones, since an exit would leave Ray waiting."""
     from app.arguments import parse
     from app.settings import load_settings
 
@@ -102,7 +101,7 @@ def _parsed(arguments: list[str]) -> "tuple[argparse.Namespace, Settings]":
 
 
 class _Actor:
-    """What vLLM tells to exit when its engine has died: this process, so that Ray starts another."""
+    """Stands in for the HTTP server that vLLM stops after engine death: ends this process."""
 
     @property
     def should_exit(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP requests and answers between two processes, as ASGI has them."""
+"""Runs an ASGI application for a request from another process."""
 
 import asyncio
 import logging
@@ -14,15 +14,18 @@ from app.cluster.router.proxy import REPLICA_HEADER
 logger = logging.getLogger(__name__)
 
 GATHER_S = 0.02
-"""How long tokens after the first are gathered: each list costs Ray about a millisecond, however short it is."""
+"""Seconds to gather messages after the first: each list costs Ray about a millisecond, however short it is."""
 ABORT_S = 5.0
-"""How long an application may take to notice that its client has left."""
+"""Seconds for an application to notice that its client has disconnected."""
 Headers = list[tuple[bytes, bytes]]
-_ASGI = {"version": "3.0", "spec_version": "2.3"}  # 2.3: applications learn of it by receiving, as under uvicorn
+_ASGI = {
+    "version": "3.0",
+    "spec_version": "2.3",
+}  # 2.3: applications learn of a disconnect by receiving, as under uvicorn
 
 
 class RequestHead(TypedDict):
-    """Of an ASGI scope what an application may want to know, as values that can be pickled."""
+    """The parts of an ASGI scope that applications read, as values that can be pickled."""
 
     method: str
     scheme: str
@@ -36,7 +39,7 @@ class RequestHead(TypedDict):
 
 
 def head_of(scope: Scope) -> RequestHead:
-    """The head of a request, its path without the prefix at which Serve has put the application."""
+    """The head of a request, its path without the application's prefix in Serve."""
     prefix = scope.get("root_path", "")
     return RequestHead(
         method=scope["method"],
@@ -52,12 +55,12 @@ def head_of(scope: Scope) -> RequestHead:
 
 
 def wished_replica(headers: Headers) -> str | None:
-    """The name of the replica that shall answer, if the client wants a certain one."""
+    """The name of the replica that the client asks for, if any."""
     return next((value.decode("latin-1") for name, value in headers if name == REPLICA_HEADER), None)
 
 
 async def answered(app: ASGIApp, head: RequestHead, body: bytes) -> AsyncGenerator[list[Message], None]:
-    """What ``app`` answers, in lists of the messages there are by then. Closing it is the client's leaving."""
+    """Yields the messages of ``app``'s response in lists. Closing the generator is a disconnect of the client."""
     exchange = _Exchange(body)
     scope = {"type": "http", "asgi": _ASGI, "root_path": "", "state": {}, "extensions": {}, **head}
     running = asyncio.create_task(_run(app, scope, exchange))
@@ -79,17 +82,17 @@ async def _run(app: ASGIApp, scope: Scope, exchange: "_Exchange") -> None:
     except Exception:
         if not exchange.is_complete:
             raise
-        logger.exception("error after the answer")  # Starlette answers 500 and raises what made it
+        logger.exception("error after the answer")  # Starlette answers 500 and raises the cause
     finally:
         exchange.end()
 
 
 class _Exchange:
-    """What an application receives and sends."""
+    """Messages that an application receives and sends."""
 
     def __init__(self, body: bytes) -> None:
         self.left = asyncio.Event()
-        """Set when nobody waits for the answer any more."""
+        """Set when the client has disconnected."""
         self.is_complete = False
         self._ended = asyncio.Event()
         self._body: bytes | None = body
@@ -112,7 +115,7 @@ class _Exchange:
         self._ended.set()
 
     async def messages(self) -> AsyncGenerator[list[Message], None]:
-        """All that was sent since the last time, until the end; the first at once."""
+        """Yields messages in lists until the end, the first list at once."""
         has_ended = False
         while not has_ended:
             batch = [await self._sent.get()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The deployment that Serve's HTTP proxies call: it passes requests on to the engine's replicas."""
+"""The deployment behind Serve's HTTP proxies: forwards requests to the engine's replicas."""
 
 import asyncio
 import logging
@@ -28,11 +28,11 @@ from replicas.redis_registry import RedisRegistry
 logger = logging.getLogger(__name__)
 
 _LOST = (RayActorError, ObjectLostError)  # a replica is gone, or its machine
-_REFUSED = (BackPressureError, DeploymentUnavailableError)  # Ray itself says "not now"
+_REFUSED = (BackPressureError, DeploymentUnavailableError)  # Ray itself refuses
 
 
 class Ingress:
-    """Finds out where a request's documents are, and has Ray call the replica that is best for them."""
+    """Looks up the holders of a request's documents, and has Ray call the best replica."""
 
     def __init__(self, engine: DeploymentHandle, options: Options) -> None:
         self._refreshing: asyncio.Task[None] | None = None
@@ -43,7 +43,7 @@ class Ingress:
         self._refreshing = asyncio.create_task(self._lookup.run(), name="lookup")
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Any HTTP request. When the client leaves, Serve cancels this."""
+        """Answers an HTTP request. Serve cancels this call when the client disconnects."""
         body = await read_body(receive)
         if body is None:
             return
@@ -55,7 +55,7 @@ class Ingress:
         await answer(scope, receive, send)
 
     async def _of_one(self, head: RequestHead, body: bytes) -> ASGIApp:
-        """The best replica's answer; another's if that one is lost before it answers, or says "not now"."""
+        """The best replica's response, or another one's if that replica fails or refuses."""
         documents = await self._lookup.documents(head["path"], body)
         wished, avoided = wished_replica(head["headers"]), set[str]()
         answer: Answer | None = None
@@ -72,7 +72,7 @@ class Ingress:
         return answer or unavailable("no replica can be reached")
 
     async def _of_all(self, head: RequestHead, body: bytes) -> ASGIApp:
-        """One answer made of all replicas'; those that are lost hold nothing, and count for nothing."""
+        """One response merged from all replicas; lost replicas hold nothing and are skipped."""
         answers = await self._engine.broadcast("ask", head, body).results_async(return_exceptions=True)
         by_name = {}
         for answer in answers:
@@ -85,7 +85,7 @@ class Ingress:
         return merged(by_name) if by_name else unavailable("no replica can be reached")
 
     async def __del__(self) -> None:
-        """Serve calls this when it stops a replica."""
+        """Ends the look-ups. Serve awaits this when it stops a replica."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             with suppress(asyncio.CancelledError):
@@ -95,9 +95,9 @@ class Ingress:
 
 
 def ingress_app() -> Starlette:
-    """The application of an :class:`Ingress`, as ``serve.ingress`` wants it: made in the replica, which must not move.
+    """The application of an :class:`Ingress` for ``serve.ingress``, made in the replica.
 
-    Were it made beforehand, Serve would pickle it, and with it whatever of this module exists by then.
+    Serve would pickle an application made earlier, together with this module's objects.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an ingress finds out about a request's documents before it calls the engine."""
+"""Looks up a request's documents before the engine is called."""
 
 import asyncio
 import logging
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Lookup:
-    """The documents of requests, with who holds them; one question to the registry for each request.
+    """Finds requests' documents and their holders, with one registry query per request.
 
-    Who is there, Ray knows. From the registry come the ids under which Ray's replicas make claims now: by :meth:`run`,
-    so that no request waits for that. While the registry is lost, documents have no claims.
+    Ray knows the replicas. Their current ids in the registry are refreshed by :meth:`run`, so that no request waits for
+    them. While the registry is lost, documents have no claims.
     """
 
     def __init__(self, registry: Registry | None, separator: str | None) -> None:
@@ -29,7 +29,7 @@ class Lookup:
         self._is_up = False
 
     async def documents(self, path: str, body: bytes) -> list[Wanted]:
-        """The documents of a request to ``path``; none if it is about none."""
+        """The documents of a request to ``path``, with claims."""
         parsed = parse_body(path, body)
         wanted = wanted_documents(path, parsed, self._separator)[:MOST_ASKED] if parsed else []
         if self._registry is None or not wanted or len(self._names) < 2:
@@ -42,13 +42,13 @@ class Lookup:
         return [replace(each, claims=self._by_name(found)) for each, found in zip(wanted, claims, strict=True)]
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Refreshes until cancelled."""
         while self._registry is not None:
             await self.refresh(self._registry)
             await asyncio.sleep(REFRESH_S)
 
     async def refresh(self, registry: Registry) -> None:
-        """Asks under which ids replicas make claims."""
+        """Reads the replicas' ids from the registry."""
         try:
             replicas = await registry.replicas()
         except RegistryError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``app.ray_serve:build`` takes: from the command line, from Serve's configuration file, or from Python."""
+"""Arguments of ``app.ray_serve:build``: from the command line, Serve's configuration file, or Python."""
 
 import json
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MOST_ONGOING_REQUESTS = 1024
-"""Requests that Ray lets into one replica at once; vLLM queues them better than Ray does, which asks by turns."""
+"""Requests that Ray admits to one replica at once; vLLM's queue is better than Ray's, which polls."""
 
 
 def _from_json(value: Any) -> Any:
-    """``serve run`` gives every argument as text."""
+    """Parses JSON: ``serve run`` passes every argument as text."""
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -20,7 +20,7 @@ Mapped = Annotated[dict[str, Any], BeforeValidator(_from_json)]
 
 
 class Options(BaseModel):
-    """Unknown keys are errors. ``engine`` and ``ingress`` are options of Ray's deployments, and go before defaults."""
+    """Unknown keys are errors. ``engine`` and ``ingress`` are options of Ray's deployments that override defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,7 +41,7 @@ class Options(BaseModel):
         return self
 
     def arguments(self) -> list[str]:
-        """The command line that ``tessera serve`` would have."""
+        """The command line for ``tessera serve``."""
         shared = {name: getattr(self, name) for name in _SHARED}
         flags = {**{name: value for name, value in shared.items() if value is not None}, **self.flags}
         return [self.model, *(part for name, value in flags.items() for part in _flag(name, value))]
@@ -49,8 +49,8 @@ class Options(BaseModel):
     def engine_options(self) -> dict[str, Any]:
         """Options of the engine's deployment.
 
-        With tensor parallelism, unless they say what a replica needs, a placement group as Ray's documentation has it:
-        the replica, and beside it on the same machine a worker for each GPU.
+        With tensor parallelism they include, unless the user sets resources, a placement group as in Ray's
+        documentation: the replica, and on the same machine a worker for each GPU.
         """
         options: dict[str, Any] = {"max_ongoing_requests": MOST_ONGOING_REQUESTS, "health_check_period_s": 5.0}
         if self.num_replicas is not None:
@@ -71,7 +71,7 @@ class Options(BaseModel):
 
 
 _SHARED = ("registry", "registry_prefix", "registry_timeout", "chunk_separator")
-# Both sides must know the former; the others are of no use here, where Ray names and reaches replicas.
+# Both sides need the shared ones. The others have no use here, since Ray names and reaches replicas.
 _NOT_AMONG_FLAGS = {*_SHARED, "model", "host", "port", "replica_name", "advertise_url"}
 
 

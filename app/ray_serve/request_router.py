@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of Ray's replicas a request goes to: :func:`replicas.routing.rank`, asked by Ray."""
+"""Chooses Ray's replica for a request by :func:`replicas.routing.rank`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from replicas.routing import Candidate, Wanted, rank
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What the ingress tells the router with a call; it stays in the process where both are.
+    """Data of a call from ingress to router, which share a process.
 
-    ``documents`` have claims by Ray's name of the replica. ``replica``: the name of the one that shall answer, if the
-    client wants a certain one. ``avoided``: those that have refused already.
+    ``documents`` have claims by Ray's name of the replica. ``replica``: name of the replica that the client asks for,
+    if any. ``avoided``: replicas that have refused already.
     """
 
     documents: Sequence[Wanted] = ()
@@ -22,26 +22,26 @@ class Hint:
     avoided: frozenset[str] = frozenset()
 
     def __reduce__(self) -> "tuple[type[Hint], tuple[()]]":
-        """Nothing, for the replica, which has no use for it."""
+        """Pickles as an empty hint: replicas don't use it."""
         return Hint, ()
 
 
 class DocumentRouter(RequestRouter):
-    """Ranks the replicas for each request; Ray then takes the first that has room.
+    """Ranks the replicas for each request; Ray then takes the first with room.
 
-    Loads are the queue lengths that Ray keeps up to date from what replicas answer: of all routers' requests.
+    Loads are the queue lengths that replicas report to Ray, over the requests of all routers.
     """
 
     queue_len_response_deadline_s = 1.0
-    """Ray's default, a tenth of that, would send requests elsewhere whenever a machine is busy for a moment."""
+    """Ray's default, a tenth of this, would reroute requests whenever a machine is busy for a moment."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """All of them, the best first, each a rank of its own."""
+        """All replicas, the best first, each a rank of its own."""
         if pending_request is None:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # when all are full: else Ray would ask without a pause
+        pending_request.routing_context.should_backoff = True  # when all are full; else Ray would retry without a pause
         hint = pending_request.kwargs.get("hint", Hint())
         by_name = {name_of(replica): replica for replica in candidate_replicas}
         candidates = [Candidate(name, name, self._load(replica)) for name, replica in by_name.items()]
@@ -54,5 +54,5 @@ class DocumentRouter(RequestRouter):
 
 
 def name_of(replica: RunningReplica) -> str:
-    """The name under which a replica is in the registry, too."""
+    """The name of a replica, also in the registry."""
     return str(replica.replica_id.unique_id)

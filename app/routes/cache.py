@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of the chunk cache."""
+"""``/v1/cache``: state of the chunk cache, clearing, sleep."""
 
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.http.answers import CacheStats, Cleared, Slept, answers
+from app.http.answers import CacheStats, Cleared, Slept
+from app.http.openapi import answers
+from app.routes.dependencies import Engine, Tiers
+from cache.config import ChunkCacheConfig
+from cache.hashing import ChunkHash
 from cache.manager import ChunkCacheManager
+from engine_ext.chunks.fills import FillRunner
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(prefix="/v1/cache", tags=["Chunk cache"])
 
@@ -19,22 +23,21 @@ router = APIRouter(prefix="/v1/cache", tags=["Chunk cache"])
     "/stats", summary="State and counters of the chunk cache", response_model=None, responses=answers(CacheStats)
 )
 async def stats(
-    request: Request,
+    engine: Engine,
     check: Annotated[
-        bool, Query(description="check the cache's books too; takes time in proportion to the pool's pages")
+        bool, Query(description="also check the cache's books; takes time in proportion to the pool's pages")
     ] = True,
 ) -> dict[str, Any]:
-    """Whether the cache is on (and why not), what it holds, and what it has done since the start.
+    """Whether the cache is on, or why not; its contents and its counters.
 
-    Asking checks the cache's books as well: a defect in them would turn it off, with the reason given here. Those who
-    ask all the time may do without (``?check=false``): the books are also checked whenever the cache is idle.
+    The request also checks the cache's books: a defect turns the cache off and is the reason given here. Clients that
+    poll may skip the check (``?check=false``): the books are also checked whenever the cache is idle.
     """
-    engine: ChunkEngine = request.app.state.engine_client
     return cache_stats(engine, is_checked=check)
 
 
 class ClearRequest(BaseModel):
-    """What to drop."""
+    """Segments to drop."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"namespace": "default"}})
 
@@ -47,24 +50,23 @@ class ClearRequest(BaseModel):
     response_model=None,
     responses=answers(Cleared, HTTPStatus.SERVICE_UNAVAILABLE),
 )
-async def clear(request: Request, body: ClearRequest | None = None) -> dict[str, int]:
-    """Drops every segment in the pool, pinned ones too, from the pool and from all tiers.
+async def clear(engine: Engine, body: ClearRequest | None = None) -> dict[str, int]:
+    """Drops every segment in the pool, pinned ones too; from all tiers as well.
 
-    Requests that run with them now keep them until they end. What is in tiers alone stays there.
+    Running requests keep their segments until they end. Segments that are in tiers only stay there.
     """
-    engine: ChunkEngine = request.app.state.engine_client
-    keys = engine.manager.clear(body.namespace if body else None) if engine.manager is not None else []
+    keys = _cleared(engine.manager, body.namespace if body else None)
     await engine.drop_from_tiers(keys)
     return {"cleared": len(keys)}
 
 
 class SleepRequest(BaseModel):
-    """What to take out of the pool."""
+    """Segments to take out of the pool."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"idle_s": 600}})
 
     idle_s: float = Field(
-        600, ge=0, strict=True, allow_inf_nan=False, description="only what was not used for so many seconds"
+        600, ge=0, strict=True, allow_inf_nan=False, description="only segments that were not used for so many seconds"
     )
 
 
@@ -74,13 +76,9 @@ class SleepRequest(BaseModel):
     response_model=None,
     responses=answers(Slept, HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
 )
-async def sleep(request: Request, body: SleepRequest | None = None) -> dict[str, int]:
-    """They are loaded again when they are asked about, or by ``POST /v1/rag/chunks``. Pinned chunks stay."""
-    engine: ChunkEngine = request.app.state.engine_client
-    archive = engine.fills.archive if engine.fills is not None else None
-    if archive is None:
-        raise GracefulHTTPError("there are no tiers (--chunk-cache-tiers)", HTTPStatus.CONFLICT)
-    segments, pages = archive.sleep_cold((body or SleepRequest()).idle_s)
+async def sleep(tiers: Tiers, body: SleepRequest | None = None) -> dict[str, int]:
+    """Requests for them, and ``POST /v1/rag/chunks``, load them again. Pinned chunks stay."""
+    segments, pages = tiers.sleep_cold((body or SleepRequest()).idle_s)
     return {"segments": segments, "pages": pages}
 
 
@@ -92,28 +90,39 @@ def cache_stats(engine: ChunkEngine, *, is_checked: bool = True) -> dict[str, An
     if engine.manager is not None and engine.fills is not None:
         state["placement"] = engine.placement
         state["position_strategy"] = engine.strategy.strategy
-        state["occupancy"] = {
-            **engine.manager.occupancy(),
-            "running_fills": engine.fills.num_running,
-            "queued_fills": engine.fills.num_queued,
-            "registered_ids": len(engine.manager.ids),
-            "archive_waiting": len(engine.fills.archive or ()),
-        }
-        sizes = engine.fills.archive.tiers if engine.fills.archive is not None else {}
-        held = engine.manager.metrics.tier_bytes
-        state["tiers"] = {
-            "pool": _pool_bytes(engine.manager),
-            **{name: {"bytes_total": size, "bytes_used": held.get(name, 0)} for name, size in sizes.items()},
-        }
-        state["counters"] = engine.manager.metrics.snapshot()
+        state |= _contents(engine.manager, engine.fills)
     return state
 
 
-def _pool_bytes(manager: ChunkCacheManager) -> dict[str, int]:
+def _contents(manager: ChunkCacheManager, fills: FillRunner) -> dict[str, Any]:
+    occupancy, metrics, archive = manager.occupancy(), manager.metrics, fills.archive
+    sizes = archive.tiers if archive is not None else {}
+    held = metrics.tier_bytes
+    return {
+        "occupancy": {
+            **occupancy,
+            "running_fills": fills.num_running,
+            "queued_fills": fills.num_queued,
+            "registered_ids": len(manager.ids),
+            "archive_waiting": len(archive or ()),
+        },
+        "tiers": {
+            "pool": _pool_bytes(occupancy, manager.config),
+            **{name: {"bytes_total": size, "bytes_used": held.get(name, 0)} for name, size in sizes.items()},
+        },
+        "counters": metrics.snapshot(),
+    }
+
+
+def _pool_bytes(occupancy: dict[str, int], config: ChunkCacheConfig) -> dict[str, int]:
     """The pool's memory, on all workers together."""
-    occupancy, page_bytes = manager.occupancy(), manager.config.page_bytes
+    page_bytes = config.page_bytes
     return {
         "bytes_total": occupancy["pages_total"] * page_bytes,
         "bytes_used": (occupancy["pages_total"] - occupancy["pages_free"]) * page_bytes,
         "bytes_pinned": occupancy["pages_pinned"] * page_bytes,
     }
+
+
+def _cleared(manager: ChunkCacheManager | None, namespace: str | None) -> list[ChunkHash]:
+    return manager.clear(namespace) if manager is not None else []

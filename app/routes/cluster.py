@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``GET /v1/cluster`` as a replica sees it; a router's own answer has its decisions too."""
+"""``GET /v1/cluster`` of a replica; a router's answer also has its decisions."""
 
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
-from app.http.answers import Cluster, answers
+from app.http.answers import Cluster
+from app.http.openapi import answers
+from app.routes.dependencies import AppState
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import RegistryError
@@ -16,13 +18,13 @@ router = APIRouter(prefix="/v1", tags=["Cluster"])
 
 @router.get(
     "/cluster",
-    summary="The replicas that the registry knows",
+    summary="The replicas in the registry",
     response_model=None,
     responses=answers(Cluster, HTTPStatus.NOT_FOUND),
 )
-async def cluster(request: Request) -> dict[str, Any]:
-    """404 without ``--registry``. While the registry is lost, no replica is named."""
-    registry: RedisRegistry | None = getattr(request.app.state, "tessera_registry", None)
+async def cluster(state: AppState) -> dict[str, Any]:
+    """404 without ``--registry``. The list is empty while the registry is lost."""
+    registry: RedisRegistry | None = getattr(state, "tessera_registry", None)
     if registry is None:
         raise GracefulHTTPError("this server has no registry (--registry)", HTTPStatus.NOT_FOUND)
     try:

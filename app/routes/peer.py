@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cached chunks for other replicas of the same model (:mod:`app.cluster.peers`)."""
+"""Serves cached chunks to other replicas of the same model (:mod:`app.cluster.peers`)."""
 
 import hmac
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Response
+from pydantic import SecretStr
 
 from app.cluster.peers import FINGERPRINT_HEADER, PATH
-from app.settings import Settings
+from app.routes.dependencies import Engine, RequestSettings
 from cache.hashing import ChunkHash
+from cache.lease import Lease
+from cache.manager import ChunkCacheManager
 from engine_ext.chunks.transfers import TransferError
-from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(include_in_schema=False)
@@ -19,21 +21,20 @@ router = APIRouter(include_in_schema=False)
 
 @router.get(PATH)
 async def chunk(
-    request: Request, key: Annotated[str, Path(pattern="^([0-9a-f]{2}){1,64}$")], rank: Annotated[int, Query(ge=0)]
+    key: Annotated[str, Path(pattern="^([0-9a-f]{2}){1,64}$")],
+    rank: Annotated[int, Query(ge=0)],
+    engine: Engine,
+    settings: RequestSettings,
+    authorization: Annotated[str, Header()] = "",
+    fingerprint: Annotated[str | None, Header(alias=FINGERPRINT_HEADER)] = None,
 ) -> Response:
-    """One worker's file of a cached segment; 401 without the secret, 409 for an engine whose KV is another."""
-    settings: Settings = request.app.state.tessera_settings
-    engine: ChunkEngine = request.app.state.engine_client
-    _check_secret(request, settings)
+    """One worker's file of a cached segment. 401 without the secret, 409 for another engine's fingerprint."""
+    _check_secret(authorization, settings.peer_secret)
     if engine.transfers is None or engine.manager is None:
         raise GracefulHTTPError("this replica shares nothing", HTTPStatus.NOT_FOUND)
-    if request.headers.get(FINGERPRINT_HEADER) != engine.manager.config.fingerprint:
-        raise GracefulHTTPError("this replica's KV is that of another engine", HTTPStatus.CONFLICT)
     if rank >= engine.transfers.num_workers:
         raise GracefulHTTPError(f"this replica has no worker {rank}", HTTPStatus.NOT_FOUND)
-    lease = engine.manager.hold(ChunkHash(bytes.fromhex(key)))
-    if lease is None:
-        raise GracefulHTTPError(f"no cached segment has the key {key}", HTTPStatus.NOT_FOUND)
+    lease = _lease(engine.manager, key, fingerprint)
     try:
         file = await engine.transfers.read(lease.chunks[0].entry, rank)
     except TransferError as error:
@@ -43,9 +44,17 @@ async def chunk(
     return Response(file, media_type="application/octet-stream")
 
 
-def _check_secret(request: Request, settings: Settings) -> None:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    secret = settings.peer_secret.get_secret_value() if settings.peer_secret is not None else None
-    is_right = secret is not None and hmac.compare_digest(given.strip().encode(), secret.encode())
+def _lease(manager: ChunkCacheManager, key: str, fingerprint: str | None) -> Lease:
+    if fingerprint != manager.config.fingerprint:
+        raise GracefulHTTPError("this replica has another engine fingerprint", HTTPStatus.CONFLICT)
+    lease = manager.hold(ChunkHash(bytes.fromhex(key)))
+    if lease is None:
+        raise GracefulHTTPError(f"no cached segment has the key {key}", HTTPStatus.NOT_FOUND)
+    return lease
+
+
+def _check_secret(authorization: str, secret: SecretStr | None) -> None:
+    scheme, _, given = authorization.partition(" ")
+    is_right = secret is not None and hmac.compare_digest(given.strip().encode(), secret.get_secret_value().encode())
     if scheme.lower() != "bearer" or not is_right:
-        raise GracefulHTTPError("this takes the peers' secret (--peer-secret)", HTTPStatus.UNAUTHORIZED)
+        raise GracefulHTTPError("this needs the peers' secret (--peer-secret)", HTTPStatus.UNAUTHORIZED)

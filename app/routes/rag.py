@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``POST /v1/rag/chat``: a chat completion over document chunks; ``POST /v1/rag/plan``: what it would take."""
+"""``POST /v1/rag/chat``: a chat completion over document chunks; ``POST /v1/rag/plan``: its preview."""
 
 from collections.abc import AsyncIterator
 from http import HTTPStatus
@@ -9,14 +9,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from app.documents.rag_request import RagChatRequest, chat_completion, chat_messages
-from app.http.answers import EVENT_STREAM, Plan, RagChatAnswer, answers
+from app.http.answers import Plan, RagChatAnswer
+from app.http.openapi import EVENT_STREAM, answers
 from app.http.sse import ReportInserter
 from app.prompt.rendering import open_ticket, render
+from app.routes.dependencies import AppState, ChatServing, Engine, RequestMarks
+from app.routes.errors import DocumentsRoute, error_response
+from cache.report import Report
 from engine_ext.client.plan_preview import preview
 from engine_ext.wire.request import RequestContext
 from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
 
-router = APIRouter(prefix="/v1/rag", tags=["RAG"])
+router = APIRouter(prefix="/v1/rag", tags=["RAG"], route_class=DocumentsRoute)
 
 
 _REFUSED = (
@@ -36,38 +40,38 @@ _REFUSED = (
 )
 @with_cancellation  # type: ignore[untyped-decorator]
 @load_aware_call  # type: ignore[untyped-decorator]
-async def rag_chat(request: RagChatRequest, raw_request: Request) -> JSONResponse | StreamingResponse:
-    """Answers with an OpenAI ``chat.completion`` (or its event stream) and the field ``cache``: the report."""
-    state = raw_request.app.state
+async def rag_chat(
+    request: RagChatRequest, raw_request: Request, state: AppState, marks: RequestMarks, serving: ChatServing
+) -> JSONResponse | StreamingResponse:
+    """Answers with a ``chat.completion`` of OpenAI, or its event stream, plus the report in ``cache``."""
     ticket, documents = open_ticket(request, state)
-    with state.tessera_marks.issue(ticket, documents) as marked:
+    with marks.issue(ticket, documents) as marked:
         chat_request = chat_completion(request, chat_messages(request, marked), stream=request.stream)
-        answer = await state.openai_serving_chat.create_chat_completion(chat_request, raw_request)
+        answer = await serving.create_chat_completion(chat_request, raw_request)
     if isinstance(answer, ErrorResponse):
-        return JSONResponse(answer.model_dump(), status_code=answer.error.code)
+        return error_response(answer)
     if isinstance(answer, ChatCompletionResponse):
-        return JSONResponse(_with_report(answer.model_dump(), ticket))
+        return JSONResponse(_with_report(answer.model_dump(), ticket.report))
     return StreamingResponse(_stream(answer, ticket), media_type="text/event-stream")
 
 
 @router.post(
     "/plan",
-    summary="What a request would find in the cache, and what it would compute",
+    summary="Preview what a request would reuse and compute",
     response_model=None,
     responses=answers(Plan, *_REFUSED),
 )
-async def rag_plan(request: RagChatRequest, raw_request: Request) -> JSONResponse:
-    """Takes the same body as ``/v1/rag/chat``; runs nothing and changes nothing, not even the order of eviction."""
-    state = raw_request.app.state
+async def rag_plan(request: RagChatRequest, state: AppState, marks: RequestMarks, engine: Engine) -> JSONResponse:
+    """Takes the body of ``/v1/rag/chat``. Runs nothing and changes nothing, not even the order of eviction."""
     ticket, documents = open_ticket(request, state)
-    with state.tessera_marks.issue(ticket, documents) as marked:
+    with marks.issue(ticket, documents) as marked:
         rendered = await render(state, ticket, chat_completion(request, chat_messages(request, marked)))
     if isinstance(rendered, ErrorResponse):
-        return JSONResponse(rendered.model_dump(), status_code=rendered.error.code)
+        return error_response(rendered)
     wants_prompt_logprobs = (request.model_extra or {}).get("prompt_logprobs") is not None
     return JSONResponse(
         preview(
-            state.engine_client,
+            engine,
             rendered.options,
             rendered.prompt,
             rendered.scope,
@@ -77,9 +81,9 @@ async def rag_plan(request: RagChatRequest, raw_request: Request) -> JSONRespons
     )
 
 
-def _with_report(response: dict[str, Any], ticket: RequestContext) -> dict[str, Any]:
+def _with_report(response: dict[str, Any], report: Report | None) -> dict[str, Any]:
     response.pop("kv_transfer_params", None)
-    return {**response, "cache": ticket.report.to_dict() if ticket.report else None}
+    return {**response, "cache": report.to_dict() if report else None}
 
 
 async def _stream(events: AsyncIterator[str], ticket: RequestContext) -> AsyncIterator[bytes]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``POST /v1/rag/split``: a file becomes chunks; nothing is computed or kept."""
+"""``POST /v1/rag/split``: splits a file into chunks; computes and stores nothing."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,8 +13,9 @@ from xxhash import xxh3_64_hexdigest
 
 from app.documents.pdf_text import PdfError, pdf_text
 from app.documents.splitting import CountTokens, Piece, split_markdown, split_text
-from app.http.answers import Split, answers
-from app.settings import Settings
+from app.http.answers import Split
+from app.http.openapi import answers
+from app.routes.dependencies import Renderer, RequestSettings
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(prefix="/v1/rag", tags=["Chunks"])
@@ -22,7 +23,7 @@ router = APIRouter(prefix="/v1/rag", tags=["Chunks"])
 SUFFIXES = (".txt", ".md", ".markdown", ".pdf")
 DEFAULT_MAX_TOKENS = 512
 _SPLITTING = asyncio.Semaphore(2)
-"""Files that are read at once; others wait for their turn."""
+"""Files read concurrently; others wait."""
 
 
 @router.post(
@@ -38,27 +39,27 @@ _SPLITTING = asyncio.Semaphore(2)
 )
 async def split(
     request: Request,
-    filename: Annotated[str, Query(min_length=1, max_length=255, description="its end says what the file is")],
-    max_tokens: Annotated[int | None, Query(ge=16, description="tokens of a chunk at most; default: 512")] = None,
+    settings: RequestSettings,
+    renderer: Renderer,
+    filename: Annotated[str, Query(min_length=1, max_length=255, description="its extension determines the file type")],
+    max_tokens: Annotated[int | None, Query(ge=16, description="most tokens in a chunk; default: 512")] = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """The body is the file. Markdown is split at its headings, which become titles; all else at paragraphs.
+    """The body is the file. Markdown is split at its headings, which become titles; other text at paragraphs.
 
-    The chunks can be sent to ``/v1/rag/chat`` and ``/v1/rag/chunks`` as they are, but for ``tokens``. An ``id`` goes by
-    the chunk's content: a changed chunk gets another. 415 for another kind of file, 413 for one that is too large.
+    Without ``tokens``, the chunks are valid for ``/v1/rag/chat`` and ``/v1/rag/chunks``. An ``id`` depends on the
+    chunk's content. 415 for another type of file, 413 for a file that is too large.
     """
-    settings: Settings = request.app.state.tessera_settings
     limit = min(max_tokens or DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
     suffix = PurePath(filename).suffix.lower()
     if suffix not in SUFFIXES:
         raise GracefulHTTPError(
-            f"{filename!r} is no file that can be split; these can: {', '.join(SUFFIXES)}",
+            f"{filename!r} can't be split; supported types: {', '.join(SUFFIXES)}",
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         )
     file = await _body(request, settings.split_max_bytes)
     async with _SPLITTING:
         text = await _text(file, suffix)
-        count = request.app.state.engine_client.renderer.num_tokens
-        chunks = await asyncio.to_thread(_chunks, text, suffix, filename, limit, count)
+        chunks = await asyncio.to_thread(_chunks, text, suffix, filename, limit, renderer.num_tokens)
     if not chunks:
         raise VLLMValidationError(f"there is no text in {filename!r}", parameter="body")
     return {"chunks": chunks}
@@ -78,7 +79,7 @@ async def _body(request: Request, limit: int) -> bytes:
 
 
 async def _text(file: bytes, suffix: str) -> str:
-    """Raises ``VLLMValidationError`` (400) if there is none to be had."""
+    """Extracts the text; raises ``VLLMValidationError`` (400) if there is none."""
     try:
         return await pdf_text(file) if suffix == ".pdf" else file.decode("utf-8-sig")
     except PdfError as error:
@@ -93,11 +94,11 @@ def _chunks(text: str, suffix: str, filename: str, limit: int, count: CountToken
 
 
 def _described(pieces: Iterator[Piece], filename: str) -> Iterator[dict[str, Any]]:
-    for number, piece in enumerate(pieces, start=1):
-        digest = xxh3_64_hexdigest(piece.document.render().encode())[:8]
+    for number, (document, num_tokens) in enumerate(pieces, start=1):
+        digest = xxh3_64_hexdigest(document.render().encode())[:8]
         yield {
             "id": f"{filename}#{number}-{digest}",
-            "title": piece.document.title,
-            "text": piece.document.text,
-            "tokens": piece.num_tokens,
+            "title": document.title,
+            "text": document.text,
+            "tokens": num_tokens,
         }

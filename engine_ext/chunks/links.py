@@ -23,10 +23,11 @@ from cache.index import SegmentIdentity
 from cache.layout import Layout, Placement, pack, take
 from cache.lease import FillJob, Lease
 from cache.manager import ChunkCacheManager
+from cache.report import LinkContext
 from engine_ext.chunks.fills import FillResult
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.wire.plan import TransferPlan
-from engine_ext.wire.request import FullAttentionError, LinkContext
+from engine_ext.wire.request import FullAttentionError
 
 
 class LinkError(FullAttentionError):

@@ -13,6 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from cache.report import Compared, ComparedTimes
 from engine_ext.wire.plan import Composition, TransferPlan
 from engine_ext.wire.request import Outputs
 
@@ -61,19 +62,19 @@ class Comparison:
         if not self._wants_logprobs:
             completion.logprobs = None
 
-    async def with_full(self, prompt: dict[str, Any], run: RunFull, timings_ms: Mapping[str, float]) -> dict[str, Any]:
+    async def with_full(self, prompt: dict[str, Any], run: RunFull, timings_ms: Mapping[str, float]) -> Compared:
         """What the report says. ``prompt`` is the one for full attention, ``timings_ms`` are those of the answer."""
         answer, full_ms = await self._answer(prompt, run)
         judged = await self._judged(prompt, run)
         divergences = [kl_divergence(full, cached) for full, cached in zip(judged, self._logprobs, strict=True)]
-        return {
-            "answer": answer.outputs[0].text,
-            "same_tokens": list(answer.outputs[0].token_ids) == self._token_ids,
-            "mean_kl": sum(divergences) / len(divergences),
-            "tokens": len(divergences),
-            "top_logprobs": self.params.logprobs,
-            "timings_ms": {"cached": {name: timings_ms[name] for name in full_ms}, "full": full_ms},
-        }
+        return Compared(
+            answer=answer.outputs[0].text,
+            same_tokens=list(answer.outputs[0].token_ids) == self._token_ids,
+            mean_kl=sum(divergences) / len(divergences),
+            tokens=len(divergences),
+            top_logprobs=self.params.logprobs,
+            timings_ms=ComparedTimes(cached={name: timings_ms[name] for name in full_ms}, full=full_ms),
+        )
 
     async def _answer(self, prompt: dict[str, Any], run: RunFull) -> tuple[RequestOutput, dict[str, float]]:
         """Full attention's own answer, asked for as the other was, and how long it took."""

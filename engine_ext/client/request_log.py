@@ -5,12 +5,12 @@ import logging
 from collections import Counter
 from typing import Any
 
-from cache.report import CacheReport
+from cache.report import Report
 
 logger = logging.getLogger(__name__)
 
 
-def summary(report: CacheReport) -> dict[str, Any]:
+def summary(report: Report) -> dict[str, Any]:
     """The report without its chunks, which are counted by status."""
     shown = report.to_dict()
     statuses = Counter(str(chunk.status) for chunk in report.chunks if chunk.status is not None)
@@ -23,7 +23,7 @@ def summary(report: CacheReport) -> dict[str, Any]:
     }
 
 
-def log_finished(request_id: str, report: CacheReport) -> None:
+def log_finished(request_id: str, report: Report) -> None:
     """Logs at level INFO: a line for people, and its parts as fields of the record."""
     if not logger.isEnabledFor(logging.INFO):
         return

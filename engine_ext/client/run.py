@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
@@ -17,7 +16,7 @@ from cache.index import ChunkKVCache
 from cache.layout import Layout
 from cache.lease import ChunkStatus, Lease
 from cache.manager import Removal
-from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
+from cache.report import Decided, Links, Report, explain_segments
 from engine_ext.chunks.fills import FillError, FillResult
 from engine_ext.chunks.links import Linker, LinkError, borrow_links, link_placements
 from engine_ext.client.comparison import Comparison
@@ -211,7 +210,7 @@ class ChunkedRun:
         assert self.engine.manager is not None
         options, manager = self.options, self.engine.manager
         if options.link_tokens:
-            self.report.links = {"tokens": options.link_tokens, "context": options.link_context}
+            self.report.links = Links(tokens=options.link_tokens, context=options.link_context)
         placements = link_placements(layout, options.link_tokens)
         if not placements:
             return None
@@ -336,16 +335,11 @@ class ChunkedRun:
             documents[lease.system.entry] = DocumentKey(lease.system.entry.key.digest)
         return documents
 
-    def _new_report(self) -> CacheReport:
-        chunks = self.chunked_prompt.chunks if self.chunked_prompt else ()
-        return CacheReport(
-            position_strategy=self.options.position_strategy,
-            scope=self.options.scope,
-            tokens=TokenCounts(prompt=len(self.prompt["prompt_token_ids"])),
-            chunks=[ChunkReport(chunk) for chunk in chunks],
-            decision=asdict(decision) if (decision := self.options.decision) else None,
-            timings_ms={"plan": 0.0, "fill": 0.0},
-        )
+    def _new_report(self) -> Report:
+        options, chunks = self.options, self.chunked_prompt.chunks if self.chunked_prompt else ()
+        num_tokens = len(self.prompt["prompt_token_ids"])
+        decision = Decided(mode=options.decision.mode, why=options.decision.why) if options.decision else None
+        return Report.begun(options.position_strategy, options.scope, num_tokens, chunks, decision)
 
     def _layout_salt(self, layout: Layout, *more: int | str) -> str:
         assert self.engine.manager is not None

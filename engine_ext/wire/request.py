@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from cache.hashing import CacheScope
 from cache.holdings import DocumentKey
 from cache.layout import ChunkedPrompt, PositionStrategy
-from cache.report import CacheReport
+from cache.report import LinkContext, Report, ScopeName
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ REQUEST_KEY = "tessera_request"
 Outputs = AsyncGenerator["RequestOutput", None]
 
 CacheMode = Literal["auto", "chunked", "full", "compare"]
-ScopeName = Literal["system", "isolated"]
-LinkContext = Literal["cached", "chained"]
 ChunkOrder = Literal["given", "canonical"]
 PlacementName = Literal["copy", "in-place"]
 MAX_LINK_TOKENS: Final = 1024
@@ -92,7 +90,7 @@ class RequestContext:
     options: CacheOptions
     chunk_ids: tuple[str | None, ...] = ()
     document_keys: tuple[DocumentKey, ...] = ()
-    report: CacheReport | None = None
+    report: Report | None = None
     decide: Decide | None = None
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from app.documents.document import BadRequestError
 from cache.layout import PositionStrategy
-from cache.report import CacheReport, TokenCounts
+from cache.report import Report
 from tools.random_tokenizer import SPECIAL_TOKENS
 
 WHITESPACE = "        "
@@ -41,8 +41,8 @@ def make_tokenizer(
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
 
 
-def make_report() -> CacheReport:
-    return CacheReport(PositionStrategy.SHARED, "system", TokenCounts(prompt=3), chunks=[])
+def make_report() -> Report:
+    return Report.begun(PositionStrategy.SHARED, "system", 3)
 
 
 @contextmanager

@@ -150,7 +150,7 @@ def run_with(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]
         (
             "torchvision",
             "RuntimeError('operator torchvision::nms does not exist')",
-            "FAIL torchvision: installed for another torch",
+            "FAIL torchvision: built for another torch",
             "pip uninstall -y torchvision",
         ),
     ],
@@ -222,7 +222,7 @@ def test_memory_beside_what_vllm_takes_of_a_gpu(memory: str, state: str, monkeyp
     args.kv_cache_memory_bytes = None
     device, host = flags._memory(args, settings(chunk_cache_memory=memory))
     assert device.state == state
-    assert "of 8.0GiB on the device, beside the 90% that vLLM takes" in device.text
+    assert "of 8.0GiB on the device, beside the 90% for vLLM" in device.text
     assert host.state == "ok"
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from app.logs import configure_logging
 from app.settings import Settings
-from cache.layout import Chunk, PositionStrategy, pack
+from cache.layout import PositionStrategy
 from cache.lease import ChunkStatus
-from cache.report import CacheReport, ChunkReport, TokenCounts
+from cache.report import Report, ReportedChunk, ReportedTokens
 from engine_ext.client.request_log import log_finished
 
 PACKAGES = ("app", "cache", "engine_ext", "kernels")
@@ -26,13 +26,14 @@ def _unconfigured():
         logger.setLevel(level)
 
 
-def make_report(**kwargs) -> CacheReport:
-    chunks = [ChunkReport(Chunk(pack((1, 2))), "k", status) for status in (ChunkStatus.HIT, ChunkStatus.HIT, "filled")]
-    return CacheReport(
-        PositionStrategy.SHARED,
-        "system",
-        TokenCounts(prompt=100, reused=70, computed=30, fill_computed=20),
-        **{"chunks": chunks, "mode": "chunked", "timings_ms": {"plan": 0.21, "first_token": 9.87}, **kwargs},
+def make_report(**fields) -> Report:
+    report = Report.begun(PositionStrategy.SHARED, "system", 100)
+    statuses = (ChunkStatus.HIT, ChunkStatus.HIT, ChunkStatus.FILLED)
+    chunks = [ReportedChunk(index=0, id=None, key="k", tokens=2, status=status) for status in statuses]
+    tokens = ReportedTokens(prompt=100, reused=70, computed=30, fill_computed=20)
+    timings_ms = {"plan": 0.21, "first_token": 9.87}
+    return report.model_copy(
+        update={"chunks": chunks, "mode": "chunked", "tokens": tokens, "timings_ms": timings_ms, **fields}
     )
 
 

@@ -7,22 +7,17 @@ import pytest
 
 from cache.layout import Chunk, PositionReindexer, PositionStrategy, pack
 from cache.lease import ChunkStatus
-from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
+from cache.report import Report, ReportedTokens, Segment, explain_segments
 from tests.cache.helpers import make_prompt
 
 
 def test_to_dict_has_every_field_and_is_json():
-    report = CacheReport(
-        position_strategy=PositionStrategy.SHARED,
-        scope="system",
-        tokens=TokenCounts(prompt=30, reused=18, computed=12, fill_computed=15),
-        chunks=[
-            ChunkReport(Chunk(pack((1,) * 10), "d1"), "00ff", ChunkStatus.FILLED),
-            ChunkReport(Chunk(pack((1,) * 8), None, 1, (2, 3))),
-        ],
-        mode="chunked",
-        timings_ms={"plan": 0.12345, "fill": 2.0},
-    )
+    chunks = [Chunk(pack((1,) * 10), "d1"), Chunk(pack((1,) * 8), None, 1, (2, 3))]
+    report = Report.begun(PositionStrategy.SHARED, "system", 30, chunks)
+    report.mode = "chunked"
+    report.tokens = ReportedTokens(prompt=30, reused=18, computed=12, fill_computed=15)
+    report.chunks[0].key, report.chunks[0].status = "00ff", ChunkStatus.FILLED
+    report.timings_ms = {"plan": 0.12345, "fill": 2.0}
     assert json.loads(json.dumps(report.to_dict())) == {
         "mode": "chunked",
         "reason": None,
@@ -38,14 +33,15 @@ def test_to_dict_has_every_field_and_is_json():
 
 
 def test_a_new_report_is_of_full_attention_with_nothing_reused():
-    report = CacheReport(PositionStrategy.OFFSET, "system", TokenCounts(prompt=5), chunks=[]).to_dict()
+    report = Report.begun(PositionStrategy.OFFSET, "system", 5).to_dict()
     assert (report["mode"], report["reason"], report["position_strategy"]) == ("full", None, "offset")
     assert report["tokens"] == {"prompt": 5, "reused": 0, "computed": 0, "fill_computed": 0}
     assert "segments" not in report
 
 
 def test_segments_appear_once_they_are_explained():
-    report = CacheReport(PositionStrategy.OFFSET, "system", TokenCounts(prompt=5), chunks=[], segments=[])
+    report = Report.begun(PositionStrategy.OFFSET, "system", 5)
+    report.segments = []
     assert report.to_dict()["segments"] == []
 
 
@@ -59,7 +55,7 @@ PROMPT = make_prompt((4, 5), (6, 7, 8), system=(1, 2))
 def test_segments_are_explained_with_their_logical_positions(strategy, positions):
     layout = strategy and PositionReindexer().layout(PROMPT, strategy)
     assert explain_segments(PROMPT, layout) == [
-        {"kind": kind, "token_ids": ids, "position": position}
+        Segment(kind=kind, token_ids=ids, position=position)
         for kind, ids, position in zip(
             ["system", "chunk", "chunk", "question"],
             [[1, 2], [4, 5], [6, 7, 8], [9, 9]],
@@ -71,4 +67,4 @@ def test_segments_are_explained_with_their_logical_positions(strategy, positions
 
 def test_an_empty_system_segment_is_explained_too():
     segments = explain_segments(make_prompt((4,), system=()), None)
-    assert segments[0] == {"kind": "system", "token_ids": [], "position": 0}
+    assert segments[0] == Segment(kind="system", token_ids=(), position=0)

@@ -52,9 +52,10 @@ def replica_series() -> dict[str, Series]:
 def router_series() -> dict[str, Series]:
     """Series by name, of a router after routing."""
     metrics = RouterMetrics()
-    metrics.requests.labels("replica-1", "200")
-    metrics.retries.labels("unreachable")
-    metrics.load.labels("replica-1")
+    metrics.answered("replica-1", "200")
+    metrics.retried("unreachable")
+    with metrics.under_way("replica-1"):
+        pass
     return _series(metrics.collected.collect())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from cache.layout import ChunkedPrompt, PositionStrategy
-from cache.report import CacheReport
+from cache.report import Report
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
 from engine_ext.wire.vllm_compat import tokens_input
@@ -16,7 +16,7 @@ STEPS = 8
 
 async def ask_engine(
     engine: ChunkEngine, prompt: ChunkedPrompt, strategy: PositionStrategy = PositionStrategy.SHARED
-) -> tuple[CacheReport, list[int], list[float]]:
+) -> tuple[Report, list[int], list[float]]:
     """Report, tokens and log probabilities of one request."""
     ticket = RequestContext(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
     engine_input: Any = {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(ticket, prompt)}

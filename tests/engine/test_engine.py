@@ -19,7 +19,7 @@ from vllm.sampling_params import SamplingParams
 
 from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.manager import ChunkCacheManager
-from cache.report import CacheReport
+from cache.report import Report
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.startup import ChunkCacheOptions, prepare_cache, start_chunk_engine
 from engine_ext.wire.vllm_compat import tokens_input
@@ -80,7 +80,7 @@ PROMPT = ChunkedPrompt(
 
 async def ask(
     engine: ChunkEngine, prompt: ChunkedPrompt = PROMPT, strategy: PositionStrategy = PositionStrategy.SHARED
-) -> tuple[CacheReport, list[int], list[float]]:
+) -> tuple[Report, list[int], list[float]]:
     return await ask_engine(engine, prompt, strategy)
 
 

@@ -146,7 +146,7 @@ def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
     assert_told(asked)
     wait_until_gone(group)
     said = [line for line in server.log.read_text().splitlines() if line.startswith("tessera: ")]
-    assert said[-1] == "tessera: the engine has died; what it said is above"
+    assert said[-1] == "tessera: the engine has died; its log is above"
 
 
 @pytest.mark.matrix

@@ -12,7 +12,7 @@ from vllm.sampling_params import SamplingParams
 from cache.config import ChunkCacheConfig
 from cache.layout import Chunk, ChunkedPrompt, pack
 from cache.manager import ChunkCacheManager
-from cache.report import CacheReport
+from cache.report import Report
 from engine_ext.client.engine import ChunkEngine, FillLimits
 from engine_ext.wire.plan import Span, TransferPlan
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
@@ -96,9 +96,7 @@ def make_engine(num_pages: int = 64, max_running: int = 4) -> tuple[ChunkEngine,
     return ChunkEngine(llm, manager, None, FillLimits(max_running)), llm
 
 
-async def ask(
-    engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions | None = None, **kwargs: Any
-) -> CacheReport:
+async def ask(engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions | None = None, **kwargs: Any) -> Report:
     """The report of one request."""
     ticket = RequestContext(options or CacheOptions(), (None,) * len(prompt.chunks))
     engine_input: Any = {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: ChunkedRequest(ticket, prompt)}

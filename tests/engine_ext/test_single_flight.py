@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cache.index import EntryState
 from cache.layout import ChunkedPrompt
 from cache.manager import Removal
-from cache.report import CacheReport
+from cache.report import Report
 from engine_ext.client.engine import ChunkEngine, FillLimits
 from engine_ext.wire.request import CacheOptions
 from engine_ext.wire.vllm_compat import GracefulHTTPError
@@ -30,7 +30,7 @@ def prompt(*chunks: Any, opening: tuple[int, ...] | None = None) -> ChunkedPromp
     return ChunkedPrompt(SYSTEM, chunks, (9, 9), opening)
 
 
-def statuses(report: CacheReport) -> list[str | None]:
+def statuses(report: Report) -> list[str | None]:
     return [chunk.status for chunk in report.chunks]
 
 
@@ -113,7 +113,7 @@ async def test_whoever_started_the_fills_may_leave_at_any_turn(max_running, othe
     for leaves_after in range(30):
         engine, llm = make_engine(max_running=max_running)
         starter = asyncio.create_task(ask(engine, prompt(A, B, C)))
-        others: list[asyncio.Task[CacheReport]] = []
+        others: list[asyncio.Task[Report]] = []
         for turn in range(max(leaves_after, others_come_after) + 1):
             if turn == others_come_after:
                 others = [asyncio.create_task(ask(engine, prompt(*order))) for order in ((C, B), (A, C, B))]
@@ -217,7 +217,7 @@ async def disturbed(
     engine, llm = make_engine(num_pages, max_running=max_running)
     fills = iter(range(1000))
     llm.loses = lambda prompt_ids: prompt_ids[-2:] != (9, 9) and next(fills) in lost
-    tasks: dict[int, asyncio.Task[CacheReport]] = {}
+    tasks: dict[int, asyncio.Task[Report]] = {}
     for turn in range(80):
         for i, request in enumerate(requests):
             if turn == request["comes"]:
@@ -233,8 +233,8 @@ async def disturbed(
     results = await asyncio.gather(*tasks.values(), return_exceptions=True)
     await turns(10)
     for result in results:
-        assert isinstance(result, CacheReport | asyncio.CancelledError), result
-        if isinstance(result, CacheReport) and result.mode == "full":
+        assert isinstance(result, Report | asyncio.CancelledError), result
+        if isinstance(result, Report) and result.mode == "full":
             assert_explained(result.reason, lost, num_pages)
     assert_idle(engine, llm)
 

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp
 from app.documents.document import Document
 from app.http.sse import ReportInserter
 from app.modes import link_tokens, strategy_of
-from cache.layout import Chunk, PositionStrategy, pack
+from cache.layout import PositionStrategy
 from cache.lease import ChunkStatus
-from cache.report import CacheReport, ChunkReport, TokenCounts
+from cache.report import Links, Report, ReportedChunk, ReportedTokens
 from engine_ext.wire.request import CacheOptions, RequestContext
 from evaluation.client import FORCED_TOKENS
 from evaluation.questions import Question
@@ -57,14 +57,15 @@ def make_report(mode: str, *statuses: str, reason: str | None = None, reused: in
     number = link_tokens(mode)
     strategy = PositionStrategy.SHARED if mode == "full" else strategy_of(mode)
     statuses = [None] if mode == "full" else [ChunkStatus(status) for status in statuses or ("hit",)]
-    return CacheReport(
-        strategy,
-        "system",
-        TokenCounts(prompt=100, reused=reused, computed=100 - reused),
-        [ChunkReport(Chunk(pack((1,) * 9), document=i), status=status) for i, status in enumerate(statuses)],
+    return Report(
         mode="full" if mode == "full" else "chunked",
         reason=reason,
-        links={"tokens": number, "context": "chained"} if number else None,
+        position_strategy=strategy,
+        scope="system",
+        tokens=ReportedTokens(prompt=100, reused=reused, computed=100 - reused, fill_computed=0),
+        chunks=[ReportedChunk(index=i, id=None, key=None, tokens=9, status=each) for i, each in enumerate(statuses)],
+        timings_ms={},
+        links=Links(tokens=number, context="chained") if number else None,
     ).to_dict()
 
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router's HTTP application."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.datastructures import State
 
 from app.access.client_limits import ClientLimitsMiddleware
 from app.access.middleware import AccessMiddleware
@@ -26,7 +26,7 @@ from web import page
 
 
 def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastAPI:
-    """The application; raises ``ValueError`` if the registry's URL is none."""
+    """The application; raises ``ValueError`` for a bad URL of the registry."""
     registry = RedisRegistry(settings.registry, prefix=settings.registry_prefix, timeout_s=settings.registry_timeout)
     metrics, client = RouterMetrics(), http_client()
     directory = Directory(registry, client, metrics)
@@ -34,50 +34,53 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await directory.refresh()
-        task = asyncio.create_task(directory.run(), name="directory")
-        try:
+        async with directory.kept_fresh():
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            await client.aclose()
-            await registry.close()
+        await client.aclose()
+        await registry.close()
 
     app = FastAPI(title="Tessera router", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-
-    @app.get("/health")
-    async def health() -> Response:
-        """OK while there is a replica that gets requests."""
-        status = HTTPStatus.OK if directory.replicas else HTTPStatus.SERVICE_UNAVAILABLE
-        return JSONResponse({"replicas": len(directory.replicas)}, status)
-
-    @app.get("/metrics")
-    async def exported() -> Response:
-        return Response(generate_latest(metrics.collected), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/v1/cluster")
-    async def cluster() -> dict[str, Any]:
-        """The replicas, and why the last requests went where they did."""
-        return {
-            "registry": {"up": directory.is_up, "invalid_entries": registry.num_invalid},
-            "replicas": [
-                {**replica.to_dict(), "requests_here": chooser.in_flight[replica.url]} for replica in directory.replicas
-            ],
-            "decisions": [decision.to_dict() for decision in chooser.decisions],
-        }
-
-    @app.get("/peer/{_:path}")
-    async def peer(_: str) -> Response:
-        """Replicas ask one another, and not through a router."""
-        return refusal(HTTPStatus.NOT_FOUND, "not_found", "only replicas have this")
-
-    app.state.tessera_tenants, app.state.tessera_settings = tenants, settings
+    app.include_router(_endpoints(registry, directory, chooser, metrics))
+    _set_state(app.state, settings, tenants)
     for each in (ClientLimitsMiddleware, AccessMiddleware):  # the last one is outside
         app.add_middleware(each)
     app.include_router(page.router)
-    proxy = Proxy(chooser, client, metrics)
-    everywhere = Broadcast(directory, client, proxy)
-    app.mount("/", everywhere)
+    app.mount("/", Broadcast(directory, client, Proxy(chooser, directory, client, metrics)))
     return app
+
+
+def _set_state(state: State, settings: RouterSettings, tenants: Tenants | None) -> None:
+    """Sets what the middleware reads."""
+    state.tessera_tenants, state.tessera_settings = tenants, settings
+
+
+def _endpoints(registry: RedisRegistry, directory: Directory, chooser: Chooser, metrics: RouterMetrics) -> APIRouter:
+    """The router's own endpoints."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 while any replica gets requests."""
+        status = HTTPStatus.OK if directory.replicas else HTTPStatus.SERVICE_UNAVAILABLE
+        return JSONResponse({"replicas": len(directory.replicas)}, status)
+
+    @router.get("/metrics")
+    async def exported() -> Response:
+        return Response(generate_latest(metrics.collected), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/v1/cluster")
+    async def cluster() -> dict[str, Any]:
+        """The replicas, and why the last requests went where they did."""
+        replicas = [{**each.to_dict(), "requests_here": chooser.in_flight[each.url]} for each in directory.replicas]
+        return {
+            "registry": {"up": directory.is_up, "invalid_entries": registry.num_invalid},
+            "replicas": replicas,
+            "decisions": [decision.to_dict() for decision in chooser.decisions],
+        }
+
+    @router.get("/peer/{_:path}")
+    async def peer(_: str) -> Response:
+        """Refused: replicas ask one another, not a router."""
+        return refusal(HTTPStatus.NOT_FOUND, "not_found", "only replicas have this")
+
+    return router

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that concern the chunk caches of all replicas: clear, pin, and delete."""
+"""Requests for the chunk caches of all replicas: clear, pin, and delete."""
 
 import asyncio
 from http import HTTPStatus
@@ -18,7 +18,7 @@ _TIMEOUT_S = 30.0
 
 
 class Broadcast:
-    """Sends ``POST /v1/cache/clear``, and what drops or pins a chunk, to every replica; the rest to ``proxy``."""
+    """Sends requests that clear, drop or pin to every replica; the others to ``proxy``."""
 
     def __init__(self, directory: Directory, client: httpx.AsyncClient, proxy: Proxy) -> None:
         self._directory = directory
@@ -52,7 +52,7 @@ class Broadcast:
 
 
 def concerns_all(scope: Scope) -> bool:
-    """Whether a request is for every replica: it clears, deletes or pins, and names none."""
+    """Whether a request is for every replica: clears, deletes or pins, naming no replica."""
     if any(name == REPLICA_HEADER for name, _ in scope["headers"]):
         return False
     method, path = scope["method"], scope["path"]
@@ -62,7 +62,7 @@ def concerns_all(scope: Scope) -> bool:
 
 
 def merged(answers: dict[str, tuple[int, Any]]) -> JSONResponse:
-    """Success if it was one anywhere and an error nowhere else than for want of the chunk; then what each one said."""
+    """Merges the replicas' answers; a replica that lacks the chunk is no failure."""
     statuses = {status for status, _ in answers.values()}
     relevant = (statuses - {HTTPStatus.NOT_FOUND}) or statuses
     first = next(answer for status, answer in answers.values() if status == max(relevant))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses replicas for one request after the other, the best first."""
+"""Chooses the replicas for a request, the best first."""
 
 import time
 from collections import deque
@@ -15,13 +15,13 @@ from replicas.registry import Replica
 from replicas.routing import Candidate, Wanted, rank
 
 MOST_ASKED = 64
-"""Documents of one request whose holders are looked up; those of a large ingestion are alike enough."""
+"""Documents of one request whose holders are looked up: enough of a large ingestion."""
 MOST_DECISIONS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a request went, and what of its documents was said to be there, in tokens."""
+    """A routed request, with the tokens of its documents that its replica holds."""
 
     at: float
     path: str
@@ -32,12 +32,12 @@ class Decision:
     milliseconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The JSON form."""
         return asdict(self)
 
 
 class Chooser:
-    """Ranks the replicas by :func:`replicas.routing.rank`, knowing which requests of this router are under way."""
+    """Ranks replicas by :func:`replicas.routing.rank` and this router's running requests."""
 
     def __init__(self, directory: Directory, metrics: RouterMetrics, separator: str | None) -> None:
         self.in_flight = InFlight()
@@ -47,7 +47,7 @@ class Chooser:
         self._separator = separator
 
     async def choose(self, path: str, body: bytes, name: str | None) -> list[Replica]:
-        """The replicas to try, the best first; only the one of ``name``, if the client asks for it."""
+        """The replicas to try, the best first; only the replica ``name``, if given."""
         started = time.perf_counter()
         parsed = parse_body(path, body)
         replicas = _serving(parsed.get("model") if parsed else None, self.directory.replicas)
@@ -59,7 +59,7 @@ class Chooser:
         candidates = [Candidate(each.id, each.name, self.in_flight.load(each.url, each.load)) for each in replicas]
         ranked = rank(documents, candidates)
         seconds = time.perf_counter() - started
-        self._metrics.decision_seconds.observe(seconds)
+        self._metrics.decided(seconds)
         if ranked and documents:
             self._note(path, documents, ranked[0].candidate.name, ranked[0].held_tokens, seconds)
         by_id = {replica.id: replica for replica in replicas}
@@ -69,11 +69,10 @@ class Chooser:
         tokens = sum(
             max((claim.holding.tokens for claim in document.claims), default=document.tokens) for document in documents
         )
-        self._metrics.wanted.inc(tokens)
-        self._metrics.held.inc(held)
+        self._metrics.sent(tokens, held)
         self.decisions.append(Decision(time.time(), path, name, len(documents), tokens, held, round(seconds * 1e3, 3)))
 
 
 def _serving(model: Any, replicas: list[Replica]) -> list[Replica]:
-    """Those that serve ``model``. All of them, if none does: one of them will say so."""
+    """The replicas that serve ``model``; if none does, all, so that one refuses the request."""
     return [replica for replica in replicas if model in replica.models] or replicas

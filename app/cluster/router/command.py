@@ -17,11 +17,11 @@ from app.settings import add_flags_of
 from tools.progress import say
 
 GRACE_S = 10
-"""How long answers may go on after SIGTERM or SIGINT."""
+"""Seconds that responses may continue after SIGTERM or SIGINT."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's flags; those not given stay absent from what it parses."""
+    """The command's parser; flags that are not given stay absent from its result."""
     made = argparse.ArgumentParser(
         prog="tessera route",
         description="One address for many replicas: each request goes where most of its documents are cached. Each "
@@ -37,10 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="tessera: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        settings = RouterSettings(**vars(parser().parse_args(arguments)))
-        tenants = known_tenants(settings.tenants)
-        host = checked_host(settings.host, tenants, allow_anonymous=settings.allow_anonymous)
-        app = build_app(settings, tenants)
+        config = _configured(arguments)
     except ValidationError as error:
         first = error.errors()[0]
         say(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (got {first['input']!r})")
@@ -51,20 +48,26 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:  # the registry's URL
         say(f"--registry: {error}")
         return 2
-    config = uvicorn.Config(
-        app,
-        host,
+    try:
+        sock = config.bind_socket()
+    except SystemExit:
+        return 2
+    say(f"routing at http://{config.host}:{sock.getsockname()[1]}; stop with Ctrl-C")
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[sock])
+    say("stopped")
+    return 0
+
+
+def _configured(arguments: Sequence[str]) -> uvicorn.Config:
+    """The HTTP server with the router as its application; raises ``ValueError`` for wrong settings."""
+    settings = RouterSettings(**vars(parser().parse_args(arguments)))
+    tenants = known_tenants(settings.tenants)
+    return uvicorn.Config(
+        build_app(settings, tenants),
+        checked_host(settings.host, tenants, allow_anonymous=settings.allow_anonymous),
         settings.port,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=GRACE_S,
     )
-    try:
-        sock = config.bind_socket()
-    except SystemExit:
-        return 2
-    say(f"routing at http://{host}:{sock.getsockname()[1]}; stop with Ctrl-C")
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[sock])
-    say("stopped")
-    return 0

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a router knows of the replicas: from the registry, as long as it answers, and from what it sees itself."""
+"""The replicas as a router knows them: from the registry, and from its own requests."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
 import httpx
@@ -19,11 +20,11 @@ _PROBE_S = 2.0
 
 
 class Directory:
-    """The replicas there are, kept up to date by :meth:`run`.
+    """The live replicas, kept up to date by :meth:`run`.
 
-    A replica that the registry no longer names, or that a request could not reach, is asked itself: it may be the
-    registry that has lost something. One that does not answer gets no requests, and is forgotten when the registry
-    answers and does not name it either.
+    A replica that the registry no longer names, or that a request could not reach, is probed: the registry may have
+    lost data. A replica that does not answer gets no requests, and is forgotten once the registry answers without
+    naming it.
     """
 
     def __init__(self, registry: Registry, client: httpx.AsyncClient, metrics: RouterMetrics) -> None:
@@ -36,21 +37,33 @@ class Directory:
 
     @property
     def replicas(self) -> list[Replica]:
-        """Those that get requests, by name."""
+        """Replicas that get requests, sorted by name."""
         return [replica for url, replica in self._known.items() if url not in self._suspects]
 
     def suspect(self, replica: Replica) -> None:
-        """Says that ``replica`` could not be reached."""
+        """Keeps requests from ``replica`` until it answers a probe."""
         self._suspects.add(replica.url)
 
+    @asynccontextmanager
+    async def kept_fresh(self) -> AsyncIterator[None]:
+        """Refreshes once, then every second within the context."""
+        await self.refresh()
+        task = asyncio.create_task(self.run(), name="directory")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
     async def run(self) -> None:
-        """Until cancelled."""
+        """Refreshes every second until cancelled."""
         while True:
             await self.refresh()
             await asyncio.sleep(REFRESH_S)
 
     async def refresh(self) -> None:
-        """Asks the registry who is there, and those who are in doubt whether they are."""
+        """Reads the registry and probes doubtful replicas."""
         listed = await self._listed()
         doubtful = {**{url: self._known[url] for url in self._suspects if url in self._known}}
         if listed is not None:
@@ -61,10 +74,10 @@ class Directory:
             kept = {url: replica for url, replica in self._known.items() if url in alive}
             self._known = dict(sorted({**kept, **listed}.items(), key=lambda item: item[1].name))
         self._suspects = {url for url in self._known if url in doubtful and url not in alive}
-        self._metrics.replicas.set(len(self.replicas))
+        self._metrics.listed(len(self.replicas))
 
     async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
-        """Who holds what; nobody anything while the registry is lost, so that only one request waits for it in vain."""
+        """Claims to each document; none while the registry is lost, so that requests don't wait."""
         if self.is_up:
             try:
                 return await self._registry.claims(keys)
@@ -81,15 +94,14 @@ class Directory:
         if not self.is_up:
             logger.info("registry reached: %d replicas", len(listed))
         self.is_up = True
-        self._metrics.registry_up.set(1)
+        self._metrics.registry_answered()
         return {replica.url: replica for replica in listed}
 
     def _note_lost(self, error: RegistryError) -> None:
         if self.is_up:
             logger.warning("registry lost: %s; routing by hash and load", error)
         self.is_up = False
-        self._metrics.registry_up.set(0)
-        self._metrics.registry_errors.inc()
+        self._metrics.registry_lost()
 
     async def _answers(self, replica: Replica) -> bool:
         try:

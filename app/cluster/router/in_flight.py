@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a router knows of the replicas' loads."""
+"""Loads of the replicas, as a router estimates them."""
 
 import time
 from collections import Counter
 from collections.abc import Callable
 
 _PEAK_S = 1.5
-"""Half of how long peaks are remembered: a heartbeat a second, read once a second."""
+"""Half the time that peaks are remembered: heartbeats come, and are read, once a second."""
 
 
 class InFlight:
-    """This router's unfinished requests by replica, and how many there were of late."""
+    """This router's unfinished requests by replica, and their recent peaks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -22,13 +22,13 @@ class InFlight:
         return self._now[replica]
 
     def add(self, replica: str, change: int) -> None:
-        """A request more, or less."""
+        """Adds ``change`` unfinished requests."""
         self._now[replica] += change
         self._rotate()
         self._peaks[0][replica] = max(self._peaks[0][replica], self._now[replica])
 
     def load(self, replica: str, heartbeat: int) -> int:
-        """A replica's load, given what it said last: beyond what that can have counted of ours, others have sent."""
+        """A replica's load: its last ``heartbeat`` without our requests counted in it, plus ours now."""
         self._rotate()
         peak = max(self._now[replica], *(peaks[replica] for peaks in self._peaks))
         return max(0, heartbeat - peak) + self._now[replica]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes requests on to replicas, and their answers back as they come."""
+"""Forwards requests to replicas and streams their responses back."""
 
 import asyncio
 import logging
@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from app.cluster.router.chooser import Chooser
+from app.cluster.router.directory import Directory
 from app.cluster.router.metrics import RouterMetrics
 from app.http.bodies import read_body
 from app.http.refusals import refusal
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPLICA_HEADER = b"x-tessera-replica"
-"""In a request: the name of the replica that shall answer. In an answer: of the one that did."""
+"""In a request: the name of the replica to use. In a response: the name of the replica that answered."""
 MOST_ATTEMPTS = 3
 _CONNECT_S = 2.0
 _HOP_BY_HOP = frozenset(
@@ -40,7 +41,7 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-# A host that has vanished sends nothing, not even an end: let the kernel notice after some ten seconds.
+# A host that has vanished closes no connection: let the kernel notice after about ten seconds.
 _KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -51,21 +52,24 @@ _KEEP_ALIVE = [
 
 
 class _UnreachableError(Exception):
-    """No answer came from the replica; it may be asked of another."""
+    """The replica did not answer; another one may be tried."""
 
 
 def http_client() -> httpx.AsyncClient:
-    """A client without limits of its own: those of the replicas count."""
+    """An HTTP client without limits of its own: the replicas have theirs."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30)
     transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE)
     return httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None, connect=_CONNECT_S), trust_env=False)
 
 
 class Proxy:
-    """The ASGI application behind all paths that are not the router's own."""
+    """The ASGI application behind all paths except the router's own."""
 
-    def __init__(self, chooser: Chooser, client: httpx.AsyncClient, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, chooser: Chooser, directory: Directory, client: httpx.AsyncClient, metrics: RouterMetrics
+    ) -> None:
         self._chooser = chooser
+        self._directory = directory
         self._client = client
         self._metrics = metrics
 
@@ -78,7 +82,7 @@ class Proxy:
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # A client that has left ends its request at the replica, too: the connection there is closed.
+            # A disconnected client's request ends at the replica too: its connection is closed.
             for task in (leaving, answering):
                 if not task.done():
                     task.cancel()
@@ -96,19 +100,19 @@ class Proxy:
                     refused = await self._attempt(replica, scope, body, send, is_last=attempt == len(replicas))
                 except _UnreachableError as error:
                     logger.warning("replica %s: %s", replica.name, error)
-                    self._chooser.directory.suspect(replica)
-                    self._metrics.retries.labels("unreachable").inc()
+                    self._directory.suspect(replica)
+                    self._metrics.retried("unreachable")
                     continue
                 if refused is None:
                     return
-                self._metrics.retries.labels("busy").inc()
+                self._metrics.retried("busy")
         message = f"no replica named {name!r}" if name is not None else "no replica can be reached"
         await unavailable(message)(scope, _nothing, send)
 
     async def _attempt(
         self, replica: Replica, scope: Scope, body: bytes, send: Send, *, is_last: bool
     ) -> httpx.Response | None:
-        """Answers from ``replica``; returns its answer instead if it is "not now" and another may be asked."""
+        """Streams the response of ``replica``. Returns the response instead if it is 503 and not the last attempt."""
         response = await self._send(replica, scope, body)
         try:
             if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and not is_last:
@@ -121,11 +125,11 @@ class Proxy:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             except httpx.HTTPError as error:
                 status = "broken"
-                self._chooser.directory.suspect(replica)
-                # Not an end: the client must see that something is missing.
+                self._directory.suspect(replica)
+                # Don't end the response: the client must notice that it is incomplete.
                 raise ConnectionResetError(f"replica {replica.name} broke off: {error!r}") from error
             finally:
-                self._metrics.requests.labels(replica.name, status).inc()
+                self._metrics.answered(replica.name, status)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return None
         finally:
@@ -144,25 +148,23 @@ class Proxy:
     @asynccontextmanager
     async def _counted(self, replica: Replica) -> "AsyncIterator[None]":
         in_flight = self._chooser.in_flight
-        load = self._metrics.load.labels(replica.name)
         in_flight.add(replica.url, 1)
-        load.inc()
         try:
-            yield
+            with self._metrics.under_way(replica.name):
+                yield
         finally:
             in_flight.add(replica.url, -1)
-            load.dec()
 
 
 def raw_path(scope: Scope) -> bytes:
-    """The path as the client wrote it, with its query."""
+    """The undecoded path with its query."""
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     query: bytes = scope["query_string"]
     return path + b"?" + query if query else path
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers that concern more than one connection."""
+    """Headers without the hop-by-hop ones."""
     listed = [(name.lower(), value) for name, value in headers]
     of_connection = {
         token.strip().lower() for name, value in listed if name == b"connection" for token in value.split(b",")
@@ -171,7 +173,7 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 
 
 def unavailable(message: str) -> JSONResponse:
-    """For want of a replica."""
+    """The refusal of a request that no replica can take."""
     return refusal(HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", message, headers={"retry-after": "1"})
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera doctor`: would chunks be reused here, with this model and these flags, and if not, what to do."""
+"""`tessera doctor`: checks whether chunks would be reused with this machine, model and flags."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do about a reason that the chunk cache, or the engine, gives for not working."""
+"""Advice for the reasons that chunk cache and engine give for not working."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ ADVICE: Final = {
     " tokens reused, ": _REPORT,
     "nothing saved": _REPORT,
 }
-"""Words of a reason for which there is something to do."""
+"""Advice by words of the chunk cache's reason."""
 
 ENGINE_ADVICE: Final = {
     "out of memory": "--chunk-cache-memory or --gpu-memory-utilization lower: the pool lies beside what vLLM takes",
@@ -37,11 +37,11 @@ ENGINE_ADVICE: Final = {
     "max seq len": "a shorter --max-model-len, or more --kv-cache-memory-bytes",
     "cannot open shared object": "install the library; on Debian: apt-get install g++ libnuma1",
 }
-"""The same for errors of vLLM, torch and the system."""
+"""Advice by words of errors from vLLM, torch and the system."""
 
 OTHERWISE: Final = "no flag changes that: tessera serve answers with this model, but reuses nothing"
 
 
 def advice_for(reason: str) -> str | None:
-    """What to do about ``reason``, if anything is known to help."""
+    """The advice for ``reason``, if there is any."""
     return next((fix for words, fix in {**ADVICE, **ENGINE_ADVICE}.items() if words in reason), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``tessera doctor``: one check after another, a line each, and a verdict."""
+"""The command ``tessera doctor``: a line per check, and a verdict."""
 
 import json
 import os
@@ -17,20 +17,20 @@ from tools.server_process import ended_by_signals
 
 _USAGE = """usage: tessera doctor [MODEL] [--json] [any flag of tessera serve]
 
-Would tessera serve MODEL, with these flags, reuse chunks here? Looks at what is installed, at device, memory and
-whatever the flags name, starts the engine and lets it check itself; says what to do where something is wrong. Without
-MODEL it is the default one if that was downloaded, else the tiny demo model. With --json the findings are one JSON
+Check whether tessera serve MODEL, with these flags, would reuse chunks here. Examines the installation, device, memory
+and everything that the flags name, starts the engine and runs its self-check; gives advice where something is wrong.
+Without MODEL: the default model if it was downloaded, else the tiny demo model. With --json the findings are one JSON
 object on standard output.
 
-exit code: 0 chunks are reused, 1 they are not, 2 not a command that tessera serve would take, 130 interrupted"""
+exit code: 0 chunks are reused, 1 they are not, 2 invalid flags for tessera serve, 130 interrupted"""
 
 
 class FailedError(Exception):
-    """A check has failed, and those after it make no sense."""
+    """A check has failed, so later checks are skipped."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Examines; returns the exit code, as the usage has it."""
+    """Runs all checks; returns the exit code documented in the usage."""
     if {"-h", "--help"} & set(arguments):
         print(_USAGE)
         return 0
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _examine(flags: list[str], report: "_Report") -> int:
-    # vLLM's INFO log would bury the few lines that matter here.
+    # vLLM's INFO log would bury the findings.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
         report.add_all(environment.findings())
@@ -80,14 +80,14 @@ def _examine_flags(flags: list[str], report: "_Report") -> int:
 
 
 class _Report:
-    """Prints findings as they are made, or, as JSON, at the end."""
+    """Prints each finding at once, or all of them as JSON at the end."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._findings: list[Finding] = []
 
     def add_all(self, findings: Iterable[Finding]) -> None:
-        """Takes all of them; then raises :class:`FailedError` if one is a failure."""
+        """Adds findings; then raises :class:`FailedError` if one is a failure."""
         for finding in findings:
             self._findings.append(finding)
             if not self._as_json:
@@ -98,7 +98,7 @@ class _Report:
             raise FailedError
 
     def end(self, command: str) -> None:
-        """The verdict on a command."""
+        """Prints the verdict on a command."""
         failure = self._failure()
         if self._as_json:
             reason = failure.text if failure else None

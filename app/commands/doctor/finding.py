@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check found."""
+"""The result of a check."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["ok", "info", "warn", "FAIL"]
-"""``FAIL``: with this, nothing would be reused. ``warn``: it may not be as wanted."""
+"""``FAIL``: nothing would be reused. ``warn``: a possible problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is so, in one line, and what to do about it, if there is something to do."""
+    """A fact in one line, and advice if there is any."""
 
     state: State
     text: str

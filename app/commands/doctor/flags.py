@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the flags ask for, and whether this machine has it."""
+"""Checks that this machine has what the flags ask for."""
 
 import argparse
 import os
@@ -35,7 +35,7 @@ _OBJECT_STORE_FIX: Final = "check bucket, endpoint and credentials (AWS_ACCESS_K
 
 
 def findings(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
-    """Findings in the order in which they are made. Nothing that exists is changed."""
+    """Yields findings without changing anything on the machine."""
     checks: tuple[Callable[[argparse.Namespace, Settings], Iterator[Finding]], ...] = (
         _device,
         _memory,
@@ -46,24 +46,24 @@ def findings(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
     for check in checks:
         try:
             yield from check(args, settings)
-        except Exception as error:  # a platform that lacks what is asked of it; the engine is what counts
-            yield Finding("warn", f"could not look at the {check.__name__.strip('_')}: {first_line(error)}")
+        except Exception as error:  # some platforms lack a query; the engine's start decides
+            yield Finding("warn", f"could not check the {check.__name__.strip('_')}: {first_line(error)}")
 
 
 def _device(_: argparse.Namespace, __: Settings) -> Iterator[Finding]:
     kind = str(current_platform.device_type)
     if not kind:
-        yield Finding("FAIL", "vLLM finds no device that it is built for", "check the driver, or install another build")
+        yield Finding("FAIL", "vLLM finds no device for its build", "check the driver, or install another build")
     elif kind == "cpu":
         yield Finding("ok", f"CPU: {cpu_model()}, cores: {len(os.sched_getaffinity(0))}")
     elif kind == "cuda" and find_spec("triton") is None:
-        yield Finding("FAIL", "Triton is not installed, which moves keys and values on GPUs", "pip install triton")
+        yield Finding("FAIL", "Triton, which moves keys and values on GPUs, is not installed", "pip install triton")
     else:
         yield Finding("ok", f"{kind}: {current_platform.get_device_name()}")
 
 
 def _memory(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
-    """The pool is not part of what vLLM takes: on a GPU it must fit beside that."""
+    """Checks that the pool fits beside vLLM's own memory."""
     set_cpu_defaults(args)
     pool = int(settings.chunk_cache_memory)
     in_host = sum(size for name, size in map(size_of, parse_tiers(settings.chunk_cache_tiers or "")) if name == "host")
@@ -71,12 +71,12 @@ def _memory(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
         in_host += pool + (args.kv_cache_memory_bytes or 0)
     elif args.kv_cache_memory_bytes is None:
         left = int(current_platform.get_device_total_memory() * (1 - args.gpu_memory_utilization))
-        yield _room(pool, left, f"on the device, beside the {args.gpu_memory_utilization:.0%} that vLLM takes")
+        yield _room(pool, left, f"on the device, beside the {args.gpu_memory_utilization:.0%} for vLLM")
     yield _room(in_host * args.tensor_parallel_size, psutil.virtual_memory().available, "free")
 
 
 def _room(wanted: int, there: int, where: str) -> Finding:
-    text = f"memory: chunks and KV cache want {_size(wanted)} of {_size(there)} {where}"
+    text = f"memory: chunks and KV cache need {_size(wanted)} of {_size(there)} {where}"
     if wanted <= there:
         return Finding("ok", text)
     fix = "--chunk-cache-memory, --kv-cache-memory-bytes or --gpu-memory-utilization lower, or a smaller host:// tier"
@@ -103,7 +103,7 @@ def _registry(_: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
     except ValueError as error:
         yield Finding("FAIL", f"--registry: {first_line(error)}", "as in redis://host:6379/0")
     except (RedisError, OSError) as error:
-        fix = "start Redis or Valkey there, or mend the URL; until then the server works, alone"
+        fix = "start Redis or Valkey there, or fix the URL; without it the server works alone"
         yield Finding("warn", f"{where}: {first_line(error)}", fix)
     else:
         yield Finding("ok", f"{where} answers")
@@ -120,7 +120,7 @@ def _tiers(_: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
 
 def _directory(url: str, max_bytes: int) -> Finding:
     root = Path(unquote(urlsplit(url).path))
-    held = DirectoryTier(root, sys.maxsize).num_bytes  # with its own size it would drop what is too much
+    held = DirectoryTier(root, sys.maxsize).num_bytes  # with its own size it would evict files
     there = held + shutil.disk_usage(root).free
     if max_bytes > there:
         fix = f"size={there >> 20}MiB at most"

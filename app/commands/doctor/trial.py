@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the engine as ``tessera serve`` would, in a process of its own, to see whether reuse is exact there."""
+"""Starts the engine and its self-check in a process of its own."""
 
 import argparse
 import json
@@ -41,7 +41,7 @@ _CONSEQUENCE: Final = re.compile("(?:Engine core|WorkerProc) initialization fail
 
 
 def refused_before_start(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
-    """What is known of flags and model without an engine. Raises what vLLM does for a model that it can't have."""
+    """Checks flags and model without an engine. Raises vLLM's error for a model that can't be loaded."""
     engine_args = AsyncEngineArgs.from_cli_args(args)
     model = engine_args.create_model_config()
     if not settings.chunk_cache:
@@ -55,7 +55,7 @@ def refused_before_start(args: argparse.Namespace, settings: Settings) -> Iterat
 
 
 def tried(arguments: Sequence[str], settings: Settings, log: Path) -> Iterator[Finding]:
-    """What came of an engine with the ``arguments`` of ``tessera serve``. What it prints goes to ``log``."""
+    """Starts an engine with the ``arguments`` of ``tessera serve``; its output goes to ``log``."""
     started = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tessera-doctor-") as folder, progress(f"starting the engine; log: {log}"):
@@ -87,14 +87,14 @@ def _described(found: dict[str, Any], settings: Settings) -> Iterator[Finding]:
 
 
 def telling_lines(log: str) -> list[str]:
-    """The last errors in a log, each once, but for those that only say that there was one."""
+    """The last two distinct errors in a log, without mere reports of a failed start."""
     errors = [error for error in dict.fromkeys(_ERROR.findall(log)) if not _CONSEQUENCE.search(error)]
     return errors[-2:]
 
 
 @contextmanager
 def _running(command: Sequence[str], log: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """A process in a session of its own, all of which has ended when the block has."""
+    """Runs a process in its own session; the whole session ends with the block."""
     environment = {**os.environ, **starter_environment(), "PYTHONPATH": python_path(), "VLLM_LOGGING_LEVEL": "INFO"}
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
@@ -114,6 +114,6 @@ def _kill_group(leader: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(leader.pid, signal.SIGKILL)
     leader.wait()
-    deadline = time.monotonic() + _KILL_S  # what the leader left behind is nobody's to wait for, and dies when it may
+    deadline = time.monotonic() + _KILL_S  # orphans can't be waited for
     while group_members(leader.pid) and time.monotonic() < deadline:
         time.sleep(_POLL_S)

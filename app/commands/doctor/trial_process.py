@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a trial: starts everything that ``tessera serve`` starts but the HTTP server, and describes it.
+"""The process of a trial: ``tessera serve`` without its HTTP server.
 
-Imports are within functions: the engine's processes import this module again, before vLLM sets itself up in them.
+Imports are inside functions: the engine's processes import this module again before vLLM is set up in them.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Writes what it finds as JSON to the file that is the first argument; the others are of ``tessera serve``."""
+    """Writes the result as JSON to the first argument. The other arguments are those of ``tessera serve``."""
     from app.arguments import parse
     from app.models.default_model import present_model
     from app.server import abandon_start
@@ -31,7 +31,7 @@ def main() -> None:
     result, *arguments = sys.argv[1:]
     args = parse(arguments)
     args.model = args.model_tag or present_model()
-    # Neither in the registry, where requests would find it, nor at the tiers, whose files are not its business.
+    # Not in the registry, where requests would find it; without tiers, whose files it must not touch.
     apart = {"registry": None, "chunk_cache_tiers": None}
     found = asyncio.run(_try(args, load_settings(args).model_copy(update=apart)))
     Path(result).write_text(json.dumps(found))
@@ -41,8 +41,7 @@ async def _try(args: "Namespace", settings: "Settings") -> dict[str, Any]:
     from app.server import prepare, started_app
 
     prepare(args, settings)
-    async with started_app(args, settings) as app:
-        engine = app.state.engine_client
+    async with started_app(args, settings) as (_, engine):
         if engine.manager is None:
             return {"reason": engine.disabled_reason}
         (description, *_) = await engine.llm.collective_rpc("chunk_cache_describe")

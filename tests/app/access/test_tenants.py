@@ -50,8 +50,8 @@ def test_every_key_is_another():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no tenant is in it"),
-        ("keys = 1", "keys is no section"),
+        ("", "it has no tenant"),
+        ("keys = 1", "keys is not a section"),
         ("[acme]", r"\[acme\] keys: Field required"),
         ("[acme]\nkeys = []", r"\[acme\] keys: Tuple should have at least 1 item"),
         (f'[acme]\nkeys = ["{KEY}"]', r"\[acme\] keys.0: String should match pattern"),
@@ -110,7 +110,7 @@ class TestAChangedFile:
         damage(file)
         now[0] += 1
         assert tenants.of_key(KEY) is not None
-        assert "the tenants are those of before" in caplog.text
+        assert "keeping the previous tenants" in caplog.text
         file.write_text(section("acme", OTHER))
         now[0] += 1
         assert tenants.of_key(KEY) is None

@@ -88,7 +88,8 @@ class Node:
         self.source = Peers(
             registry,
             lambda: self.id if self.is_up else None,
-            self.manager,
+            self.manager.config,
+            self.manager.metrics,
             lambda: self.engine.transfers,
             self.engine.fills.costs,
             self.client,

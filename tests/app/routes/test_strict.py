@@ -5,9 +5,8 @@ import pytest
 from pydantic import ValidationError
 
 from app.documents.cache_options import CacheField
-from app.documents.rag_request import RagChatRequest
+from app.documents.rag_request import IngestRequest, RagChatRequest
 from app.routes.cache import SleepRequest
-from app.routes.chunks import IngestRequest
 
 
 @pytest.mark.parametrize(

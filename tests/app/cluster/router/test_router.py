@@ -13,7 +13,7 @@ import pytest
 from app.documents.request_documents import wanted_documents
 from cache.holdings import Holding, Tier
 from replicas.registry import Replica
-from tests.app.router.stand_in import (
+from tests.app.cluster.router.stand_in import (
     Cluster,
     StandIn,
     begin_and_break,

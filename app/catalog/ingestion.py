@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computes chunks ahead of time, pins and names them."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from app.documents.document import Document
+from app.prompt.rendering import Rendered
+from app.prompt.segments import SegmentRenderer
+from cache.chunk_ids import IdConflictError, RegisteredText
+from cache.hashing import ChunkHash
+from cache.holdings import DocumentKey
+from cache.index import ChunkKVCache
+from cache.layout import Chunk
+from cache.manager import ChunkCacheManager
+from engine_ext.client.background import BackgroundFills, Ingested, Ingestion
+from replicas.document_keys import id_key
+
+
+class Keeper:
+    """Pins the chunks of one call, sets their time to live, and registers their ids."""
+
+    def __init__(
+        self,
+        manager: ChunkCacheManager,
+        namespace: str,
+        documents: Sequence[Document],
+        document_keys: Sequence[DocumentKey],
+        *,
+        pinned: bool,
+        ttl_s: float | None,
+    ) -> None:
+        """``document_keys`` name the documents in the registry. Raises :class:`IdConflictError`."""
+        self.namespace = namespace
+        self.documents = documents
+        self._manager = manager
+        self._document_keys = document_keys
+        self._pinned = pinned
+        self._expires_at = None if ttl_s is None else manager.clock() + ttl_s
+        self._check_ids()
+
+    def keep(self, chunk: Chunk, entry: ChunkKVCache) -> None:
+        """Keeps a chunk whose ``entry`` can be loaded.
+
+        Raises :class:`CapacityError` if it can't be pinned, and :class:`IdConflictError`.
+        """
+        document = self.documents[chunk.document]
+        content = RegisteredText(document.text, document.title)
+        self._manager.name(self._document_keys[chunk.document], entry)
+        if chunk.id is not None:
+            # Another call may have given the id another text meanwhile: then this call's text must not be pinned.
+            self._manager.ids.check(self.namespace, chunk.id, content)
+        self._manager.retain(entry, pinned=self._pinned, expires_at=self._expires_at)
+        if chunk.id is not None:
+            self._manager.ids.register(self.namespace, chunk.id, content, entry.key)
+            self._manager.name(id_key(self.namespace, chunk.id), entry)
+
+    def num_cached(self, keys: set[str]) -> int:
+        """How many of the segments with these keys are cached now."""
+        find = self._manager.index.by_key
+        return sum(find(ChunkHash(bytes.fromhex(key))) is not None for key in keys)
+
+    def _check_ids(self) -> None:
+        """Refuses an id with two texts, in this call or registered before."""
+        given: dict[str, RegisteredText] = {}
+        for document in self.documents:
+            if document.id is None:
+                continue
+            content = RegisteredText(document.text, document.title)
+            if given.setdefault(document.id, content) != content:
+                raise IdConflictError(f"chunk id {document.id!r} is given with two texts")
+            self._manager.ids.check(self.namespace, document.id, content)
+
+
+async def ingested(
+    background: BackgroundFills, renderer: SegmentRenderer, rendered: Rendered, keeper: Keeper
+) -> AsyncIterator[dict[str, Any]]:
+    """Computes the keeper's documents behind the prefix of ``rendered``. Yields a line per chunk, then the summary."""
+    started = time.monotonic()
+    assert rendered.prompt is not None
+    chunks = await asyncio.to_thread(_chunks, renderer, keeper.documents, keeper.namespace)
+    ingestion = Ingestion(rendered.prompt, rendered.scope, rendered.cache_salt, rendered.lora_request, keeper.keep)
+    tally = _Tally(len(keeper.documents))
+    async for result in background.run(ingestion, chunks):
+        yield tally.line(result)
+    summary = tally.summary(keeper.num_cached(tally.keys))
+    yield {"summary": {**summary, "seconds": round(time.monotonic() - started, 3)}}
+
+
+class _Tally:
+    """Counts the results of one call."""
+
+    def __init__(self, num_documents: int) -> None:
+        self.keys: set[str] = set()
+        self._num_documents = num_documents
+        self._num_done = 0
+        self._num_tokens = 0
+        self._statuses: Counter[str] = Counter()
+
+    def line(self, result: Ingested) -> dict[str, Any]:
+        """Counts one chunk; returns its JSON, with progress."""
+        chunk, status = result.chunk, result.status or "failed"
+        self._statuses[status] += 1
+        self._num_done += chunk.part is None or chunk.part[0] == chunk.part[1]
+        if result.status is not None and result.key is not None:
+            self.keys.add(result.key)
+            self._num_tokens += chunk.num_tokens
+        return {
+            **chunk.label,
+            "key": result.key,
+            "tokens": chunk.num_tokens,
+            "status": status,
+            **({"error": result.error} if result.error else {}),
+            "progress": {"done": self._num_done, "total": self._num_documents},
+        }
+
+    def summary(self, num_cached: int) -> dict[str, Any]:
+        """Totals of the call. ``num_cached``: how many of its segments are still cached."""
+        return {
+            "documents": self._num_documents,
+            **{name: self._statuses[name] for name in ("hit", "loaded", "filled", "waited", "failed")},
+            "tokens": self._num_tokens,
+            "cached": num_cached,
+            "evicted": len(self.keys) - num_cached,
+        }
+
+
+def _chunks(renderer: SegmentRenderer, documents: Sequence[Document], namespace: str) -> list[Chunk]:
+    return [chunk for i, document in enumerate(documents) for chunk in renderer.chunks(document, i, namespace)]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our endpoints on the OpenAPI page: schemas of their answers, and possible refusals."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+
+from app.http.refusals import Reason
+from cache.report import Shape
+
+OUR_TAGS = frozenset({"RAG", "Chunks", "Chunk cache", "Cluster"})
+EVENT_STREAM: Mapping[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+class JsonLines(StreamingResponse):
+    """One JSON object per line."""
+
+    media_type = "application/x-ndjson"
+
+
+class RefusalDetail(Shape):
+    """OpenAI's error object. ``message`` is for people, ``reason`` for programs; ``param`` is the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+    reason: Reason
+
+
+class Refusal(Shape):
+    """A request that was not served."""
+
+    error: RefusalDetail
+
+
+_DESCRIPTIONS = {
+    HTTPStatus.BAD_REQUEST: "The request can't be served as sent; `error.param` names the field at fault.",
+    HTTPStatus.UNAUTHORIZED: "The API key is missing or unknown.",
+    HTTPStatus.FORBIDDEN: "The key's tenant lacks the role for this endpoint.",
+    HTTPStatus.NOT_FOUND: "No such model, chunk or registry.",
+    HTTPStatus.REQUEST_TIMEOUT: "The body arrived too slowly.",
+    HTTPStatus.CONFLICT: "The state of the cache does not allow it; `error.message` says why.",
+    HTTPStatus.GONE: "The chunk of an id is no longer cached: send its text again.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body, or the file, is too large.",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "This kind of file can't be split.",
+    HTTPStatus.TOO_MANY_REQUESTS: "The tenant has reached a limit; `Retry-After` says when to retry.",
+    HTTPStatus.NOT_IMPLEMENTED: "The model, or the server as it is configured, can't do this.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "The queue is full, or the server is stopping; `Retry-After` says when to retry.",
+}
+_EVERYWHERE = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.TOO_MANY_REQUESTS,
+)
+_COMPONENTS = "#/components/schemas/"
+_REFUSAL = {"application/json": {"schema": {"$ref": f"{_COMPONENTS}{Refusal.__name__}"}}}
+
+
+def answers(shape: Any, *errors: HTTPStatus, **success: Any) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of an endpoint: the shape of its answer, the common refusals, and ``errors``.
+
+    ``success`` has further fields of the answer (``content``, ``links``).
+    """
+    found: dict[int | str, dict[str, Any]] = {200: {"model": shape, **success}}
+    for status in sorted({*_EVERYWHERE, *errors}):
+        found[int(status)] = {"description": _DESCRIPTIONS[status], "content": _REFUSAL}
+    return found
+
+
+def correct_openapi(app: FastAPI) -> None:
+    """Adds refusals to the OpenAPI page, and removes status 422 from our endpoints.
+
+    FastAPI adds 422 everywhere; vLLM's handlers turn it into 400.
+    """
+    make = app.openapi
+
+    def corrected() -> dict[str, Any]:
+        page = make()
+        refusal = Refusal.model_json_schema(ref_template=_COMPONENTS + "{model}")
+        page["components"]["schemas"] |= {**refusal.pop("$defs"), Refusal.__name__: refusal}
+        for operations in page["paths"].values():
+            for operation in operations.values():
+                if OUR_TAGS.intersection(operation.get("tags", ())):
+                    operation["responses"].pop("422", None)
+        return page
+
+    app.openapi = corrected  # type: ignore[method-assign]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Endpoint parameters taken from the application's state."""
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from starlette.datastructures import State
+
+from app.catalog.segments import Catalog
+from app.prompt.marks import Marks
+from app.prompt.segments import SegmentRenderer
+from app.settings import Settings
+from cache.manager import ChunkCacheManager
+from engine_ext.chunks.fills import FillRunner
+from engine_ext.chunks.tier_writer import TierWriter
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.caller import CALLER
+from engine_ext.wire.vllm_compat import GracefulHTTPError
+
+# Asynchronous, since FastAPI runs other dependencies in threads.
+
+
+async def _state(request: Request) -> State:
+    state: State = request.app.state
+    return state
+
+
+AppState = Annotated[State, Depends(_state)]
+
+
+async def _settings(state: AppState) -> Settings:
+    settings: Settings = state.tessera_settings
+    return settings
+
+
+async def _marks(state: AppState) -> Marks:
+    marks: Marks = state.tessera_marks
+    return marks
+
+
+async def _chat_serving(state: AppState) -> Any:
+    return state.openai_serving_chat
+
+
+async def _engine(state: AppState) -> ChunkEngine:
+    engine: ChunkEngine = state.engine_client
+    return engine
+
+
+RequestSettings = Annotated[Settings, Depends(_settings)]
+RequestMarks = Annotated[Marks, Depends(_marks)]
+ChatServing = Annotated[Any, Depends(_chat_serving)]
+"""vLLM's chat serving."""
+Engine = Annotated[ChunkEngine, Depends(_engine)]
+
+
+async def _renderer(engine: Engine) -> SegmentRenderer:
+    renderer: SegmentRenderer = engine.renderer
+    return renderer
+
+
+async def _manager(engine: Engine) -> ChunkCacheManager:
+    if engine.manager is None or engine.disabled_reason:
+        raise GracefulHTTPError(f"the chunk cache is off: {engine.disabled_reason}", HTTPStatus.CONFLICT)
+    return engine.manager
+
+
+async def _tiers(engine: Engine) -> TierWriter:
+    tiers = _tiers_of(engine.fills)
+    if tiers is None:
+        raise GracefulHTTPError("there are no tiers (--chunk-cache-tiers)", HTTPStatus.CONFLICT)
+    return tiers
+
+
+def _tiers_of(fills: FillRunner | None) -> TierWriter | None:
+    return fills.archive if fills is not None else None
+
+
+Renderer = Annotated[SegmentRenderer, Depends(_renderer)]
+Manager = Annotated[ChunkCacheManager, Depends(_manager)]
+"""The chunk cache's state; 409 while the cache is off."""
+Tiers = Annotated[TierWriter, Depends(_tiers)]
+"""The tiers beside the pool; 409 without any."""
+
+
+async def _catalog(manager: Manager) -> Catalog:
+    return Catalog(manager, CALLER.get())
+
+
+CallersCatalog = Annotated[Catalog, Depends(_catalog)]
+"""The cached segments that the caller may see; 409 while the cache is off."""

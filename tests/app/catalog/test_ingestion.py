@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of chunks that were computed ahead of time."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from app.catalog.ingestion import Keeper
+from app.documents.document import Document
+from cache.chunk_ids import IdConflictError, RegisteredText
+from cache.errors import CapacityError
+from cache.holdings import DocumentKey
+from replicas.document_keys import id_key
+from tests.cache.helpers import Clock, fill, make_manager
+
+TEXT = DocumentKey(b"t" * 16)
+
+
+@pytest.fixture
+def manager():
+    manager = make_manager(10, clock=Clock())
+    fill(manager, range(100, 104))
+    return manager
+
+
+@pytest.fixture
+def entry(manager):
+    return next(entry for entry in manager.index if not entry.is_system)
+
+
+def keeper(manager, *documents, pinned=False, ttl_s=None):
+    return Keeper(manager, "n", documents, [TEXT] * len(documents), pinned=pinned, ttl_s=ttl_s)
+
+
+def chunk(id=None):
+    return SimpleNamespace(document=0, id=id)
+
+
+def test_a_chunk_is_pinned_named_and_registered(manager, entry):
+    keeper(manager, Document("one", "d1", "T"), pinned=True, ttl_s=60).keep(chunk("d1"), entry)
+    assert (entry.pinned, entry.expires_at) == (True, 1060.0)
+    assert manager.ids.content("n", "d1") == RegisteredText("one", "T")
+    assert {TEXT, id_key("n", "d1")} <= manager.holdings.take_changes(100).keys()
+
+
+def test_without_an_id_nothing_is_registered(manager, entry):
+    keeper(manager, Document("one")).keep(chunk(), entry)
+    assert (entry.pinned, entry.expires_at, len(manager.ids)) == (False, None, 0)
+
+
+def test_an_id_with_two_texts_is_refused_before_anything_is_computed(manager, entry):
+    with pytest.raises(IdConflictError, match="chunk id 'd1' is given with two texts"):
+        keeper(manager, Document("one", "d1"), Document("two", "d1"))
+    manager.ids.register("n", "d1", RegisteredText("one"), entry.key)
+    keeper(manager, Document("one", "d1"))
+    with pytest.raises(IdConflictError, match="registered with another text"):
+        keeper(manager, Document("two", "d1"))
+
+
+def test_what_another_call_has_named_meanwhile_is_not_pinned(manager, entry):
+    late = keeper(manager, Document("two", "d1"), pinned=True)
+    keeper(manager, Document("one", "d1")).keep(chunk("d1"), entry)
+    with pytest.raises(IdConflictError):
+        late.keep(chunk("d1"), entry)
+    assert not entry.pinned
+
+
+def test_what_can_not_be_pinned_is_not_registered():
+    manager = make_manager(2)
+    fill(manager, range(100, 104))
+    system, entry = sorted(manager.index, key=lambda entry: not entry.is_system)
+    manager.retain(system, pinned=True, expires_at=None)
+    with pytest.raises(CapacityError):
+        keeper(manager, Document("one", "d1"), pinned=True).keep(chunk("d1"), entry)
+    assert len(manager.ids) == 0
+
+
+def test_keys_that_are_still_cached_are_counted(manager, entry):
+    assert keeper(manager).num_cached({str(entry.key), "00ff"}) == 1

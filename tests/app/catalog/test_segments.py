@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of cached segments, and who sees which."""
+
+import pytest
+
+from app.catalog.segments import Catalog, UnknownSegmentError
+from cache.hashing import CacheScope
+from cache.manager import Removal
+from engine_ext.wire.caller import Caller
+from tests.app.helpers import refused
+from tests.cache.helpers import fill, make_manager
+
+
+@pytest.fixture
+def manager():
+    """Three chunks and a system segment of namespace a, one chunk and a system segment of b."""
+    manager = make_manager(20)
+    fill(manager, range(100, 104), range(200, 204), range(300, 304), scope=CacheScope("a"))
+    fill(manager, range(400, 404), scope=CacheScope("b\0salt"))
+    return manager
+
+
+def keys(page):
+    return [each["key"] for each in page["data"]]
+
+
+def test_pages_follow_one_another_and_name_each_segment_once(manager):
+    catalog = Catalog(manager, None)
+    everything = catalog.page(None, 100, None)
+    assert (len(everything["data"]), everything["next_cursor"]) == (6, None)
+    found, cursor = [], None
+    for length in (4, 2):
+        page = catalog.page(cursor, 4, None)
+        assert len(page["data"]) == length
+        found, cursor = [*found, *keys(page)], page["next_cursor"]
+    assert (found, cursor) == (keys(everything), None)
+
+
+def test_a_page_begins_behind_an_entry_that_is_gone(manager):
+    catalog = Catalog(manager, None)
+    first = catalog.page(None, 2, None)
+    manager.detach(catalog.find(keys(first)[-1]), Removal.DELETED)
+    assert len(catalog.page(first["next_cursor"], 100, None)["data"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "number"),
+    [
+        ({"kind": "system"}, 2),
+        ({"namespace": "b"}, 2),
+        ({"namespace": "b", "kind": "chunk"}, 1),
+        ({"pinned": False, "state": None}, 6),
+        ({"pinned": True}, 0),
+        ({"state": "filling"}, 0),
+    ],
+)
+def test_filters(manager, wanted, number):
+    assert len(Catalog(manager, None).page(None, 100, None, **wanted)["data"]) == number
+
+
+@pytest.mark.parametrize(
+    ("caller", "number"),
+    [(Caller("b"), 2), (Caller("b", frozenset({"a"})), 6), (Caller("c"), 0), (Caller("c", is_admin=True), 6)],
+)
+def test_callers_see_their_namespaces(manager, caller, number):
+    catalog = Catalog(manager, caller)
+    assert len(catalog.page(None, 100, None)["data"]) == number
+    hidden = set(keys(Catalog(manager, None).page(None, 100, None))) - set(keys(catalog.page(None, 100, None)))
+    for key in hidden:
+        with pytest.raises(UnknownSegmentError):
+            catalog.pin(key, pinned=True)
+
+
+def test_a_foreign_cursor_is_refused(manager):
+    with refused("cursor", "not a next_cursor"):
+        Catalog(manager, None).page("x", 1, None)
+
+
+def test_a_dropped_segment_is_found_no_more(manager):
+    catalog = Catalog(manager, None)
+    key = keys(catalog.page(None, 1, None))[0]
+    assert str(catalog.drop(key)) == key
+    with pytest.raises(UnknownSegmentError, match=f"no cached segment has the key {key}"):
+        catalog.find(key)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI page says what our endpoints answer."""
+
+import json
+
+import jsonschema
+import pytest
+from fastapi import FastAPI
+
+from app.http.openapi import OUR_TAGS, correct_openapi
+from app.routes import cache, chunks, cluster, rag, split
+from cache.layout import Chunk, PositionStrategy, pack
+from cache.lease import ChunkStatus
+from cache.report import Decided, Links, Report, Segment
+
+
+@pytest.fixture(scope="module")
+def page():
+    app = FastAPI()
+    for module in (rag, split, chunks, cache, cluster):
+        app.include_router(module.router)
+    correct_openapi(app)
+    return app.openapi()
+
+
+def operations(page):
+    return [
+        (f"{method} {path}", operation)
+        for path, methods in page["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_every_endpoint_says_the_shape_of_its_answer_and_of_its_errors(page):
+    assert len(operations(page)) == 12
+    for name, operation in operations(page):
+        assert OUR_TAGS & set(operation["tags"]), name
+        assert "422" not in operation["responses"], name
+        for status, response in operation["responses"].items():
+            for content in response["content"].values():
+                assert content["schema"], (name, status)
+            if status != "200":
+                assert response["content"]["application/json"]["schema"]["$ref"].endswith("/Refusal"), name
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_report_has_the_shape_that_the_page_says(page, is_full):
+    report = Report.begun(PositionStrategy.OFFSET, "isolated", 9, [Chunk(pack((1, 2)), "d1", 0, (1, 2))])
+    if not is_full:
+        report.mode, report.placement, report.opening = "chunked", "in-place", (1, 2)
+        report.decision, report.links = Decided(mode="offset", why="asked"), Links(tokens=8, context="chained")
+        report.segments = [Segment(kind="system", token_ids=(1, 2), position=0)]
+        chunk = report.chunks[0]
+        chunk.key, chunk.status, chunk.origin, chunk.why = "00", ChunkStatus.FETCHED, "replica-1", "damaged"
+    shown = json.loads(json.dumps(report.to_dict()))
+    schema = {"$ref": "#/components/schemas/Report", "components": page["components"]}
+    jsonschema.validate(shown, schema)
+    assert Report.model_validate(shown) == report
+    del shown["chunks"][0]["status"]
+    with pytest.raises(jsonschema.ValidationError, match="'status' is a required property"):
+        jsonschema.validate(shown, schema)
