@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.engine.server import until
 from tests.processes import let_children_be_interrupted, started
 from tools.server_process import group_members
 
@@ -33,7 +34,7 @@ def test_a_process_and_its_children_end_with_the_test_also_if_it_fails(monkeypat
     with pytest.raises(ZeroDivisionError):
         fail()
     assert processes[0].returncode == -signal.SIGKILL
-    assert group_members(processes[0].pid) == []
+    until(lambda: not group_members(processes[0].pid))
 
 
 def test_children_of_tests_in_the_background_can_be_interrupted():
