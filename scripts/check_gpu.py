@@ -8,8 +8,8 @@ them for compiling kernels the first time. Run it with the project's Python: .ve
 
 import sys
 
-from benchmarks.device_checks.arguments import DTYPES, Defaults
-from benchmarks.device_checks.command import main
+from measuring.device.arguments import DTYPES, Defaults
+from measuring.device.command import main
 
 DEFAULTS = Defaults("cuda", dtypes=DTYPES, model="bench-100m", description=__doc__ or "")
 

@@ -8,9 +8,9 @@ them for compiling kernels the first time. Run it with the project's Python: .ve
 
 import sys
 
-from benchmarks.device_checks.arguments import Defaults
-from benchmarks.device_checks.command import main
 from kernels.npu_copier import ReshapeAndCache
+from measuring.device.arguments import Defaults
+from measuring.device.command import main
 
 # Engines keep no float32 KV on NPUs; --dtypes float32 tries it all the same.
 DEFAULTS = Defaults("npu", dtypes=("float16", "bfloat16"), model="bench-100m", description=__doc__ or "")

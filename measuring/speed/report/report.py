@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run found, from its folder: tables for the terminal, JSON for programs, plots and a page to pass on."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from measuring.speed.report.page import page
+from measuring.speed.report.plots import draw
+from measuring.speed.report.summary import Results, Row, Section, load
+from measuring.speed.report.words import cells, columns, legend, sentence
+from measuring.speed.samples import Claim
+from measuring.speed.statistics import CONFIDENCE, Verdict
+
+SUMMARY, PAGE = "summary.json", "report.html"
+# Wide enough for the widest line where there is no terminal that has a width.
+_WIDTH = 132
+
+
+def table(console: Console, folder: Path, claims: Sequence[Claim]) -> None:
+    """Prints figures and claims of each workload; of a partial run, first that it is one."""
+    if not console.is_terminal:
+        console.width = _WIDTH
+    results = load(folder, claims)
+    if results.partial:
+        _print(console, results.partial)
+    for section in results.sections:
+        _print_section(console, section)
+    _print(console, legend(results.systems))
+
+
+def write(folder: Path, claims: Sequence[Claim]) -> None:
+    """Writes :data:`SUMMARY`, a plot of each workload that has samples, and :data:`PAGE` into the folder."""
+    results = load(folder, claims)
+    summary = json.dumps(_summary(results), indent=1, ensure_ascii=False)
+    (folder / SUMMARY).write_text(summary + "\n", encoding="utf-8")
+    plots = {section.name: folder / f"{section.name}.png" for section in results.sections if section.rows}
+    for section in results.sections:
+        if section.rows:
+            title = section.heading + (" (partial run)" if results.partial else "")
+            draw(section.rows, title, section.axis, plots[section.name])
+    (folder / PAGE).write_text(page(results, plots), encoding="utf-8")
+
+
+def _print_section(console: Console, section: Section) -> None:
+    if section.rows:
+        console.print(_table(section))
+    else:
+        _print(console, f"{section.heading}: nothing was measured")
+    for claim, verdict in section.verdicts:
+        _print(console, sentence(claim, verdict, section.axis))
+    console.print()
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(section: Section) -> Table:
+    result = Table(title=section.heading, title_justify="left")
+    for i, column in enumerate(columns(section)):
+        result.add_column(column, justify="left" if i < 2 else "right", no_wrap=i < 2)
+    for _, rows in itertools.groupby(section.rows, lambda row: row.point):
+        for row in rows:
+            result.add_row(*cells(section, row))
+        result.add_section()
+    return result
+
+
+def _summary(results: Results) -> dict[str, Any]:
+    """The run's description, and of each workload its figures (seconds, 1/s) and claims."""
+    workloads = {
+        section.name: {
+            "rows": [_figures(row) for row in section.rows],
+            "claims": [_outcome(claim, verdict) for claim, verdict in section.verdicts],
+        }
+        for section in results.sections
+    }
+    return {"run": results.run.model_dump(mode="json"), "confidence": CONFIDENCE, "workloads": workloads}
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    return {"point": row.point, "system": row.system, **{value: asdict(found) for value, found in row.figures.items()}}
+
+
+def _outcome(claim: Claim, verdict: Verdict | None) -> dict[str, Any]:
+    """The claim's own fields and kind, and what was found; ``null`` where it was not measured."""
+    found = {name: getattr(verdict, name, None) for name in ("value", "low", "high", "n", "holds")}
+    return {"kind": type(claim).__name__.lower(), "claim": asdict(claim), **found}

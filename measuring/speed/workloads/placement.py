@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same chunks for many clients at once, in little memory: copied for each, and shared in place."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from measuring.speed.answers import DifferentAnswerError, check_report
+from measuring.speed.loops import Outcome, closed_loop
+from measuring.speed.rag import Query
+from measuring.speed.samples import Claim, Ratio, Sample, System, Value
+from measuring.speed.servers import STOCK, TESSERA, Servers
+from measuring.speed.systems import Server
+from measuring.speed.workloads.base import Options, Record, Step
+
+_SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS = 64, 512, 32
+_BLOCK_TOKENS, _CONTEXTS = 32, 3
+_ALONE: Final = "one client"
+_NAMESPACE: Final = "placement"
+_FLAGS: Final[dict[System, tuple[str, tuple[str, ...]]]] = {
+    "stock": (STOCK, ()),
+    "warm": (TESSERA, ("--chunk-cache-placement", "copy")),
+    "in place": ("in-place", ("--chunk-position-strategy", "parallel", "--chunk-cache-placement", "in-place")),
+}
+"""The name of each system's server, and its own flags."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Each round has so many requests of one client, and then of many."""
+
+    chunks: int
+    alone: int
+    clients: int
+    requests: int
+    rounds: int
+    output_tokens: int
+
+
+class Placement:
+    """Time to first token for one client, and throughput for many, with KV memory for three contexts."""
+
+    name = "placement"
+    title = f"the same chunks for all clients, KV memory for {_CONTEXTS} contexts"
+    axis = "load"
+    short = Sizes(chunks=8, alone=5, clients=16, requests=16, rounds=1, output_tokens=16)
+    long = Sizes(chunks=8, alone=10, clients=16, requests=16, rounds=3, output_tokens=16)
+
+    def __init__(self, options: Options) -> None:
+        self._sizes = self.long if options.is_long else self.short
+        self._texts = options.texts(self.name)
+        self._system = self._texts.text(_SYSTEM_TOKENS)
+        self._chunks = self._texts.chunks(self._sizes.chunks, _CHUNK_TOKENS)
+        self._crowd = f"{self._sizes.clients} clients"
+
+    def claims(self) -> list[Claim]:
+        return [
+            Ratio(self.name, _ALONE, "ttft_s", "in place", "warm", at_most=1),
+            Ratio(self.name, self._crowd, "requests_per_s", "in place", "warm", at_least=2),
+            Ratio(self.name, self._crowd, "requests_per_s", "in place", "stock", at_least=15),
+        ]
+
+    def sizes(self) -> dict[str, Any]:
+        return {
+            "system_tokens": _SYSTEM_TOKENS,
+            "chunks": self._sizes.chunks,
+            "chunk_tokens": _CHUNK_TOKENS,
+            "question_tokens": _QUESTION_TOKENS,
+            "output_tokens": self._sizes.output_tokens,
+            "block_tokens": _BLOCK_TOKENS,
+            "blocks": self._blocks,
+            "requests_alone": self._sizes.alone,
+            "clients": self._sizes.clients,
+            "requests_per_round": self._sizes.requests,
+            "rounds": self._sizes.rounds,
+        }
+
+    @property
+    def _blocks(self) -> int:
+        """For so many contexts of one request each, all that is around its chunks and its answer included."""
+        around = 2 * _SYSTEM_TOKENS + 2 * _QUESTION_TOKENS + self._sizes.output_tokens
+        return _CONTEXTS * -(-(around + self._sizes.chunks * _CHUNK_TOKENS) // _BLOCK_TOKENS)
+
+    def num_steps(self) -> int:
+        return len(_FLAGS) * (1 + self._sizes.rounds)
+
+    async def run(self, servers: Servers, record: Record, step: Step) -> None:
+        """Servers of their own, with less memory than those of other workloads, which end."""
+        for name in (STOCK, TESSERA):
+            await servers.close(name)
+        memory = ("--block-size", str(_BLOCK_TOKENS), "--num-gpu-blocks-override", str(self._blocks))
+        systems = {
+            system: await servers.get(name, *memory, "--max-model-len", "8192", *flags)
+            for system, (name, flags) in _FLAGS.items()
+        }
+        for system, server in systems.items():
+            await self._warm_up(system, server)
+            step()
+        for number in range(self._sizes.rounds):
+            for system, server in systems.items():
+                for each in await self._round(system, server, number):
+                    record(each)
+                step()
+        for name, _ in _FLAGS.values():
+            await servers.close(name)
+
+    async def _warm_up(self, system: System, server: Server) -> None:
+        query = self._query()
+        if system != "stock":
+            await server.ingest(query, _NAMESPACE)
+        await closed_loop(partial(server.ask, namespace=_NAMESPACE), [query, self._query()], 1)
+        await server.settle()
+
+    async def _round(self, system: System, server: Server, number: int) -> list[Sample]:
+        ask = partial(server.ask, namespace=_NAMESPACE)
+        # Of stock vLLM one time to first token is enough: nothing is claimed of it, and it takes long.
+        alone = await closed_loop(ask, [self._query() for _ in range(1 if system == "stock" else self._sizes.alone)], 1)
+        crowd = await closed_loop(ask, [self._query() for _ in range(self._sizes.requests)], self._sizes.clients)
+        await server.settle()
+        _check(system, [alone, crowd])
+        figures: dict[str, dict[Value, float]] = {
+            _ALONE: {"ttft_s": alone.median("ttft_s")},
+            self._crowd: {"ttft_s": crowd.median("ttft_s"), "requests_per_s": crowd.requests_per_s},
+        }
+        return [
+            Sample(workload=self.name, point=point, system=system, round=number, values=values)
+            for point, values in figures.items()
+        ]
+
+    def _query(self) -> Query:
+        chunks = tuple(self._texts.shuffled(self._chunks))
+        return Query(self._system, chunks, self._texts.text(_QUESTION_TOKENS), self._sizes.output_tokens)
+
+
+def _check(system: System, outcomes: list[Outcome]) -> None:
+    """Raises :class:`DifferentAnswerError` unless chunks were reused as the system is to."""
+    placement = "in-place" if system == "in place" else None
+    for answer in (answer for outcome in outcomes for answer in outcome.answers):
+        if system == "stock":
+            continue
+        check_report(answer, "hit")
+        if answer.report.get("placement") != placement:
+            raise DifferentAnswerError(f"a request was placed as {answer.report.get('placement')}; not reporting")

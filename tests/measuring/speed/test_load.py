@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load workload against servers without a model: what each is sent, what is recorded, what is refused."""
+
+import itertools
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from app.documents.document import Document
+from measuring.speed import servers, systems
+from measuring.speed.answers import DifferentAnswerError
+from measuring.speed.loops import closed_loop
+from measuring.speed.rag import BenchmarkError
+from measuring.speed.servers import Servers
+from measuring.speed.traces import Trace, read_trace, zipf_trace
+from measuring.speed.workloads import load
+from measuring.speed.workloads.base import Options
+from measuring.speed.workloads.load import Load, Sizes
+from tests.measuring.fake_server import FakeServer, answer_of
+from tests.measuring.helpers import Fakes
+
+CHAT, RAG, CHUNKS = "/v1/chat/completions", "/v1/rag/chat", "/v1/rag/chunks"
+
+
+class SmallLoad(Load):
+    short = Sizes(200, {2: 1, 8: 3}, open_rounds=2, requests=4)
+
+
+class PooledFakes(Fakes):
+    """Pools are as large as flags say. ``states`` has fields of :class:`FakeServer` by the server's name."""
+
+    def __init__(self, stack):
+        super().__init__(stack)
+        self.states = {}
+
+    def start(self, name, model, flags, folder, *, is_stock):
+        self.state = dict(self.states.get(name, {}))
+        if flags:
+            flag, memory = flags
+            assert flag == "--chunk-cache-memory"
+            self.state["pages_total"] = int(memory) // self.state.get("page_bytes", FakeServer.page_bytes)
+        return super().start(name, model, flags, folder, is_stock=is_stock)
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    with ExitStack() as stack:
+        fakes = PooledFakes(stack)
+        monkeypatch.setattr(servers, "running", fakes.start)
+        monkeypatch.setattr(systems, "SETTLE_S", 0)
+        yield fakes
+
+
+def make(folder, trace=None, seed=0) -> SmallLoad:
+    return SmallLoad(Options(Path("model"), (), folder, seed=seed, trace=trace))
+
+
+async def run(workload):
+    """The samples, and how often a step was made."""
+    samples, steps = [], []
+    async with Servers("model", (), Path("out")) as servers:
+        await workload.run(servers, samples.append, lambda: steps.append(1))
+    return samples, len(steps)
+
+
+async def test_every_round_has_a_sample_of_each_system(fakes, tmp_path):
+    workload = make(tmp_path)
+    samples, steps = await run(workload)
+    assert steps == workload.num_steps()
+    closed = [("concurrency 2", 0), *(("concurrency 8", number) for number in range(3))]
+    wanted = [(*key, system) for key in closed for system in ("stock", "warm", "quarter")]
+    wanted += [("open loop", number, system) for number in range(2) for system in ("stock", "warm")]
+    assert sorted((each.point, each.round, each.system) for each in samples) == sorted(wanted)
+    for each in samples:
+        names = {"ttft_s"} if each.point == "open loop" else {"requests_per_s", "ttft_s", "latency_s"}
+        assert (each.workload, set(each.values)) == ("load", names)
+        assert min(each.values.values()) > 0
+
+
+async def test_requests_are_of_the_sizes_that_are_reported(fakes, tmp_path):
+    workload = make(tmp_path)
+    await run(workload)
+    sizes = workload.sizes()
+    (ahead,) = fakes.servers["tessera"].bodies(CHUNKS)
+    assert len(set(ahead["chunks"])) == sizes["chunks"] == 200
+    assert {len(Document(chunk).render()) for chunk in ahead["chunks"]} == {sizes["chunk_tokens"]} == {256}
+    bodies = fakes.servers["tessera"].bodies(RAG)
+    for body in bodies:
+        assert len(set(body["chunks"])) == 5
+        assert set(body["chunks"]) <= set(ahead["chunks"])
+        assert body["system"] == ahead["system"]
+        assert body["cache"]["namespace"] == ahead["cache"]["namespace"]
+        assert (len(body["system"]), len(body["question"]), body["max_tokens"]) == (64, 32, 16)
+    assert len({body["question"] for body in bodies}) == len(bodies)
+
+
+async def test_all_systems_get_the_same_requests(fakes, tmp_path):
+    await run(make(tmp_path))
+    quarter, tessera = ([prompt(body) for body in fakes.servers[name].bodies(RAG)] for name in ("quarter", "tessera"))
+    stock = [tuple(message["content"] for message in body["messages"]) for body in fakes.servers["stock"].bodies(CHAT)]
+    assert len(stock) == len(set(stock)) == 1 + 4 * (4 + 2)
+    assert set(stock) == set(tessera)
+    assert len(quarter) == 4 * (1 + 4)
+    assert set(quarter) - set(stock) <= set(quarter[:4])  # only of the warm-up
+
+
+def prompt(body):
+    """As stock vLLM has it: the contents of the messages."""
+    return body["system"], "".join(Document(chunk).render() for chunk in body["chunks"]) + body["question"]
+
+
+async def test_the_small_pool_holds_a_quarter(fakes, tmp_path):
+    await run(make(tmp_path))
+    tessera, quarter = fakes.servers["tessera"], fakes.servers["quarter"]
+    assert quarter.pages_total == 200 * 8 / 4
+    assert fakes.flags["quarter"] == ("--chunk-cache-memory", str(400 * tessera.page_bytes))
+    assert set(tessera.lookups) == {"hit"}
+    assert set(quarter.lookups) == {"hit", "filled"}
+    assert not tessera.cached
+
+
+ENDS = (0, 3, 6, 9, 12, 14, 16)
+"""Where rounds end, in passes: four of three systems, two of two."""
+
+
+async def test_each_round_begins_with_another_system(fakes, tmp_path):
+    order, running = [], []
+
+    async def note(name):
+        order.append(name)
+        running.append(set(fakes.running))
+
+    fakes.states = {name: {"before": partial(note, name)} for name in ("stock", "tessera", "quarter")}
+    await run(make(tmp_path))
+    passes = [order[start : start + 4] for start in range(6, len(order), 4)]  # after the warm-up's 1, 1 and 4
+    assert all(len(set(names)) == 1 for names in passes)
+    turns = ["".join(names[0][0] for names in passes[start:end]) for start, end in itertools.pairwise(ENDS)]
+    assert turns == ["stq", "stq", "tqs", "qst", "st", "ts"]
+    assert running[-1] == {"stock", "tessera"}  # nobody needs the small pool any more
+
+
+async def test_as_many_requests_at_once_as_the_point_says(fakes, tmp_path, monkeypatch):
+    used = []
+
+    async def noted(ask, queries, concurrency):
+        used.append((concurrency, len(queries)))
+        return await closed_loop(ask, queries, concurrency)
+
+    monkeypatch.setattr(load, "closed_loop", noted)
+    await run(make(tmp_path))
+    assert used == [(8, 1), (8, 1), (8, 4)] + [(2, 4)] * 3 + [(8, 4)] * 9
+
+
+async def test_an_answer_that_depends_on_the_pool_is_refused(fakes, tmp_path):
+    fakes.states = {"quarter": {"answer": lambda prompt, max_tokens: answer_of(prompt, max_tokens)[::-1]}}
+    samples = []
+    async with Servers("model", (), tmp_path) as servers:
+        with pytest.raises(DifferentAnswerError, match="tessera and quarter answered differently"):
+            await make(tmp_path).run(servers, samples.append, lambda: None)
+    assert samples == []
+
+
+async def test_a_chunk_that_was_not_cached_is_refused(fakes, tmp_path):
+    missing = {"index": 0, "status": "filled"}
+    fakes.states = {"tessera": {"report": lambda report: {**report, "chunks": [*report["chunks"][1:], missing]}}}
+    with pytest.raises(DifferentAnswerError, match="not all hit"):
+        await run(make(tmp_path))
+
+
+async def test_full_attention_is_refused(fakes, tmp_path):
+    fakes.states = {"quarter": {"report": lambda report: {**report, "mode": "full"}}}
+    with pytest.raises(DifferentAnswerError, match="quarter: a request ran as full"):
+        await run(make(tmp_path))
+
+
+async def test_a_pool_that_cannot_hold_the_chunks_is_an_error(fakes, tmp_path):
+    fakes.states = {"tessera": {"pages_total": 1599}}
+    with pytest.raises(BenchmarkError, match=r"take 1600 pages.*has 1599 left: raise TESSERA_CHUNK_CACHE_MEMORY"):
+        await run(make(tmp_path))
+    assert not fakes.servers["tessera"].requests
+
+
+async def test_a_pool_of_another_size_than_asked_for_is_an_error(fakes, tmp_path):
+    fakes.states = {"quarter": {"page_bytes": 2 * FakeServer.page_bytes}}
+    with pytest.raises(BenchmarkError, match="quarter: the pool has 200 pages; a quarter of the chunks takes 400"):
+        await run(make(tmp_path))
+
+
+async def test_the_trace_that_is_written_repeats_the_requests(fakes, tmp_path):
+    first = make(tmp_path, seed=3)
+    await run(first)
+    before = dict(fakes.servers)
+    second = make(tmp_path, trace=read_trace(tmp_path / load.TRACE_FILE), seed=4)
+    await run(second)
+    for name, server in fakes.servers.items():
+        assert server is not before[name]
+        assert sorted(map(str, server.requests)) == sorted(map(str, before[name].requests))
+    assert second.claims() == first.claims()
+    assert second.sizes() == first.sizes()
+
+
+async def test_a_file_of_requests(fakes, tmp_path):
+    """Shorter than the run, with a chunk of its own length that no request wants."""
+    trace = Trace("own", 0, (40, 999, 70), ((0,), (2, 0), (2,)))
+    workload = make(tmp_path, trace)
+    await run(workload)
+    (ahead,) = fakes.servers["tessera"].bodies(CHUNKS)
+    assert [len(Document(chunk).render()) for chunk in ahead["chunks"]] == [40, 70]
+    first, last = ahead["chunks"]
+    asked = [tuple(body["chunks"]) for body in fakes.servers["quarter"].bodies(RAG)]
+    assert sorted(asked[:4]) == sorted([(first,), (last, first), (last,), (first,)])
+    assert workload.sizes()["chunks"] == 2
+
+
+@pytest.fixture
+def arrivals(monkeypatch):
+    """The times of each pass of the open loop, which doesn't wait for them."""
+    times = []
+
+    async def at_once(ask, queries, at_s):
+        times.append(at_s)
+        return await closed_loop(ask, queries, 1)
+
+    monkeypatch.setattr(load, "open_loop", at_once)
+    return times
+
+
+async def test_arrivals_are_at_a_rate_that_stock_bears(fakes, tmp_path, arrivals):
+    workload = make(tmp_path)
+    samples, _ = await run(workload)
+    at_8 = [s.values["requests_per_s"] for s in samples if (s.point, s.system) == ("concurrency 8", "stock")]
+    gap_s = 1 / (0.7 * sorted(at_8)[1])
+    assert len(arrivals) == 4
+    assert arrivals[0] == arrivals[1] != arrivals[2] == arrivals[3]
+    gaps = list(load._gaps(workload._trace))[4 * 5 :]
+    assert arrivals[0] == pytest.approx([0, *(gap_s * at for at in itertools.accumulate(gaps[1:4]))])
+
+
+def test_arrivals_are_random():
+    trace = Trace("own", 0, (40,), ((0,),) * 5000)
+    gaps = list(load._gaps(trace))
+    assert sum(gaps) / len(gaps) == pytest.approx(1, rel=0.05)
+    assert sum(gap < 1 for gap in gaps) / len(gaps) == pytest.approx(0.632, abs=0.03)  # exponential: 1 - 1/e
+    assert gaps == list(load._gaps(trace)) != list(load._gaps(Trace("own", 1, (40,), ((0,),) * 5000)))
+
+
+async def test_times_of_arrival_are_those_of_the_file(fakes, tmp_path, arrivals):
+    at_s = tuple(10.0 + i * i for i in range(28))
+    await run(make(tmp_path, Trace("own", 0, (40,), ((0,),) * 28, at_s)))
+    assert arrivals[0] == [0.0, 41.0, 84.0, 129.0]  # after 20 requests: 21² - 20² and so on
+    assert arrivals[2] == [0.0, 49.0, 100.0, 153.0]
+
+
+def test_bounds_are_for_the_generated_requests(tmp_path):
+    warm, quarter, open_loop = make(tmp_path).claims()
+    assert (warm.over, warm.under, warm.point, warm.at_least) == ("warm", "stock", "concurrency 8", 5)
+    assert (quarter.over, quarter.under, quarter.point, quarter.at_least) == ("quarter", "stock", "concurrency 8", 2)
+    assert (open_loop.point, open_loop.value, open_loop.at_least) == ("open loop", "ttft_s", None)
+    own = make(tmp_path, Trace("own", 0, (40,), ((0,),))).claims()
+    assert [claim.at_least for claim in own] == [None] * 3
+
+
+def test_forms():
+    assert Load.short == Sizes(170, {8: 1}, open_rounds=0, requests=8)
+    assert Load.long == Sizes(200, {1: 5, 4: 5, 8: 10}, open_rounds=5, requests=24)
+
+
+@pytest.mark.parametrize("sizes", [Load.short, Load.long])
+def test_a_quarter_of_the_chunks_is_more_than_what_all_clients_hold_at_once(sizes):
+    """Or a request in mode chunked fails, since nothing can be evicted for it."""
+    requests = zipf_trace(0, sizes.chunks, 256, sizes.all_requests).requests
+    assert sizes.chunks // 4 > max(sizes.rounds) * max(map(len, requests))
