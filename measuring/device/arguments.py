@@ -105,9 +105,6 @@ def _add_engine(parser: argparse.ArgumentParser, defaults: Defaults) -> None:
     tolerances = ", ".join(f"{value:g} in {name}" for name, value in TOLERANCES.items())
     tolerance = f"difference of log probabilities that exactness allows (default: {tolerances})"
     group.add_argument("--tolerance", type=float, metavar="X", help=tolerance)
-    contexts = "tokens of context for time-to-first-token, in chunks of 512 (default: 8192 16384)"
-    group.add_argument("--contexts", nargs="+", type=_positive, default=[8192, 16384], metavar="N", help=contexts)
-    group.add_argument("--rounds", type=_positive, default=5, metavar="N", help="of time-to-first-token (default: 5)")
     output = "folder for the server's log (default: build/device-checks)"
     group.add_argument("--output", type=Path, default=Path("build", "device-checks"), metavar="DIR", help=output)
 

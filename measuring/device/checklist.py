@@ -4,7 +4,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from measuring.device import copies, engine, exactness, first_token, speed
+from measuring.device import copies, engine, exactness, speed
 from measuring.device.context import Context
 from measuring.device.devices import Kind
 from measuring.device.findings import Finding
@@ -32,8 +32,6 @@ def _asks_engine(make: Callable[[engine.Engine], Awaitable[Finding]]) -> Make:
     return made
 
 
-FIRST_TOKEN = "time-to-first-token"
-
 CHECKS = (
     Check("kernels", "saves and loads in every layout, dtype and page size, against a naive reference", copies.kernels),
     Check("kernels-operators", "the same by torch_npu's operators, without Triton-Ascend", copies.operators, ("npu",)),
@@ -42,7 +40,6 @@ CHECKS = (
     Check("layout-probe", "the engine starts, and K and V are found in its memory", _asks_engine(engine.layout_probe)),
     Check("self-check", "what is loaded and turned is what the engine computes", _asks_engine(engine.self_check)),
     Check("exactness", "answers over cached chunks are those over missing ones", _asks_engine(exactness.exactness)),
-    Check(FIRST_TOKEN, "beside full attention and exact repeats; not judged", _asks_engine(first_token.first_token)),
 )
 
 

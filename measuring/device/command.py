@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from measuring.device.arguments import Defaults, parse
-from measuring.device.checklist import FIRST_TOKEN, Check, checks_for
+from measuring.device.checklist import Check, checks_for
 from measuring.device.context import Context, LoadWriter, Options, SpeedSizes
 from measuring.device.devices import Device, MissingDeviceError, find_device
 from measuring.device.engine import Engine, EngineOptions
@@ -70,8 +70,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _engine_options(args: argparse.Namespace) -> EngineOptions:
-    contexts = tuple(args.contexts) if FIRST_TOKEN in args.only else ()  # others need no long ones
-    return EngineOptions(args.model, args.dtype, args.output, contexts, args.rounds, args.tolerance, args.flags)
+    return EngineOptions(args.model, args.dtype, args.output, args.tolerance, args.flags)
 
 
 async def _make_all(checks: Sequence[Check], context: Context, add: Callable[[Result], None]) -> None:

@@ -20,7 +20,7 @@ from measuring.speed.systems import Server
 from tools.random_model import PRESETS, build_preset
 
 _SELF_CHECK = "self-check failed"
-_SHORTEST_LENGTH, _SLACK = 2048, 512
+_MAX_MODEL_LEN = "2560"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,6 @@ class EngineOptions:
     model: str
     dtype: str
     output: Path
-    contexts: tuple[int, ...]
-    rounds: int
     tolerance: float
     flags: tuple[str, ...] = ()
     """More of vLLM's or Tessera's; they count if they are given twice."""
@@ -47,10 +45,9 @@ class EngineOptions:
 
     def all_flags(self) -> tuple[str, ...]:
         """Memory is what is needed and no more: the device may have other work, and a small one will do."""
-        length = max((_SHORTEST_LENGTH, *self.contexts)) + _SLACK
         blocks, pool = ("1G", "1GiB") if self.is_preset else ("4G", "4GiB")
         memory = ("--gpu-memory-utilization", "0.5", "--kv-cache-memory-bytes", blocks, "--chunk-cache-memory", pool)
-        return ("--dtype", self.dtype, "--max-model-len", str(length), *memory, *self.flags)
+        return ("--dtype", self.dtype, "--max-model-len", _MAX_MODEL_LEN, *memory, *self.flags)
 
 
 class Engine:

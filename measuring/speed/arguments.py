@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from measuring.speed.workloads import WORKLOADS
 
-LEFT_TO_LONG_RUNS = ("links", "long_output", "vllm_client", "placement")
+LEFT_TO_LONG_RUNS = ("placement",)
 """The short form is to end within ten minutes."""
 DEFAULT_FLAGS = ("--dtype", "float32", "--max-model-len", "20480", "--kv-cache-memory-bytes", "2G")
 
@@ -84,6 +84,4 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--overwrite", action="store_true", help="drop the results of an earlier run in that folder")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all texts and requests (default: 0)")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="requests of load, instead of generated ones")
-    profile = "also sample where a warm request's time goes (needs py-spy), into profile.json"
-    parser.add_argument("--profile", action="store_true", help=profile)
     return parser

@@ -14,14 +14,13 @@ from measuring.kit.machine import cpu_model
 from measuring.kit.signals import end_by_signals
 from measuring.kit.texts import characters_per_token
 from measuring.quality.report import NO_PLOTS
-from measuring.speed import profiling
 from measuring.speed.answers import DifferentAnswerError
 from measuring.speed.arguments import UsageError, parse
 from measuring.speed.progress import Monitor
 from measuring.speed.rag import BenchmarkError
 from measuring.speed.report import report
 from measuring.speed.run_folder import FolderError, Run, RunFolder, WorkloadRun
-from measuring.speed.servers import STOCK, TESSERA, Servers
+from measuring.speed.servers import STOCK, Servers
 from measuring.speed.traces import TraceFileError, read_trace
 from measuring.speed.workloads import WORKLOADS
 from measuring.speed.workloads.base import Options, Workload
@@ -40,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         options = _options(args)
         workloads = [WORKLOADS[name](options) for name in args.workloads]
         with RunFolder(args.output, _describe(argv, options, workloads), args.overwrite) as folder:
-            return _run(workloads, folder, options if args.profile else None)
+            return _run(workloads, folder)
     except (UsageError, TraceFileError, FolderError) as error:
         say(str(error))
         return 2
@@ -76,12 +75,12 @@ def _describe(argv: Sequence[str], options: Options, workloads: Sequence[Workloa
     )
 
 
-def _run(workloads: Sequence[Workload], folder: RunFolder, profiled: Options | None) -> int:
+def _run(workloads: Sequence[Workload], folder: RunFolder) -> int:
     """Measures, and reports; also what was measured before an error or a signal, unless an answer was wrong."""
     claims = [claim for workload in workloads for claim in workload.claims()]
     status, is_reported = 0, True
     try:
-        asyncio.run(_measure(workloads, folder, profiled))
+        asyncio.run(_measure(workloads, folder))
         folder.mark(complete=True)
     except BenchmarkError as error:
         status, is_reported = 1, not isinstance(error, DifferentAnswerError)
@@ -96,7 +95,7 @@ def _run(workloads: Sequence[Workload], folder: RunFolder, profiled: Options | N
     return status
 
 
-async def _measure(workloads: Sequence[Workload], folder: RunFolder, profiled: Options | None) -> None:
+async def _measure(workloads: Sequence[Workload], folder: RunFolder) -> None:
     end_by_signals()
     monitor = Monitor(sum(workload.num_steps() for workload in workloads))
     async with Servers(folder.run.model, folder.run.flags, folder.path) as servers, shown(monitor):
@@ -104,10 +103,6 @@ async def _measure(workloads: Sequence[Workload], folder: RunFolder, profiled: O
         for workload in workloads:
             monitor.workload = workload.name
             await workload.run(servers, folder.record, monitor.step)
-        if profiled is not None:
-            monitor.workload = "profile"
-            result = await profiling.profile(await servers.get(TESSERA), profiled.texts("profile"), folder.path)
-            profiling.table(Console(), result)
 
 
 def _last_words(folder: RunFolder) -> str:

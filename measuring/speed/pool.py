@@ -36,11 +36,6 @@ async def pool_of(server: Server) -> Pool:
     return Pool(pages, occupancy["pages_free"], occupancy["page_tokens"], size // pages)
 
 
-async def lookups(server: Server) -> dict[str, int]:
-    """Chunks looked up since the server's start, by what came of it."""
-    return dict((await _stats(server))["counters"]["lookups"])
-
-
 async def _stats(server: Server) -> dict[str, Any]:
     stats: dict[str, Any] = (await _get(server, "/v1/cache/stats")).json()
     if not stats["enabled"]:

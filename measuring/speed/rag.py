@@ -11,7 +11,6 @@ from app.documents.document import Document
 from measuring.quality.client import json_events
 
 Mode = Literal["chunked", "full"]
-LinkContext = Literal["chained", "cached"]
 
 
 class BenchmarkError(Exception):
@@ -20,17 +19,12 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A system prompt, chunks and a question; the answer is ``max_tokens`` long, greedy.
-
-    With ``link_tokens`` Tessera places chunks one after another (``offset``), as stock vLLM does; else ``shared``.
-    """
+    """A system prompt, chunks and a question; the answer is ``max_tokens`` long, greedy."""
 
     system: str
     chunks: tuple[str, ...]
     question: str
     max_tokens: int
-    link_tokens: int = 0
-    link_context: LinkContext = "chained"
 
     def stock_body(self) -> dict[str, Any]:
         """For vLLM's chat completions: the prompt that Tessera renders, as one text."""
@@ -42,8 +36,6 @@ class Query:
         """For ``/v1/rag/chat``."""
         prompt = {"system": self.system, "chunks": list(self.chunks), "question": self.question}
         cache: dict[str, Any] = {"mode": mode, "namespace": namespace}
-        if self.link_tokens:
-            cache |= {"link_tokens": self.link_tokens, "link_context": self.link_context}
         return {**self._sampling(), **prompt, "cache": cache}
 
     def _sampling(self) -> dict[str, Any]:

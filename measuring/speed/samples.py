@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-System = Literal["stock", "exact repeat", "empty", "warm", "linked", "linked at once", "in place", "quarter", "tessera"]
-"""Stock vLLM; stock asked the same again; Tessera without the chunks, with them (copied), with link tokens (in a chain,
-and all at once), with chunks in place, and with a pool for a quarter of them; Tessera asked what has no chunks."""
+System = Literal["stock", "exact repeat", "empty", "warm", "in place", "quarter", "tessera"]
+"""Stock vLLM; stock asked the same again; Tessera without the chunks, with them (copied), with
+chunks in place, and with a pool for a quarter of them; Tessera asked what has no chunks."""
 
 Value = Literal["ttft_s", "tpot_s", "latency_s", "requests_per_s"]
 """Time to first token; time per output token after the first; time to the last one; throughput of a round."""
@@ -55,15 +55,5 @@ class Growth:
     at_most: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """The ratio at the point ``last`` as a share of that at ``first``."""
-
-    first: Ratio
-    last: Ratio
-    at_least: float | None = None
-    at_most: float | None = None
-
-
-Claim = Ratio | Growth | Retention
+Claim = Ratio | Growth
 """What is reported of the samples beside their medians; with bounds, whether it holds is reported too."""

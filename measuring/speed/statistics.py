@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from measuring.speed.samples import Claim, Growth, Ratio, Retention, Sample, System, Value
+from measuring.speed.samples import Claim, Growth, Ratio, Sample, System, Value
 
 CONFIDENCE = 0.95
 _RESAMPLES = 10_000
@@ -42,19 +42,6 @@ def median(values: Sequence[float]) -> float:
 def p95(values: Sequence[float]) -> float:
     """The 95th percentile, interpolated, of at least one value."""
     return float(np.percentile(values, 95))
-
-
-def rank_sum_p(first: Sequence[float], second: Sequence[float]) -> float:
-    """How probable it is that values of one kind differ so much in rank: a permutation test of the rank sum, two-sided.
-
-    (Wilcoxon's, or Mann and Whitney's, without ties in mind: they get the order in which they come.)
-    """
-    ranks = np.argsort(np.argsort([*first, *second])).astype(float)
-    expected = ranks.mean() * len(first)
-    seen = abs(ranks[: len(first)].sum() - expected)
-    shuffled = np.random.default_rng(_SEED).permuted(np.tile(ranks, (_RESAMPLES, 1)), axis=1)
-    sums = shuffled[:, : len(first)].sum(axis=1)
-    return float((1 + (abs(sums - expected) >= seen).sum()) / (1 + _RESAMPLES))
 
 
 def by_round(samples: Iterable[Sample], workload: str, point: str, system: System, value: Value) -> dict[int, float]:
@@ -90,8 +77,6 @@ def _estimate(claim: Claim, samples: Sequence[Sample], rng: np.random.Generator)
                 _median(list(by_round(samples, claim.workload, point, claim.system, claim.value).values()), rng)
                 for point in (claim.first, claim.last)
             )
-        case Retention():
-            first, last = (_median(_ratios(ratio, samples), rng) for ratio in (claim.first, claim.last))
     if first is None or last is None:
         return None
     return last[0] / first[0], last[1] / first[1], min(first[2], last[2])

@@ -1,34 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic traces of RAG requests: which chunks each request retrieves. The same seed gives the same trace.
-
-Real logs of retrieval can't be shipped, so these are made of what such logs are known to have: a few chunks that many
-questions need (Zipf), batch jobs that go through everything once, popularity that shifts, and news.
-"""
+"""Traces of RAG requests: the chunks that each request retrieves, from a file or generated."""
 
 import bisect
 import itertools
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
-
-TraceName = Literal["zipf", "scan", "drift", "bursts"]
-TRACE_NAMES: tuple[TraceName, ...] = get_args(TraceName)
+from typing import Any
 
 CHUNKS_PER_REQUEST = 5
-POPULAR_CHUNKS = 2000
-
-SCAN_PERIOD, SCAN_REQUESTS = 1500, 500
-"""Of so many requests, the last so many come while a scan runs: every second of these is the scan's."""
-
-DRIFT_EVERY = 50
-"""Requests from one change of the ranking to the next."""
-
-BURST_REQUESTS, BURST_CHUNKS, BURST_SHARE = 200, 20, 0.4
-"""How long a document is hot, its chunks, and the share of requests that are about it meanwhile."""
 
 
 class TraceFileError(ValueError):
@@ -78,82 +60,20 @@ def read_trace(path: Path) -> Trace:
     return Trace(name, seed, chunk_tokens, tuple(chunks for _, chunks in parsed), known)
 
 
-def make_trace(name: TraceName, seed: int, requests: int) -> Trace:
-    """The trace ``name`` with so many requests."""
-    source = random.Random(f"{name} {seed}")
-    chosen = tuple(itertools.islice(_GENERATORS[name](source), requests))
-    chunks = 1 + max(itertools.chain.from_iterable(chosen), default=-1)
-    return Trace(name, seed, tuple(_chunk_tokens(source) for _ in range(chunks)), chosen)
-
-
 def zipf_trace(seed: int, chunks: int, tokens: int, requests: int) -> Trace:
-    """Requests as in ``zipf``, of ``chunks`` chunks of ``tokens`` tokens each; at most :data:`POPULAR_CHUNKS`."""
+    """Requests over ``chunks`` chunks of ``tokens`` tokens each, popular as in Zipf's law with exponent 1."""
     source = random.Random(f"equal chunks {seed}")
-    chosen = tuple(_popular(source, range(chunks)) for _ in range(requests))
+    sums = list(itertools.accumulate(1 / rank for rank in range(1, chunks + 1)))
+    chosen = tuple(_popular(source, sums) for _ in range(requests))
     return Trace("zipf, equal chunks", seed, (tokens,) * chunks, chosen)
 
 
-def _zipf(source: random.Random) -> Iterator[tuple[int, ...]]:
-    """Popularity falls with rank as in Zipf's law (exponent 1) and never changes."""
-    while True:
-        yield _popular(source, range(POPULAR_CHUNKS))
-
-
-def _scan(source: random.Random) -> Iterator[tuple[int, ...]]:
-    """Zipf, and from time to time a job that goes on through as many cold chunks, in order and around again."""
-    cold = itertools.cycle(range(POPULAR_CHUNKS, 2 * POPULAR_CHUNKS))
-    for number in itertools.count():
-        scanning = number % SCAN_PERIOD >= SCAN_PERIOD - SCAN_REQUESTS and number % 2
-        if scanning:
-            yield tuple(itertools.islice(cold, CHUNKS_PER_REQUEST))
-        else:
-            yield _popular(source, range(POPULAR_CHUNKS))
-
-
-def _drift(source: random.Random) -> Iterator[tuple[int, ...]]:
-    """Zipf, with a ranking in which now and then some chunk moves to another rank, high ranks as likely as low ones."""
-    ranking = list(range(POPULAR_CHUNKS))
-    for number in itertools.count(1):
-        yield _popular(source, ranking)
-        if number % DRIFT_EVERY == 0:
-            moved = ranking.pop(source.randrange(len(ranking)))
-            ranking.insert(int(len(ranking) ** source.random()) - 1, moved)
-
-
-def _bursts(source: random.Random) -> Iterator[tuple[int, ...]]:
-    """Zipf, and always one document that many requests are about for a while, and none ever again."""
-    for burst in itertools.count():
-        first = POPULAR_CHUNKS + burst * BURST_CHUNKS
-        for _ in range(BURST_REQUESTS):
-            if source.random() < BURST_SHARE:
-                yield tuple(source.sample(range(first, first + BURST_CHUNKS), CHUNKS_PER_REQUEST))
-            else:
-                yield _popular(source, range(POPULAR_CHUNKS))
-
-
-_GENERATORS: dict[TraceName, Callable[[random.Random], Iterator[tuple[int, ...]]]] = {
-    "zipf": _zipf,
-    "scan": _scan,
-    "drift": _drift,
-    "bursts": _bursts,
-}
-
-_ZIPF_SUMS = list(itertools.accumulate(1 / rank for rank in range(1, POPULAR_CHUNKS + 1)))
-
-
-def _popular(source: random.Random, ranking: list[int] | range) -> tuple[int, ...]:
-    """Distinct chunks, most of them from the top of ``ranking``."""
+def _popular(source: random.Random, sums: list[float]) -> tuple[int, ...]:
+    """Draws distinct chunks; ``sums`` are cumulative weights by rank."""
     chosen: dict[int, None] = {}
-    total = _ZIPF_SUMS[len(ranking) - 1]
     while len(chosen) < CHUNKS_PER_REQUEST:
-        rank = bisect.bisect_left(_ZIPF_SUMS, source.random() * total)
-        chosen[ranking[rank]] = None
+        chosen[bisect.bisect_left(sums, source.random() * sums[-1])] = None
     return tuple(chosen)
-
-
-def _chunk_tokens(source: random.Random) -> int:
-    """Lognormal around 400 tokens, within 64 and 2048."""
-    return round(min(max(source.lognormvariate(6.0, 0.7), 64), 2048))
 
 
 def _parse(line: str, place: str) -> Any:

@@ -129,17 +129,9 @@ async def _chat(fake: FakeServer, body: Body) -> Response:
     return _completion(fake, prompt, body, {"kv_transfer_params": {"cache": report}})
 
 
-def _linked(report: Body, options: Body) -> Body:
-    """The report of a request with these options for the cache."""
-    if number := options.get("link_tokens"):
-        report["links"] = {"tokens": number, "context": options["link_context"]}
-        report["tokens"]["computed"] += number * (len(report["chunks"]) - 1)
-    return report
-
-
 async def _rag(fake: FakeServer, body: Body) -> Response:
     prompt = rag_prompt(body)
-    report = fake.report(_linked(make_report(prompt, fake.look_up(prompt)), body.get("cache", {})))
+    report = fake.report(make_report(prompt, fake.look_up(prompt)))
     return _completion(fake, prompt, body, {"cache": report})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from measuring.speed.run_folder import Run, read_run
-from measuring.speed.samples import Claim, Retention, Sample, System, Value
+from measuring.speed.samples import Claim, Sample, System, Value
 from measuring.speed.statistics import Verdict, evaluate, median, p95
 
 _SYSTEMS: tuple[System, ...] = get_args(System)
@@ -83,7 +83,7 @@ def load(folder: Path, claims: Sequence[Claim]) -> Results:
     sections = []
     for name, about in run.workloads.items():
         rows = rows_of([sample for sample in samples if sample.workload == name])
-        mine = [(claim, verdict) for claim, verdict in verdicts if workload_of(claim) == name]
+        mine = [(claim, verdict) for claim, verdict in verdicts if claim.workload == name]
         sections.append(Section(name, about.title, about.axis, about.sizes, rows, mine))
     return Results(run, sections)
 
@@ -105,11 +105,6 @@ def rows_of(samples: Sequence[Sample]) -> list[Row]:
 def values_of(rows: Sequence[Row]) -> list[Value]:
     """The values that any of the rows has, in the order of :data:`Value`."""
     return [value for value in _VALUES if any(value in row.figures for row in rows)]
-
-
-def workload_of(claim: Claim) -> str:
-    """The workload that the claim is about."""
-    return claim.last.workload if isinstance(claim, Retention) else claim.workload
 
 
 def _figures(samples: Sequence[Sample]) -> dict[Value, Quantiles]:

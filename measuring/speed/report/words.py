@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from measuring.speed.report.summary import Quantiles, Row, Section, values_of
-from measuring.speed.samples import Claim, Growth, Ratio, Retention, System, Value
+from measuring.speed.samples import Claim, Growth, Ratio, System, Value
 from measuring.speed.statistics import Verdict
 
 SYSTEMS: dict[System, str] = {
@@ -12,8 +12,6 @@ SYSTEMS: dict[System, str] = {
     "exact repeat": "stock vLLM, exact repeat",
     "empty": "Tessera, chunks missing",
     "warm": "Tessera, chunks cached",
-    "linked": "Tessera, chunks cached, link tokens in a chain",
-    "linked at once": "Tessera, chunks cached, link tokens all at once",
     "in place": "Tessera, chunks cached, in place",
     "quarter": "Tessera, pool for a quarter",
     "tessera": "Tessera",
@@ -91,9 +89,6 @@ def _subject(claim: Claim, axis: str) -> str:
             return f"{claim.over} / {claim.under}, {VALUES[claim.value]} at {place(claim.point, axis)}"
         case Growth():
             return f"{claim.system}, {VALUES[claim.value]}, {place(claim.last, axis)} over {claim.first}"
-        case Retention(first, last):
-            ratio = f"{last.over} / {last.under}, {VALUES[last.value]}"
-            return f"{ratio}, {place(last.point, axis)} over {place(first.point, axis)}"
 
 
 def _ratio(number: float) -> str:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.torch_copier import TorchCopier
-from measuring.device import cases, checklist, command, copies, engine, exactness, first_token, speed
+from measuring.device import cases, checklist, command, copies, engine, exactness, speed
 from measuring.device.arguments import Defaults, parse
 from measuring.device.checklist import CHECKS, Check
 from measuring.device.command import main
@@ -38,7 +38,7 @@ def few_tokens(monkeypatch) -> None:
 
 
 def context(device=CPU, **fields) -> Context:
-    return Context(device, OPTIONS, Engine(EngineOptions("tiny-llama", "bfloat16", None, (), 1, 0.05)), **fields)
+    return Context(device, OPTIONS, Engine(EngineOptions("tiny-llama", "bfloat16", None, 0.05)), **fields)
 
 
 # Copies
@@ -184,7 +184,7 @@ async def running(fakes, model, tmp_path) -> AsyncIterator[Engine]:
     """An engine whose server has no model, and answers as it should."""
     asked = partial(_as_asked, fakes)
     fakes.state = {"report": asked, "answer": in_any_order}
-    options = EngineOptions(str(model), "bfloat16", tmp_path / "out", (1024, 2048), 2, 0.05, ("--seed", "1"))
+    options = EngineOptions(str(model), "bfloat16", tmp_path / "out", 0.05, ("--seed", "1"))
     async with Engine(options) as running:
         yield running
 
@@ -207,13 +207,13 @@ async def test_the_cache_is_on(running, fakes):
 
 
 async def test_the_server_is_stopped_in_the_end(fakes, model, tmp_path):
-    async with Engine(EngineOptions(str(model), "bfloat16", tmp_path, (), 1, 0.05)) as running:
+    async with Engine(EngineOptions(str(model), "bfloat16", tmp_path, 0.05)) as running:
         await running.server()
         assert fakes.running == {"tessera"}
     assert not fakes.running
 
 
-OF_THE_ENGINE = (engine.layout_probe, engine.self_check, exactness.exactness, first_token.first_token)
+OF_THE_ENGINE = (engine.layout_probe, engine.self_check, exactness.exactness)
 
 
 @pytest.mark.parametrize("check", OF_THE_ENGINE)
@@ -301,15 +301,6 @@ def token(name: str, logprob: float, **others: float) -> dict:
 )
 def test_answers_are_compared_as_far_as_they_go_together(one, other, expected):
     assert exactness.difference(one, other) == exactness.difference(other, one) == pytest.approx(expected)
-
-
-async def test_times_to_the_first_token_are_reported(running, fakes):
-    finding = await first_token.first_token(running)
-    assert finding.message.startswith("1024 tokens: ")
-    assert "; 2048 tokens: " in finding.message
-    assert [len(each["rounds"]) for each in finding.values["contexts"].values()] == [2, 2]
-    asked = [body["cache"] for body in fakes.servers["tessera"].bodies("/v1/rag/chat")]
-    assert [cache["mode"] for cache in asked] == ["chunked", "full", "full"] * 2 * 3
 
 
 # Command
@@ -414,9 +405,9 @@ def test_the_help_lists_the_checks_of_the_device(kind, capsys):
 
 
 def test_flags_of_the_server_come_after_two_dashes():
-    args = parse(["--rounds", "7", "--", "--kv-cache-memory-bytes", "8G"], DEFAULTS)
+    args = parse(["--iterations", "7", "--", "--kv-cache-memory-bytes", "8G"], DEFAULTS)
     assert args.flags == ("--kv-cache-memory-bytes", "8G")
-    assert args.rounds == 7
+    assert args.iterations == 7
     assert args.tolerance == 5e-2
     assert parse(["--dtype", "float32"], DEFAULTS).tolerance == 1e-4
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from measuring.speed.run_folder import Run, RunFolder, WorkloadRun
-from measuring.speed.samples import Claim, Growth, Ratio, Retention, Sample
+from measuring.speed.samples import Claim, Growth, Ratio, Sample
 
 ROUNDS = 5
 MODEL = "models/<b>bold</b> & co"
@@ -17,10 +17,7 @@ WORKLOADS = {
 CLAIMS: list[Claim] = [
     Ratio("context", "4096", "ttft_s", "stock", "warm", at_least=40),
     Growth("context", "1024", "4096", "ttft_s", "warm", at_most=1.5),
-    Retention(
-        Ratio("load", "concurrency 1", "requests_per_s", "warm", "stock"),
-        Ratio("load", "concurrency 8", "requests_per_s", "warm", "stock"),
-    ),
+    Ratio("load", "concurrency 8", "requests_per_s", "warm", "stock"),
     Ratio("chat", "128", "ttft_s", "tessera", "stock", at_most=1.03),
 ]
 

@@ -148,8 +148,8 @@ def test_a_model_without_a_tokenizer_is_an_error_of_usage(argv, model, fakes, ca
 
 def test_without_names_all_workloads_are_chosen(model):
     assert parse(["--long"]).workloads == list(WORKLOADS)
-    assert parse([]).workloads == ["context", "shuffled", "chat", "load"]
-    assert parse(["vllm_client"]).workloads == ["vllm_client"]
+    assert parse([]).workloads == ["context", "chat", "load"]
+    assert parse(["placement"]).workloads == ["placement"]
     assert parse(["chat", "context", "chat", "--long"]).workloads == ["chat", "context"]
     assert parse([]).flags == DEFAULT_FLAGS
 

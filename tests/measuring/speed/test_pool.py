@@ -3,7 +3,7 @@
 
 import pytest
 
-from measuring.speed.pool import Pool, lookups, pool_of
+from measuring.speed.pool import Pool, pool_of
 from measuring.speed.rag import BenchmarkError, Query
 from measuring.speed.servers import Servers
 
@@ -24,13 +24,6 @@ async def test_sizes(servers, fakes):
     assert (pool.pages_for(32), pool.pages_for(33)) == (2, 3)
 
 
-async def test_lookups(servers):
-    server = await servers.get("tessera")
-    for chunks in (("one",), ("one", "two")):
-        await server.ask(Query("s", chunks, "q", 1))
-    assert await lookups(server) == {"filled": 2, "hit": 1}
-
-
 async def test_a_cache_that_is_off_is_an_error(servers, fakes):
     fakes.state = {"off": "no layout explains it"}
     with pytest.raises(BenchmarkError, match="tessera: the chunk cache is off: no layout explains it"):
@@ -41,4 +34,4 @@ async def test_a_server_without_statistics_is_named(servers):
     server = await servers.get("stock")
     server.http.base_url = f"{server.process.url}/elsewhere"
     with pytest.raises(BenchmarkError, match="stock: /v1/cache/stats: 404"):
-        await lookups(server)
+        await pool_of(server)

@@ -88,11 +88,11 @@ def test_the_summary_has_numpys_figures(written):
 def test_the_summary_has_each_claim_and_what_came_of_it(written):
     workloads = json.loads((written / "summary.json").read_text())["workloads"]
     ratio, growth = workloads["context"]["claims"]
-    (retention,), (missing,) = workloads["load"]["claims"], workloads["chat"]["claims"]
-    assert [claim["kind"] for claim in (ratio, growth, retention, missing)] == ["ratio", "growth", "retention", "ratio"]
+    (rate,), (missing,) = workloads["load"]["claims"], workloads["chat"]["claims"]
+    assert [claim["kind"] for claim in (ratio, growth, rate, missing)] == ["ratio", "growth", "ratio", "ratio"]
     assert (ratio["claim"]["at_least"], ratio["value"], ratio["n"]) == (40, pytest.approx(50), 5)
     assert ratio["low"] <= ratio["value"] <= ratio["high"]
-    assert [claim["holds"] for claim in (ratio, growth, retention, missing)] == [True, False, None, None]
+    assert [claim["holds"] for claim in (ratio, growth, rate, missing)] == [True, False, None, None]
     assert missing["value"] is None
 
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Medians, ratios within rounds, and their intervals."""
 
-import random
 import statistics
 
 import numpy as np
 import pytest
 
-from measuring.speed.samples import Growth, Ratio, Retention, Sample
-from measuring.speed.statistics import by_round, evaluate, median, p95, rank_sum_p
+from measuring.speed.samples import Growth, Ratio, Sample
+from measuring.speed.statistics import by_round, evaluate, median, p95
 
 RATIO = Ratio("w", "p", "ttft_s", "stock", "warm")
 
@@ -58,21 +57,7 @@ def test_growth_compares_medians_of_two_points():
     assert verdict.low < 4.0 < verdict.high
 
 
-def test_retention_is_a_ratio_of_ratios():
-    points = [Ratio("w", point, "ttft_s", "stock", "warm") for point in ("a", "b")]
-    taken = [
-        *samples("stock", [10.0, 10.0], point="a"),
-        *samples("warm", [1.0, 1.0], point="a"),
-        *samples("stock", [18.0], point="b"),
-        *samples("warm", [2.0], point="b"),
-    ]
-    verdict = evaluate(Retention(*points, at_least=0.95), taken)
-    assert (verdict.value, verdict.n, verdict.holds) == (pytest.approx(0.9), 1, False)
-
-
-@pytest.mark.parametrize(
-    "claim", [RATIO, Growth("w", "p", "q", "ttft_s", "stock"), Retention(RATIO, RATIO)], ids=lambda claim: type(claim)
-)
+@pytest.mark.parametrize("claim", [RATIO, Growth("w", "p", "q", "ttft_s", "stock")], ids=lambda claim: type(claim))
 def test_without_its_samples_nothing_is_said_of_a_claim(claim):
     assert evaluate(claim, []) is None
     assert evaluate(claim, samples("stock", [1.0])) is None
@@ -108,22 +93,3 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 def test_the_same_samples_give_the_same_interval():
     taken = [*samples("stock", [2.0, 3.0, 5.0, 7.0]), *samples("warm", [1.0, 1.0, 2.0, 2.0])]
     assert evaluate(RATIO, taken) == evaluate(RATIO, taken)
-
-
-class TestRankSum:
-    def test_values_that_lie_apart(self):
-        assert rank_sum_p(range(20), range(100, 120)) < 0.001
-
-    def test_it_does_not_matter_which_are_smaller(self):
-        low, high = [1, 2, 3, 4, 5, 6], [4.5, 5.5, 6.5, 7.5, 8.5, 9.5]
-        assert rank_sum_p(low, high) == pytest.approx(rank_sum_p(high, low), abs=0.01)
-
-    def test_small_samples_as_counted_by_hand(self):
-        """Of the 20 ways to take three of six ranks, two are as extreme as the lowest three."""
-        assert rank_sum_p([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 20, abs=0.01)
-
-    def test_values_of_one_kind(self):
-        source = random.Random(0)
-        values = [rank_sum_p(*([source.random() for _ in range(20)] for _ in range(2))) for _ in range(50)]
-        assert sum(p < 0.1 for p in values) <= 12
-        assert sum(p > 0.5 for p in values) >= 13

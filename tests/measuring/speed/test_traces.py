@@ -1,25 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traces that benchmarks replay: each has what its name says, and files of them are read back or refused."""
+"""Generated traces, and trace files that are read back or refused."""
 
 import itertools
 from collections import Counter
 
 import pytest
 
-from measuring.speed.traces import (
-    BURST_CHUNKS,
-    BURST_REQUESTS,
-    CHUNKS_PER_REQUEST,
-    POPULAR_CHUNKS,
-    SCAN_PERIOD,
-    SCAN_REQUESTS,
-    TRACE_NAMES,
-    Trace,
-    TraceFileError,
-    make_trace,
-    read_trace,
-    zipf_trace,
-)
+from measuring.speed.traces import CHUNKS_PER_REQUEST, Trace, TraceFileError, read_trace, zipf_trace
 
 REQUESTS = 2000
 HEADER = '{"trace": "own", "seed": 0, "chunk_tokens": [64, 128]}'
@@ -27,31 +14,6 @@ HEADER = '{"trace": "own", "seed": 0, "chunk_tokens": [64, 128]}'
 
 def counts(requests):
     return Counter(itertools.chain.from_iterable(requests))
-
-
-@pytest.mark.parametrize("name", TRACE_NAMES)
-def test_a_trace_is_its_seeds(name):
-    trace = make_trace(name, 1, 100)
-    assert trace == make_trace(name, 1, 100)
-    assert trace.requests != make_trace(name, 2, 100).requests
-
-
-@pytest.mark.parametrize("name", TRACE_NAMES)
-def test_requests_are_of_distinct_chunks_of_known_length(name):
-    trace = make_trace(name, 0, REQUESTS)
-    assert (trace.name, trace.seed, len(trace.requests)) == (name, 0, REQUESTS)
-    for request in trace.requests:
-        assert len(set(request)) == len(request) == CHUNKS_PER_REQUEST
-    assert max(map(max, trace.requests)) < len(trace.chunk_tokens)
-    assert 64 <= min(trace.chunk_tokens) < 200
-    assert 1000 < max(trace.chunk_tokens) <= 2048
-
-
-def test_zipf_has_few_popular_chunks():
-    seen = counts(make_trace("zipf", 0, REQUESTS).requests)
-    top = sum(seen[chunk] for chunk in range(POPULAR_CHUNKS // 100))
-    assert 0.3 < top / seen.total() < 0.5
-    assert seen[0] > seen[9] > seen[99]
 
 
 def test_chunks_of_equal_length():
@@ -65,33 +27,8 @@ def test_chunks_of_equal_length():
     assert seen[0] > 2 * seen[9] > 4 * seen[99] > 0
 
 
-def test_a_scan_goes_through_cold_chunks_in_order():
-    requests = make_trace("scan", 0, SCAN_PERIOD).requests
-    scanned = [chunk for request in requests for chunk in request if chunk >= POPULAR_CHUNKS]
-    assert scanned == list(range(POPULAR_CHUNKS, POPULAR_CHUNKS + CHUNKS_PER_REQUEST * SCAN_REQUESTS // 2))
-    assert max(map(max, requests[: SCAN_PERIOD - SCAN_REQUESTS])) < POPULAR_CHUNKS
-
-
-def test_popularity_drifts():
-    requests = make_trace("drift", 0, 10_000).requests
-    first, second, last = (
-        {chunk for chunk, _ in counts(requests[n : n + 1000]).most_common(10)} for n in (0, 1000, 9000)
-    )
-    assert len(first & second) > 3
-    assert len(first & last) < 3
-
-
-def test_a_document_is_hot_once():
-    requests = make_trace("bursts", 0, 3 * BURST_REQUESTS).requests
-    for burst in range(3):
-        chunks = range(POPULAR_CHUNKS + burst * BURST_CHUNKS, POPULAR_CHUNKS + (burst + 1) * BURST_CHUNKS)
-        numbers = [number for number, request in enumerate(requests) if not set(request).isdisjoint(chunks)]
-        assert {number // BURST_REQUESTS for number in numbers} == {burst}
-        assert len(numbers) > BURST_REQUESTS // 4
-
-
 def test_a_trace_is_read_as_it_was_written(tmp_path):
-    trace = make_trace("bursts", 3, 50)
+    trace = zipf_trace(3, 200, 256, 50)
     trace.write(tmp_path / "trace.jsonl")
     assert read_trace(tmp_path / "trace.jsonl") == trace
 

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from measuring.speed.report.words import SYSTEMS, VALUES, digits, heading, legend, place, scaled, sentence
-from measuring.speed.samples import Growth, Ratio, Retention, System, Value
+from measuring.speed.samples import Growth, Ratio, System, Value
 from measuring.speed.statistics import Verdict
 
 RATIO = Ratio("context", "4096", "ttft_s", "stock", "warm", at_least=40)
@@ -46,12 +46,6 @@ def test_the_legend_has_what_is_asked_for():
         (
             Growth("context", "1024", "16384", "latency_s", "warm", at_least=2, at_most=8),
             "warm, time to last token, 16384 tokens over 1024: 41.8 (40.9 to 42.3), at least 2, at most 8: holds",
-        ),
-        (
-            Retention(
-                Ratio("s", "batch 1", "ttft_s", "stock", "warm"), Ratio("s", "batch 4", "ttft_s", "stock", "warm")
-            ),
-            "stock / warm, time to first token, batch 4 over batch 1: 41.8 (40.9 to 42.3): holds",
         ),
     ],
 )

@@ -7,15 +7,12 @@ from pathlib import Path
 import pytest
 
 from measuring.speed.answers import DifferentAnswerError
-from measuring.speed.samples import Growth, Ratio, Retention
+from measuring.speed.samples import Growth, Ratio
 from measuring.speed.servers import Servers
 from measuring.speed.workloads import WORKLOADS
 from measuring.speed.workloads.base import Options
 from measuring.speed.workloads.chat import Chat
 from measuring.speed.workloads.context import Context, Sizes
-from measuring.speed.workloads.links import Links
-from measuring.speed.workloads.long_output import LongOutput
-from measuring.speed.workloads.shuffled import Shuffled
 from tests.measuring import fake_server
 from tests.measuring.fake_server import rag_prompt
 
@@ -48,10 +45,10 @@ def test_what_a_workload_says_of_itself(name, is_long):
     assert workload.num_steps() > 0
     assert workload.sizes()
     for claim in workload.claims():
-        assert (claim.last if isinstance(claim, Retention) else claim).workload == name
+        assert claim.workload == name
 
 
-@pytest.mark.parametrize("workload_type", [Context, Links, Shuffled, Chat, LongOutput])
+@pytest.mark.parametrize("workload_type", [Context, Chat])
 async def test_as_many_steps_as_said_and_everything_claimed_is_measured(workload_type, fakes):
     workload = workload_type(options())
     samples, steps = await run(workload)
@@ -107,47 +104,26 @@ def in_full_attention(report):
     return {**report, "mode": "full", "reason": "no room"}
 
 
-@pytest.mark.parametrize("workload_type", [Context, Links, Shuffled, LongOutput])
 @pytest.mark.parametrize("change", [wrong_status, in_full_attention])
-async def test_a_request_that_ran_otherwise_is_not_reported(workload_type, change, fakes):
+async def test_a_request_that_ran_otherwise_is_not_reported(change, fakes):
     fakes.state = {"report": change}
     with pytest.raises(DifferentAnswerError, match="a request ran as"):
-        await run(workload_type(options()))
+        await run(Context(options()))
 
 
-@pytest.mark.parametrize("workload_type", [Context, Shuffled, LongOutput])
-async def test_an_answer_that_depends_on_the_cache_is_not_reported(workload_type, fakes):
+async def test_an_answer_that_depends_on_the_cache_is_not_reported(fakes):
     fakes.state = {"answer": lambda prompt, n: (prompt.namespace[::-1] + "x" * n)[:n]}
     with pytest.raises(DifferentAnswerError, match="tessera and tessera answered differently"):
-        await run(workload_type(options()))
+        await run(Context(options()))
 
 
-@pytest.mark.parametrize("workload_type", [Context, Links, Shuffled, LongOutput])
-async def test_prompts_of_other_lengths_are_not_reported(workload_type, fakes, monkeypatch):
+async def test_prompts_of_other_lengths_are_not_reported(fakes, monkeypatch):
     def longer(body):
         return rag_prompt({**body, "question": body.get("question", "") + "x"})
 
     monkeypatch.setattr(fake_server, "rag_prompt", longer)
     with pytest.raises(DifferentAnswerError, match="tokens long; not reporting"):
-        await run(workload_type(options()))
-
-
-def without_links(report):
-    return {**report, "links": None}
-
-
-def with_other_work(report):
-    tokens = report["tokens"]
-    return {**report, "tokens": {**tokens, "computed": tokens["computed"] + 512}}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"), [(without_links, "a request ran with links None"), (with_other_work, "tokens were computed")]
-)
-async def test_links_that_were_not_as_asked_are_not_reported(change, message, fakes):
-    fakes.state = {"report": change}
-    with pytest.raises(DifferentAnswerError, match=message):
-        await run(Links(options()))
+        await run(Context(options()))
 
 
 async def test_an_exact_repeat_that_answers_otherwise_is_not_reported(fakes):
@@ -174,30 +150,6 @@ async def test_chat_that_answers_otherwise_is_not_reported(fakes):
             await servers.get(name)
         with pytest.raises(DifferentAnswerError, match="stock and tessera answered differently"):
             await workload.run(servers, [].append, lambda: None)
-
-
-async def test_shuffled_documents_are_the_same_in_ever_new_orders(fakes):
-    samples, _ = await run(Shuffled(options(is_long=True)))
-    assert {(s.point, s.system) for s in samples} == {
-        *((f"batch {batch}", "stock") for batch in range(5)),
-        *((f"batch {batch}", "warm") for batch in range(1, 5)),
-        ("batch 0", "empty"),
-    }
-    asked = [user_text(body) for body in fakes.servers["stock"].bodies(CHAT)][1:]
-    orders = [[text[i : i + 256] for i in range(0, 14 * 256, 256)] for text in asked]
-    assert len(orders) == 5 * 10
-    assert len({frozenset(order) for order in orders}) == 1
-    assert len({tuple(order[:2]) for order in orders}) == 5 * 10  # so that a prefix cache finds one document at most
-    for batch in range(5):
-        assert [order[0] for order in orders[10 * batch : 10 * batch + 10]] == [order[0] for order in orders[:10]]
-    assert len({text[-32:] for text in asked}) == 5 * 10
-
-
-async def test_what_counts_as_empty_is_new_to_the_prefix_cache_too(fakes):
-    await run(Shuffled(options(is_long=True)))
-    namespaces = [body["cache"]["namespace"] for body in fakes.servers["tessera"].bodies(RAG)]
-    empty = [namespace for namespace in namespaces if "empty" in namespace]
-    assert len(set(empty)) == len(empty) == 1 + 10 + 2  # the warm-up, batch 0, and two to compare with
 
 
 def test_workloads_share_no_text():
