@@ -6,17 +6,15 @@ What ends the engine ends none of the other checks, and its memory is back on th
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
 from measuring.device.findings import CheckError, Finding
+from measuring.kit.client import ServerError
 from measuring.kit.texts import Texts, characters_per_token
-from measuring.speed.rag import BenchmarkError
-from measuring.speed.servers import TESSERA, Servers
-from measuring.speed.systems import Server
+from measuring.speed.servers import TESSERA, Server, Servers
 from tools.random_model import PRESETS, build_preset
 
 _SELF_CHECK = "self-check failed"
@@ -72,7 +70,7 @@ class Engine:
             raise self._failure
         try:
             return await self._start()
-        except (BenchmarkError, OSError) as error:
+        except (ServerError, OSError) as error:
             self._failure = CheckError(f"the engine did not start: {error}")
             raise self._failure from error
 
@@ -110,12 +108,9 @@ class Engine:
 async def send(server: Server, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
     """The answer to a request; raises :class:`CheckError` unless it is a good one."""
     try:
-        response = await server.http.request(method, path, json=body)
-    except httpx.HTTPError as error:
-        raise CheckError(f"{path}: {type(error).__name__} {error} (the server's log: {server.process.log})") from error
-    if response.status_code != HTTPStatus.OK:
-        raise CheckError(f"{path}: {response.status_code}: {response.text[-500:]}")
-    return response
+        return await server.request(method, path, body)
+    except ServerError as error:
+        raise CheckError(str(error)) from error
 
 
 async def layout_probe(engine: Engine) -> Finding:

@@ -29,8 +29,8 @@ from typing import Any, Literal
 from measuring.device.engine import Engine, send
 from measuring.device.findings import CheckError, Finding
 from measuring.kit.texts import Texts
-from measuring.speed.rag import Mode, Query
-from measuring.speed.systems import Server
+from measuring.speed.query import Mode, Query
+from measuring.speed.servers import Server
 
 STRATEGIES = ("shared", "parallel", "offset")
 TOLERANCES = {"bfloat16": 5e-2, "float16": 1e-2, "float32": 1e-4}

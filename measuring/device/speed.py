@@ -15,7 +15,7 @@ from measuring.device.context import Context, SpeedSizes
 from measuring.device.devices import Device, Event
 from measuring.device.findings import CheckError, Finding, SkippedError
 from measuring.device.memory import Shape, frequencies, make_blocks
-from measuring.speed.statistics import median
+from measuring.kit.statistics import median
 
 LEAST_SHARE = 0.70
 """Of a plain copy's bandwidth."""

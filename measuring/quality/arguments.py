@@ -4,9 +4,11 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NoReturn, get_args
+from typing import Literal, get_args
 
 from app.modes import CALIBRATED, MODES, in_order, is_mode
+from measuring.kit.arguments import Parser, positive
+from measuring.quality.client import ChunkOrder
 from measuring.quality.metrics import REFUSAL, normalize
 from measuring.quality.questions.datasets import Format
 
@@ -14,7 +16,6 @@ PLAIN_QUESTIONS, DEMO_QUESTIONS = 100, 250
 """Questions for each number of chunks, by default: those in plain English, and those of the tiny demo model."""
 
 Command = Literal["eval", "calibrate"]
-ChunkOrder = Literal["given", "canonical"]
 TOLERANCE = 2.0
 
 _DESCRIPTION = """\
@@ -67,15 +68,6 @@ examples:
 Exit status: 0; 1 if the server fails midway; 2 for errors in usage, files or set-up; 130 when interrupted."""
 
 
-class UsageError(ValueError):
-    """The command line can't be obeyed; the message says why."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} ({self.prog} --help shows the options)")
-
-
 def parse(argv: Sequence[str], command: Command = "eval") -> argparse.Namespace:
     """The options, with what follows ``--`` in ``server_arguments``. Raises :class:`UsageError`."""
     own, server_arguments = _divided(list(argv))
@@ -115,15 +107,9 @@ def _problem(args: argparse.Namespace) -> str | None:
     return next((problem for problem, holds in checks.items() if holds), None)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="tessera eval",
-        usage="tessera eval [MODEL | --server URL] [--questions FILE | --demo] [options] [-- any tessera serve flag]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    usage = "tessera eval [MODEL | --server URL] [--questions FILE | --demo] [options] [-- any tessera serve flag]"
+    parser = Parser("tessera eval", usage, _DESCRIPTION, _EPILOG)
     parser.set_defaults(calibrates=False)
     _add_questions(parser)
     parser.add_argument("--server", type=_url, metavar="URL", help="a running Tessera server to ask instead")
@@ -131,15 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _calibration_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="tessera calibrate",
-        usage="tessera calibrate [MODEL] [--questions FILE | --demo] [options] [-- any tessera serve flag]",
-        description=_CALIBRATION,
-        epilog=_CALIBRATION_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _calibration_parser() -> Parser:
+    usage = "tessera calibrate [MODEL] [--questions FILE | --demo] [options] [-- any tessera serve flag]"
+    parser = Parser("tessera calibrate", usage, _CALIBRATION, _CALIBRATION_EPILOG)
     parser.set_defaults(calibrates=True, server=None)
     _add_questions(parser)
     tolerance = "points of accuracy that reuse may cost (default: %(default)s)"
@@ -168,30 +148,20 @@ def _add_run_options(parser: argparse.ArgumentParser, modes: tuple[str, ...]) ->
         "ask the first N questions only; without a file N for each number of chunks "
         f"(default: {PLAIN_QUESTIONS}, with --demo {DEMO_QUESTIONS})"
     )
-    parser.add_argument("--limit", type=_positive, metavar="N", help=limit)
+    parser.add_argument("--limit", type=positive, metavar="N", help=limit)
     parser.add_argument(
-        "--max-tokens", type=_positive, default=64, metavar="N", help="longest answer, in tokens (default: 64)"
+        "--max-tokens", type=positive, default=64, metavar="N", help="longest answer, in tokens (default: 64)"
     )
     order = "of chunks in prompts: as in the question file, or by their text (default: given)"
     parser.add_argument("--order", choices=get_args(ChunkOrder), default="given", help=order)
     concurrency = "requests at a time; with more than 1, times to first token are those under load (default: 1)"
-    parser.add_argument("--concurrency", type=_positive, default=1, metavar="N", help=concurrency)
+    parser.add_argument("--concurrency", type=positive, default=1, metavar="N", help=concurrency)
     output = "folder for the results (default: results/<command>-<name of the question file>)"
     parser.add_argument("--output", type=Path, metavar="DIR", help=output)
     parser.add_argument("--overwrite", action="store_true", help="drop results of an earlier run in that folder")
     refusal = f'what the model says if no chunk has the answer (default: "{REFUSAL}")'
     parser.add_argument("--refusal", type=_phrase, default=REFUSAL, metavar="TEXT", help=refusal)
     parser.add_argument("--api-key", metavar="KEY", help="the server's API key, if it wants one")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-_positive.__name__ = "whole number"  # argparse's messages have it
 
 
 def _points(text: str) -> float:

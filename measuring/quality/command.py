@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from measuring.quality.arguments import DEMO_QUESTIONS, PLAIN_QUESTIONS, Command, UsageError, name_of, parse
-from measuring.quality.client import AskOptions, ServerError, ServerInfo, SetupError, TesseraClient
+from measuring.kit.arguments import UsageError
+from measuring.kit.client import ServerError, SetupError
+from measuring.quality.arguments import DEMO_QUESTIONS, PLAIN_QUESTIONS, Command, name_of, parse
+from measuring.quality.client import AskOptions, ServerInfo, TesseraClient
 from measuring.quality.monitor import Monitor
 from measuring.quality.questions.datasets import load_questions
 from measuring.quality.questions.plain_english import plain_questions
@@ -67,7 +69,7 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
     if args.server:
         yield args.server
         return
-    from measuring.quality.server import started_server
+    from measuring.kit.servers import started_server
 
     make_folder(args.output)
     with started_server(model_of(args), _with_forced(args.server_arguments), args.output / LOG) as server:

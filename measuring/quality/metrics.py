@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of one answer, and intervals for means of them.
+"""Scores of one answer.
 
 Exact match and token F1 are SQuAD's (Rajpurkar et al. 2016, arXiv 1606.05250), with the rule of its second version
 for questions without an answer (Rajpurkar et al. 2018, arXiv 1806.03822): what counts there is that the model says so.
@@ -11,9 +11,6 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 REFUSAL = "I don't know"
 
@@ -67,32 +64,6 @@ def contains(prediction: str, answers: Sequence[str]) -> bool:
 def is_refusal(prediction: str, phrase: str = REFUSAL) -> bool:
     """Whether ``phrase`` occurs in the prediction as whole words, both normalized."""
     return _occurs(phrase, prediction)
-
-
-def bootstrap_interval(
-    values: Sequence[float], seed: int, resamples: int = 2000, confidence: float = 0.95
-) -> tuple[float, float]:
-    """Percentile bootstrap interval for the mean of ``values``, at least one (Efron 1979, Annals of Statistics 7(1)).
-
-    Values that are all equal give an interval without width, however few they are.
-    """
-    sample = np.asarray(values, dtype=np.float64)
-    random = np.random.default_rng(seed)
-    means = [_resampled_mean(sample, random) for _ in range(resamples)]
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
-
-
-def paired_bootstrap_interval(
-    values: Sequence[float], baseline: Sequence[float], seed: int, resamples: int = 2000, confidence: float = 0.95
-) -> tuple[float, float]:
-    """Interval for the mean of ``values - baseline``, two measurements of each question: questions are resampled."""
-    differences = [value - base for value, base in zip(values, baseline, strict=True)]
-    return bootstrap_interval(differences, seed, resamples, confidence)
-
-
-def _resampled_mean(sample: npt.NDArray[np.float64], random: np.random.Generator) -> float:
-    return float(sample[random.integers(sample.size, size=sample.size)].mean())
 
 
 def _words(text: str) -> list[str]:

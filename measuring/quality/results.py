@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app.modes import mode_of
-from measuring.quality.arguments import ChunkOrder
-from measuring.quality.client import Answer
+from measuring.kit.client import Answer
+from measuring.quality.client import ChunkOrder
 from measuring.quality.questions.questions import Question
 from tools.progress import say
 

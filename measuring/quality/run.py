@@ -4,7 +4,8 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from measuring.quality.client import AskOptions, RefusedError, TesseraClient
+from measuring.kit.client import RefusedError
+from measuring.quality.client import AskOptions, TesseraClient
 from measuring.quality.questions.questions import Question
 from measuring.quality.results import Key, Result
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from app.modes import in_order
-from measuring.quality.metrics import Scores, bootstrap_interval, paired_bootstrap_interval, score
+from measuring.kit.statistics import mean_interval
+from measuring.quality.metrics import Scores, score
 from measuring.quality.results import Result
 
 CONFIDENCE = 0.95
 
-_SEED = 0
 # With more different numbers of chunks than this, they are put together by powers of two.
 _MAX_BINS = 6
 
@@ -144,17 +144,12 @@ def _row(label: str, mode: str, asked: Sequence[_Scored], full: Mapping[str, _Sc
 def _estimate(values: Sequence[float]) -> Estimate | None:
     if not values:
         return None
-    return Estimate(fmean(values), *bootstrap_interval(values, _SEED, confidence=CONFIDENCE))
+    return Estimate(fmean(values), *mean_interval(values, CONFIDENCE))
 
 
 def _difference(pairs: Iterable[tuple[float | None, float | None]]) -> Estimate | None:
     """Of pairs whose values are both known: how much more the first are."""
-    known = [(one, other) for one, other in pairs if one is not None and other is not None]
-    if not known:
-        return None
-    values, baseline = zip(*known, strict=True)
-    interval = paired_bootstrap_interval(values, baseline, _SEED, confidence=CONFIDENCE)
-    return Estimate(fmean(values) - fmean(baseline), *interval)
+    return _estimate([one - other for one, other in pairs if one is not None and other is not None])
 
 
 def _mean(values: Iterable[float]) -> float | None:

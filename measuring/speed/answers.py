@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What answers must be for their times to be reported."""
+"""Checks of answers, without which no time is reported."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from measuring.speed.rag import Answer, BenchmarkError, Query
-from measuring.speed.systems import Server
+from measuring.kit.client import Answer, ServerError
+from measuring.speed.query import Query
+from measuring.speed.servers import Server
 
 TIE_LOGPROB = 1e-3
 """Tokens whose log probabilities are so near each other are as likely, within the error of float32."""
 _REFUSAL = "not reporting"
 
 
-class DifferentAnswerError(BenchmarkError):
-    """An answer isn't what its mode must give: no time is worth reporting."""
+class DifferentAnswerError(ServerError):
+    """An answer differs from what its mode must give: no time is worth reporting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Asked:
 
 def check_report(answer: Answer, status: Literal["hit", "filled"]) -> None:
     """Raises :class:`DifferentAnswerError` unless chunks were reused, and each came about as ``status`` says."""
-    report = answer.report
+    report = answer.cache
     statuses = {str(chunk["status"]) for chunk in report.get("chunks", ())}
     if report.get("mode") != "chunked" or statuses != {status}:
         ran_as = f"{report.get('mode', 'no report')} with chunks {', '.join(sorted(statuses)) or 'none'}"

@@ -5,18 +5,21 @@ import argparse
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import NoReturn
 
+from measuring.kit.arguments import Parser, positive
+from measuring.speed.verdicts import CONFIDENCE, LEAST_ROUNDS
 from measuring.speed.workloads import WORKLOADS
 
 LEFT_TO_LONG_RUNS = ("placement",)
-"""The short form is to end within ten minutes."""
 DEFAULT_FLAGS = ("--dtype", "float32", "--max-model-len", "20480", "--kv-cache-memory-bytes", "2G")
+_MINUTES, _LONG_MINUTES = 15, 60
 
-_DESCRIPTION = """\
+_DESCRIPTION = f"""\
 Measure Tessera beside stock vLLM: both are started on the same model with the same flags, and get the same requests in
-turn. Nothing is reported when an answer isn't what it must be. Without --long there are few rounds of each: whether
-claims near their bounds hold is then up to chance, as the intervals say."""
+turn. Nothing is reported when an answer isn't what it must be.
+
+Each workload is measured in rounds, at least {LEAST_ROUNDS}, until the {CONFIDENCE:.0%} interval of each claim lies
+within the claim's bounds ("holds") or outside ("does not hold"), or until its time is up ("undecided")."""
 
 _EPILOG = f"""\
 workloads (default: all, but without --long not {", ".join(LEFT_TO_LONG_RUNS)}):
@@ -31,20 +34,12 @@ summary.json, a plot for each workload, report.html, and the servers' logs.
 examples:
   tessera bench
   tessera bench context chat --long --output build/long
+  tessera bench placement --minutes 30
   tessera bench load --trace requests.jsonl
   tessera bench context --model ./model --dtype bfloat16 --max-num-batched-tokens 4096
 
 Exit status: 0 when all was measured, whether or not every claim holds; 1 if a server failed or an answer was wrong;
 2 for errors in usage or files; 130 when interrupted. What was measured by then is kept, marked as partial."""
-
-
-class UsageError(ValueError):
-    """The command line can't be obeyed; the message says why."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (tessera bench --help shows the options)")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -61,24 +56,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args.workloads = list(dict.fromkeys(names)) or [
         name for name in WORKLOADS if args.long or name not in LEFT_TO_LONG_RUNS
     ]
+    args.minutes = args.minutes or (_LONG_MINUTES if args.long else _MINUTES)
     args.flags = (*DEFAULT_FLAGS, *flags)
     return args
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     width = max(map(len, WORKLOADS))
     workloads = "\n".join(f"  {name:{width}}  {workload.title}" for name, workload in WORKLOADS.items())
-    parser = _Parser(
-        prog="tessera bench",
-        usage="tessera bench [WORKLOAD ...] [options] [any vllm serve flag]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG.format(workloads=workloads),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "tessera bench [WORKLOAD ...] [options] [any vllm serve flag]"
+    parser = Parser("tessera bench", usage, _DESCRIPTION, _EPILOG.format(workloads=workloads))
     model = "folder of the model (default: a random one of about 100 M parameters)"
     parser.add_argument("--model", type=Path, metavar="FOLDER", help=model)
     parser.add_argument("--long", action="store_true", help="the full sizes, which take hours on two cores")
+    minutes = f"time limit of a workload's rounds (default: {_MINUTES}, with --long {_LONG_MINUTES})"
+    parser.add_argument("--minutes", type=positive, metavar="N", help=minutes)
     output = "folder for the results (default: build/bench)"
     parser.add_argument("--output", type=Path, default=Path("build", "bench"), metavar="DIR", help=output)
     parser.add_argument("--overwrite", action="store_true", help="drop the results of an earlier run in that folder")

@@ -10,16 +10,18 @@ from importlib.util import find_spec
 
 from rich.console import Console
 
+from measuring.kit.arguments import UsageError
+from measuring.kit.client import ServerError
 from measuring.kit.machine import cpu_model
 from measuring.kit.signals import end_by_signals
 from measuring.kit.texts import characters_per_token
 from measuring.quality.report import NO_PLOTS
 from measuring.speed.answers import DifferentAnswerError
-from measuring.speed.arguments import UsageError, parse
-from measuring.speed.progress import Monitor
-from measuring.speed.rag import BenchmarkError
+from measuring.speed.arguments import parse
+from measuring.speed.folder import FolderError, Run, RunFolder, WorkloadRun
+from measuring.speed.monitor import Monitor
 from measuring.speed.report import report
-from measuring.speed.run_folder import FolderError, Run, RunFolder, WorkloadRun
+from measuring.speed.rounds import measure
 from measuring.speed.servers import STOCK, Servers
 from measuring.speed.traces import TraceFileError, read_trace
 from measuring.speed.workloads import WORKLOADS
@@ -39,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         options = _options(args)
         workloads = [WORKLOADS[name](options) for name in args.workloads]
         with RunFolder(args.output, _describe(argv, options, workloads), args.overwrite) as folder:
-            return _run(workloads, folder)
+            return _run(workloads, folder, 60 * args.minutes)
     except (UsageError, TraceFileError, FolderError) as error:
         say(str(error))
         return 2
@@ -75,14 +77,14 @@ def _describe(argv: Sequence[str], options: Options, workloads: Sequence[Workloa
     )
 
 
-def _run(workloads: Sequence[Workload], folder: RunFolder) -> int:
+def _run(workloads: Sequence[Workload], folder: RunFolder, limit_s: float) -> int:
     """Measures, and reports; also what was measured before an error or a signal, unless an answer was wrong."""
     claims = [claim for workload in workloads for claim in workload.claims()]
     status, is_reported = 0, True
     try:
-        asyncio.run(_measure(workloads, folder))
+        asyncio.run(_measure(workloads, folder, limit_s))
         folder.mark(complete=True)
-    except BenchmarkError as error:
+    except ServerError as error:
         status, is_reported = 1, not isinstance(error, DifferentAnswerError)
         folder.mark(stopped_by=str(error))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -95,14 +97,15 @@ def _run(workloads: Sequence[Workload], folder: RunFolder) -> int:
     return status
 
 
-async def _measure(workloads: Sequence[Workload], folder: RunFolder) -> None:
+async def _measure(workloads: Sequence[Workload], folder: RunFolder, limit_s: float) -> None:
     end_by_signals()
-    monitor = Monitor(sum(workload.num_steps() for workload in workloads))
+    monitor = Monitor(len(workloads))
     async with Servers(folder.run.model, folder.run.flags, folder.path) as servers, shown(monitor):
         folder.mark(vllm=await (await servers.get(STOCK)).vllm_version())
         for workload in workloads:
-            monitor.workload = workload.name
-            await workload.run(servers, folder.record, monitor.step)
+            monitor.begin(workload.name)
+            await measure(workload, servers, folder.record, limit_s, monitor)
+            monitor.end()
 
 
 def _last_words(folder: RunFolder) -> str:

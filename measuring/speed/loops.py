@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from measuring.speed.rag import Answer, Query
-from measuring.speed.statistics import median
+from measuring.kit.client import Answer
+from measuring.kit.statistics import median
+from measuring.speed.query import Query
 
 Result = TypeVar("Result")
 Ask = Callable[[Query], Awaitable[Answer]]
-"""Sends one query; raises :class:`measuring.speed.rag.BenchmarkError`."""
+"""Sends one query; raises :class:`measuring.kit.client.ServerError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Outcome:
 async def closed_loop(ask: Ask, queries: Sequence[Query], concurrency: int) -> Outcome:
     """As many clients as ``concurrency`` says, each sending a next query as soon as its last one is answered.
 
-    Raises :class:`measuring.speed.rag.BenchmarkError`.
+    Raises :class:`measuring.kit.client.ServerError`.
     """
     pending = iter(enumerate(queries))
 
@@ -50,7 +51,7 @@ async def closed_loop(ask: Ask, queries: Sequence[Query], concurrency: int) -> O
 async def open_loop(ask: Ask, queries: Sequence[Query], at_s: Sequence[float]) -> Outcome:
     """Each query is sent ``at_s`` seconds after the start, however many are still unanswered.
 
-    Raises :class:`measuring.speed.rag.BenchmarkError`.
+    Raises :class:`measuring.kit.client.ServerError`.
     """
     started = time.perf_counter()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from measuring.speed import servers, systems
+from measuring.speed import servers
 from tests.measuring.helpers import Fakes, write_tokenizer
 
 
@@ -17,7 +17,7 @@ def fakes(monkeypatch) -> Iterator[Fakes]:
     with ExitStack() as stack:
         fakes = Fakes(stack)
         monkeypatch.setattr(servers, "running", fakes.start)
-        monkeypatch.setattr(systems, "SETTLE_S", 0)
+        monkeypatch.setattr(servers, "SETTLE_S", 0)
         yield fakes
 
 
@@ -25,7 +25,7 @@ def fakes(monkeypatch) -> Iterator[Fakes]:
 def small_processes(monkeypatch) -> None:
     """Servers without a model, each a process of its own."""
     for name in ("VLLM_SERVE", "TESSERA_SERVE"):
-        monkeypatch.setattr(systems, name, ("tests.measuring.fake_process", "serve"))
+        monkeypatch.setattr(servers, name, ("tests.measuring.fake_process", "serve"))
 
 
 @pytest.fixture

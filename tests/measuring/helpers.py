@@ -6,12 +6,12 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from measuring.speed.systems import Server
+from measuring.speed.servers import Server
 from tests.measuring.fake_server import FakeServer, serving
 
 
 class Fakes:
-    """Stands where ``measuring.speed.systems.running`` stands. ``state`` is that of servers yet to start."""
+    """Stands where ``measuring.speed.servers.running`` stands. ``state`` is that of servers yet to start."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.state: dict = {}
@@ -29,7 +29,7 @@ class Fakes:
         self.running.add(name)
         server = Server(name, SimpleNamespace(url=fake.url, log=folder / f"{name}.log"), is_stock=is_stock)
         try:
-            async with server.http:
+            async with server:
                 yield server
         finally:
             self.running.remove(name)

@@ -9,9 +9,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from measuring.speed.folder import Run
 from measuring.speed.report.summary import Results, Section
 from measuring.speed.report.words import cells, columns, legend, sentence
-from measuring.speed.run_folder import Run
 
 _TEMPLATE = "page.html.jinja"
 
@@ -37,9 +37,10 @@ def page(results: Results, plots: Mapping[str, Path]) -> str:
 
 def _tally(results: Results) -> str:
     verdicts = [verdict for section in results.sections for _, verdict in section.verdicts]
-    holds = [verdict.holds for verdict in verdicts if verdict]
+    outcomes = [verdict.outcome for verdict in verdicts if verdict and verdict.outcome]
     missing = f"; {verdicts.count(None)} not measured" if None in verdicts else ""
-    return f"{holds.count(True)} of {holds.count(True) + holds.count(False)} claims with bounds hold{missing}."
+    undecided = f"; {outcomes.count('undecided')} undecided" if "undecided" in outcomes else ""
+    return f"{outcomes.count('holds')} of {len(outcomes)} claims with bounds hold{undecided}{missing}."
 
 
 def _section(section: Section, plot: Path | None) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def _section(section: Section, plot: Path | None) -> dict[str, Any]:
         "heading": section.heading,
         "plot": base64.b64encode(plot.read_bytes()).decode() if plot else "",
         "claims": [
-            (sentence(claim, verdict, section.axis), verdict and verdict.holds) for claim, verdict in section.verdicts
+            (sentence(claim, verdict, section.axis), verdict and verdict.outcome) for claim, verdict in section.verdicts
         ],
         "columns": columns(section),
         "lines": [cells(section, row) for row in section.rows],

@@ -16,7 +16,7 @@ from measuring.speed.report.plots import draw
 from measuring.speed.report.summary import Results, Row, Section, load
 from measuring.speed.report.words import cells, columns, legend, sentence
 from measuring.speed.samples import Claim
-from measuring.speed.statistics import CONFIDENCE, Verdict
+from measuring.speed.verdicts import CONFIDENCE, Verdict
 
 SUMMARY, PAGE = "summary.json", "report.html"
 # Wide enough for the widest line where there is no terminal that has a width.
@@ -90,6 +90,6 @@ def _figures(row: Row) -> dict[str, Any]:
 
 
 def _outcome(claim: Claim, verdict: Verdict | None) -> dict[str, Any]:
-    """The claim's own fields and kind, and what was found; ``null`` where it was not measured."""
-    found = {name: getattr(verdict, name, None) for name in ("value", "low", "high", "n", "holds")}
+    """The claim's own fields and kind, and its verdict; ``null`` where it was not measured."""
+    found = {name: getattr(verdict, name, None) for name in ("value", "low", "high", "n", "holds", "outcome")}
     return {"kind": type(claim).__name__.lower(), "claim": asdict(claim), **found}

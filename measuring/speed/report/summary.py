@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from measuring.speed.run_folder import Run, read_run
+from measuring.kit.statistics import median, p95
+from measuring.speed.folder import Run, read_run
 from measuring.speed.samples import Claim, Sample, System, Value
-from measuring.speed.statistics import Verdict, evaluate, median, p95
+from measuring.speed.verdicts import Verdict, evaluate
 
 _SYSTEMS: tuple[System, ...] = get_args(System)
 _VALUES: tuple[Value, ...] = get_args(Value)

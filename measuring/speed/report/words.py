@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from measuring.speed.report.summary import Quantiles, Row, Section, values_of
 from measuring.speed.samples import Claim, Growth, Ratio, System, Value
-from measuring.speed.statistics import Verdict
+from measuring.speed.verdicts import Verdict
 
 SYSTEMS: dict[System, str] = {
     "stock": "stock vLLM",
@@ -97,6 +97,7 @@ def _ratio(number: float) -> str:
 
 
 def _judgement(verdict: Verdict | None) -> str:
-    if verdict is None or verdict.holds is None:
+    if verdict is None or verdict.outcome is None:
         return ""
-    return ": holds" if verdict.holds else ": does not hold"
+    after = f" after {verdict.n} rounds" if verdict.outcome == "undecided" else ""
+    return f": {verdict.outcome}{after}"

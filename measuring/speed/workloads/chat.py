@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ordinary chat, without documents: what Tessera costs those who don't use it."""
+"""Ordinary chat, without documents: the cost of Tessera for those who don't use it."""
 
 from typing import Any
 
 from measuring.speed.answers import Asked, check_prompt, check_same
-from measuring.speed.rag import Query
+from measuring.speed.query import Query
 from measuring.speed.samples import Claim, Ratio, Sample, System
 from measuring.speed.servers import STOCK, TESSERA, Servers
-from measuring.speed.workloads.base import Options, Record, Step, sample
+from measuring.speed.workloads.base import Options, Workload, sample
 
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 128, 64
 _POINT = str(_PROMPT_TOKENS)
 
 
-class Chat:
+class Chat(Workload):
     """Times of a new prompt on both systems, which take turns at being first."""
 
     name = "chat"
@@ -21,7 +21,6 @@ class Chat:
     axis = "tokens of the prompt"
 
     def __init__(self, options: Options) -> None:
-        self._rounds = 40 if options.is_long else 4
         self._texts = options.texts(self.name)
 
     def claims(self) -> list[Claim]:
@@ -31,20 +30,9 @@ class Chat:
         ]
 
     def sizes(self) -> dict[str, Any]:
-        return {"prompt_tokens": _PROMPT_TOKENS, "output_tokens": _OUTPUT_TOKENS, "rounds": self._rounds}
+        return {"prompt_tokens": _PROMPT_TOKENS, "output_tokens": _OUTPUT_TOKENS}
 
-    def num_steps(self) -> int:
-        return self._rounds + 1
-
-    async def run(self, servers: Servers, record: Record, step: Step) -> None:
-        """The first round, number 0, only warms the servers up."""
-        for number in range(self._rounds + 1):
-            samples = await self._round(servers, number)
-            for each in samples if number else ():
-                record(each)
-            step()
-
-    async def _round(self, servers: Servers, number: int) -> list[Sample]:
+    async def round(self, servers: Servers, number: int) -> list[Sample]:
         query = Query("", (), self._texts.text(_PROMPT_TOKENS), _OUTPUT_TOKENS)
         order: list[tuple[System, str]] = [("stock", STOCK), ("tessera", TESSERA)]
         answers: dict[System, Asked] = {}

@@ -1,39 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """New questions over contexts of more and more chunks."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from measuring.speed.rag import Query
-from measuring.speed.samples import Claim, Growth, Ratio, Sample, Value
-from measuring.speed.servers import Servers
-from measuring.speed.workloads.base import Options, Record, Step, sample
-from measuring.speed.workloads.rag_round import measure
+from measuring.kit.client import Answer
+from measuring.speed.answers import Asked, check_prompt, check_report, check_same
+from measuring.speed.query import Query
+from measuring.speed.samples import Claim, Growth, Ratio, Sample, System
+from measuring.speed.servers import STOCK, TESSERA, Servers
+from measuring.speed.workloads.base import Options, Workload, sample
 
-_SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS = 64, 512, 32
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """``chunks`` has the number of chunks at each point. Each round takes all points in turn."""
-
-    chunks: tuple[int, ...]
-    rounds: int
-    max_tokens: int
+_SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS, _OUTPUT_TOKENS = 64, 512, 32, 4
 
 
-class Context:
-    """Time to first token by length of the context."""
+class Context(Workload):
+    """Time to first token by length of the context. Each round takes all points in turn."""
 
     name = "context"
     title = "new questions over more and more chunks"
     axis = "tokens of context"
-    values: tuple[Value, ...] = ("ttft_s",)
-    short = Sizes((8,), rounds=2, max_tokens=4)
-    long = Sizes((2, 4, 8, 16, 32), rounds=10, max_tokens=4)
+    short: tuple[int, ...] = (8,)
+    long: tuple[int, ...] = (2, 4, 8, 16, 32)
 
     def __init__(self, options: Options) -> None:
-        self._sizes = self.long if options.is_long else self.short
+        self._numbers = self.long if options.is_long else self.short
         self._texts = options.texts(self.name)
         self._system = self._texts.text(_SYSTEM_TOKENS)
 
@@ -43,7 +34,7 @@ class Context:
             Ratio(self.name, "4096", "ttft_s", "warm", "exact repeat", at_most=1),
             Ratio(self.name, "4096", "ttft_s", "empty", "stock", at_most=1),
         ]
-        if {2, 32} <= set(self._sizes.chunks):
+        if {2, 32} <= set(self._numbers):
             claims += [
                 Growth(self.name, "1024", "16384", "ttft_s", "warm", at_most=8),
                 Growth(self.name, "1024", "16384", "ttft_s", "stock", at_least=16),
@@ -53,28 +44,43 @@ class Context:
     def sizes(self) -> dict[str, Any]:
         return {
             "system_tokens": _SYSTEM_TOKENS,
-            "chunks": list(self._sizes.chunks),
+            "chunks": list(self._numbers),
             "chunk_tokens": _CHUNK_TOKENS,
             "question_tokens": _QUESTION_TOKENS,
-            "output_tokens": self._sizes.max_tokens,
-            "rounds": self._sizes.rounds,
+            "output_tokens": _OUTPUT_TOKENS,
         }
 
-    def num_steps(self) -> int:
-        return (self._sizes.rounds + 1) * len(self._sizes.chunks)
+    async def round(self, servers: Servers, number: int) -> list[Sample]:
+        return [each for chunks in self._numbers for each in await self._point(servers, number, chunks)]
 
-    async def run(self, servers: Servers, record: Record, step: Step) -> None:
-        """The first round, number 0, only warms the servers up."""
-        for number in range(self._sizes.rounds + 1):
-            for chunks in self._sizes.chunks:
-                samples = await self._round(servers, number, chunks)
-                for each in samples if number else ():
-                    record(each)
-                step()
-
-    async def _round(self, servers: Servers, number: int, chunks: int) -> list[Sample]:
+    async def _point(self, servers: Servers, number: int, chunks: int) -> list[Sample]:
         texts = self._texts.chunks(chunks, _CHUNK_TOKENS)
-        query = Query(self._system, tuple(texts), self._texts.text(_QUESTION_TOKENS), self._sizes.max_tokens)
-        answers = await measure(servers, query, self._texts, f"{self.name}-{number}-{chunks}")
+        query = Query(self._system, tuple(texts), self._texts.text(_QUESTION_TOKENS), _OUTPUT_TOKENS)
+        stock = await self._ask_stock(servers, query)
+        answers = {**stock, **await self._ask_tessera(servers, query, f"{self.name}-{number}-{chunks}")}
+        check_prompt(answers["stock"], answers["warm"])
         point = str(chunks * _CHUNK_TOKENS)
-        return [sample(self.name, point, system, number, answers[system], *self.values) for system in answers]
+        return [sample(self.name, point, system, number, answers[system], "ttft_s") for system in answers]
+
+    async def _ask_stock(self, servers: Servers, query: Query) -> dict[System, Answer]:
+        server = await servers.get(STOCK)
+        stock = await server.ask(query)
+        repeat = await server.ask(query)
+        await check_same(query, Asked(server, stock), Asked(server, repeat))
+        await server.settle()
+        return {"stock": stock, "exact repeat": repeat}
+
+    async def _ask_tessera(self, servers: Servers, query: Query, namespace: str) -> dict[System, Answer]:
+        """Asks with cached chunks, computed in another order than the query's, and without any."""
+        server = await servers.get(TESSERA)
+        ahead, fresh = f"{namespace}-ahead", f"{namespace}-fresh"
+        await server.ingest(replace(query, chunks=tuple(self._texts.shuffled(query.chunks))), ahead)
+        warm = await server.ask(query, ahead)
+        empty = await server.ask(query, fresh)
+        check_report(warm, "hit")
+        check_report(empty, "filled")
+        await check_same(query, Asked(server, warm, ahead), Asked(server, empty, fresh))
+        for each in (ahead, fresh):
+            await server.clear(each)
+        await server.settle()
+        return {"warm": warm, "empty": empty}

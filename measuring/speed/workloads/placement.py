@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from measuring.speed.answers import DifferentAnswerError, check_report
 from measuring.speed.loops import Outcome, closed_loop
-from measuring.speed.rag import Query
+from measuring.speed.query import Query
 from measuring.speed.samples import Claim, Ratio, Sample, System, Value
-from measuring.speed.servers import STOCK, TESSERA, Servers
-from measuring.speed.systems import Server
-from measuring.speed.workloads.base import Options, Record, Step
+from measuring.speed.servers import STOCK, TESSERA, Server, Servers
+from measuring.speed.workloads.base import Options, Workload
 
 _SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS = 64, 512, 32
 _BLOCK_TOKENS, _CONTEXTS = 32, 3
@@ -33,21 +32,19 @@ class Sizes:
     alone: int
     clients: int
     requests: int
-    rounds: int
     output_tokens: int
 
 
-class Placement:
+class Placement(Workload):
     """Time to first token for one client, and throughput for many, with KV memory for three contexts."""
 
     name = "placement"
     title = f"the same chunks for all clients, KV memory for {_CONTEXTS} contexts"
     axis = "load"
-    short = Sizes(chunks=8, alone=5, clients=16, requests=16, rounds=1, output_tokens=16)
-    long = Sizes(chunks=8, alone=10, clients=16, requests=16, rounds=3, output_tokens=16)
+    measured = Sizes(chunks=8, alone=5, clients=16, requests=16, output_tokens=16)
 
     def __init__(self, options: Options) -> None:
-        self._sizes = self.long if options.is_long else self.short
+        self._sizes = self.measured
         self._texts = options.texts(self.name)
         self._system = self._texts.text(_SYSTEM_TOKENS)
         self._chunks = self._texts.chunks(self._sizes.chunks, _CHUNK_TOKENS)
@@ -72,7 +69,6 @@ class Placement:
             "requests_alone": self._sizes.alone,
             "clients": self._sizes.clients,
             "requests_per_round": self._sizes.requests,
-            "rounds": self._sizes.rounds,
         }
 
     @property
@@ -81,26 +77,22 @@ class Placement:
         around = 2 * _SYSTEM_TOKENS + 2 * _QUESTION_TOKENS + self._sizes.output_tokens
         return _CONTEXTS * -(-(around + self._sizes.chunks * _CHUNK_TOKENS) // _BLOCK_TOKENS)
 
-    def num_steps(self) -> int:
-        return len(_FLAGS) * (1 + self._sizes.rounds)
-
-    async def run(self, servers: Servers, record: Record, step: Step) -> None:
-        """Servers of their own, with less memory than those of other workloads, which end."""
+    async def prepare(self, servers: Servers) -> None:
+        """Starts servers with less memory than those of other workloads, which end."""
         for name in (STOCK, TESSERA):
             await servers.close(name)
         memory = ("--block-size", str(_BLOCK_TOKENS), "--num-gpu-blocks-override", str(self._blocks))
-        systems = {
-            system: await servers.get(name, *memory, "--max-model-len", "8192", *flags)
-            for system, (name, flags) in _FLAGS.items()
-        }
-        for system, server in systems.items():
-            await self._warm_up(system, server)
-            step()
-        for number in range(self._sizes.rounds):
-            for system, server in systems.items():
-                for each in await self._round(system, server, number):
-                    record(each)
-                step()
+        for system, (name, flags) in _FLAGS.items():
+            await self._warm_up(system, await servers.get(name, *memory, "--max-model-len", "8192", *flags))
+
+    async def round(self, servers: Servers, number: int) -> list[Sample]:
+        return [
+            each
+            for system, (name, _) in _FLAGS.items()
+            for each in await self._turn(system, await servers.get(name), number)
+        ]
+
+    async def finish(self, servers: Servers) -> None:
         for name, _ in _FLAGS.values():
             await servers.close(name)
 
@@ -111,7 +103,7 @@ class Placement:
         await closed_loop(partial(server.ask, namespace=_NAMESPACE), [query, self._query()], 1)
         await server.settle()
 
-    async def _round(self, system: System, server: Server, number: int) -> list[Sample]:
+    async def _turn(self, system: System, server: Server, number: int) -> list[Sample]:
         ask = partial(server.ask, namespace=_NAMESPACE)
         # Of stock vLLM one time to first token is enough: nothing is claimed of it, and it takes long.
         alone = await closed_loop(ask, [self._query() for _ in range(1 if system == "stock" else self._sizes.alone)], 1)
@@ -139,5 +131,5 @@ def _check(system: System, outcomes: list[Outcome]) -> None:
         if system == "stock":
             continue
         check_report(answer, "hit")
-        if answer.report.get("placement") != placement:
-            raise DifferentAnswerError(f"a request was placed as {answer.report.get('placement')}; not reporting")
+        if answer.cache.get("placement") != placement:
+            raise DifferentAnswerError(f"a request was placed as {answer.cache.get('placement')}; not reporting")

@@ -21,8 +21,8 @@ from measuring.device.devices import find_device
 from measuring.device.engine import Engine, EngineOptions
 from measuring.device.findings import CheckError, Finding, SkippedError
 from measuring.device.memory import LAYOUTS
+from measuring.kit.client import ServerError
 from measuring.speed import servers
-from measuring.speed.rag import BenchmarkError
 from tests.kernels.fake_npu import DEVICE_OPERATORS, FakeTorchNpu
 from tests.measuring.fake_server import answer_of
 
@@ -236,7 +236,7 @@ async def test_an_engine_that_does_not_start_is_started_once(running, monkeypatc
     @asynccontextmanager
     async def start(name, *_, **__):
         started.append(name)
-        raise BenchmarkError("out of luck")
+        raise ServerError("out of luck")
         yield
 
     monkeypatch.setattr(servers, "running", start)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from measuring.quality.arguments import UsageError, parse
+from measuring.kit.arguments import UsageError
+from measuring.quality.arguments import parse
 
 SERVER = ["--server", "http://localhost:8000"]
 

@@ -4,16 +4,8 @@
 import pytest
 
 from app.documents.document import Document
-from measuring.quality.client import (
-    FORCED_TOKENS,
-    LEAD,
-    AskOptions,
-    RefusedError,
-    ServerError,
-    ServerInfo,
-    SetupError,
-    TesseraClient,
-)
+from measuring.kit.client import RefusedError, ServerError, SetupError
+from measuring.quality.client import FORCED_TOKENS, LEAD, AskOptions, ServerInfo, TesseraClient
 from tests.measuring.quality.helpers import TEMPLATE_ERROR, Reply, make_question, make_report
 
 OPTIONS = AskOptions("m", 32)
@@ -167,7 +159,7 @@ async def test_a_connection_lost_midway(server, ask):
 
 async def test_an_error_in_the_stream(server, ask):
     server.reply = lambda _: Reply("In", None, error={"message": "engine died", "type": "x", "code": 500})
-    with pytest.raises(ServerError, match=r"failed with HTTP 500: engine died$"):
+    with pytest.raises(ServerError, match=r"HTTP 500: engine died$"):
         await ask()
 
 
@@ -192,7 +184,7 @@ async def test_a_missing_chat_template_comes_with_advice(server, ask):
 
 async def test_a_failing_server(server, ask):
     server.refuse(500, "oops")
-    with pytest.raises(ServerError, match=r"failed with HTTP 500: no message$") as raised:
+    with pytest.raises(ServerError, match=r"HTTP 500: no message$") as raised:
         await ask()
     assert not isinstance(raised.value, SetupError | RefusedError)
 

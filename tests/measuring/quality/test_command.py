@@ -146,7 +146,9 @@ def test_a_server_that_fails_midway(argv, server, out, capsys):
     server.reply = reply
     assert main(argv) == 1
     state = "6 of 24 answers are there; the same command resumes"
-    assert last_line(capsys) == f"tessera: {server.url} failed with HTTP 500: no message: {state}"
+    assert (
+        last_line(capsys) == f"tessera: the server at {server.url} failed: /v1/rag/chat: HTTP 500: no message: {state}"
+    )
     assert len(results(out)) == 6
     server.refusals.clear()
     assert main(argv) == 0
@@ -255,7 +257,7 @@ def own_server(server, monkeypatch):
         def stop(self):
             started.append("stopped")
 
-    monkeypatch.setattr("measuring.quality.server.ServerProcess", Process)
+    monkeypatch.setattr("measuring.kit.servers.ServerProcess", Process)
     return started
 
 

@@ -4,19 +4,16 @@
 import string
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from measuring.quality.metrics import (
     Scores,
-    bootstrap_interval,
     contains,
     exact_match,
     is_refusal,
     normalize,
-    paired_bootstrap_interval,
     score,
     token_f1,
 )
@@ -138,38 +135,3 @@ def test_refusals(prediction, phrase, refused):
 )
 def test_without_an_answer_a_refusal_is_right(prediction, answers, scores):
     assert score(prediction, answers) == scores
-
-
-def test_the_interval_is_determined_by_its_seed():
-    values = [0.0, 1.0, 1.0, 0.5, 0.25, 1.0]
-    assert bootstrap_interval(values, 1) == bootstrap_interval(values, 1)
-    assert bootstrap_interval(values, 1, resamples=99) != bootstrap_interval(values, 2, resamples=99)
-
-
-def test_the_interval_has_the_mean_in_it_and_grows_with_confidence():
-    values = [0.0] * 30 + [1.0] * 70
-    low, high = bootstrap_interval(values, 0)
-    assert 0.6 < low < 0.65  # 0.7 - 1.96 * sqrt(0.7 * 0.3 / 100) = 0.61
-    assert 0.75 < high < 0.8
-    wider = bootstrap_interval(values, 0, confidence=0.99)
-    assert wider[0] < low < high < wider[1]
-
-
-def test_equal_values_have_an_interval_without_width():
-    assert bootstrap_interval([1.0] * 5, 0) == (1.0, 1.0)
-
-
-def test_about_as_many_intervals_have_the_true_mean_as_promised():
-    random = np.random.default_rng(0)
-    intervals = [bootstrap_interval(random.binomial(1, 0.6, 60), i, 200, 0.8) for i in range(150)]
-    covered = np.mean([low <= 0.6 <= high for low, high in intervals])
-    assert 0.7 < covered < 0.9
-
-
-def test_pairing_takes_out_what_questions_have_in_common():
-    baseline = [float(i % 2) for i in range(100)]
-    values = [1.0 if i < 10 else value for i, value in enumerate(baseline)]  # five of them better
-    low, high = paired_bootstrap_interval(values, baseline, 0)
-    assert 0 < low < 0.05 < high < 0.11
-    with pytest.raises(ValueError, match="shorter"):
-        paired_bootstrap_interval(values, baseline[1:], 0)

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from measuring.quality.client import AskOptions, ServerError, SetupError, TesseraClient
+from measuring.kit.client import ServerError, SetupError
+from measuring.quality.client import AskOptions, TesseraClient
 from measuring.quality.results import Result
 from measuring.quality.run import ask_all, jobs
 from tests.measuring.quality.helpers import TEMPLATE_ERROR, Reply, asked_mode, make_question, make_report

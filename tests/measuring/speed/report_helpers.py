@@ -4,10 +4,10 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from measuring.speed.run_folder import Run, RunFolder, WorkloadRun
+from measuring.speed.folder import Run, RunFolder, WorkloadRun
 from measuring.speed.samples import Claim, Growth, Ratio, Sample
 
-ROUNDS = 5
+ROUNDS = 6
 MODEL = "models/<b>bold</b> & co"
 WORKLOADS = {
     "context": WorkloadRun(title="questions <i>over</i> chunks", axis="tokens of context", sizes={"rounds": ROUNDS}),

@@ -5,16 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from measuring.kit.client import Answer
 from measuring.speed.answers import Asked, DifferentAnswerError, check_prompt, check_report, check_same
-from measuring.speed.rag import Answer, Query
-from measuring.speed.systems import Server
+from measuring.speed.query import Query
+from measuring.speed.servers import Server
 from tests.measuring.fake_server import serving
 
 QUERY = Query("system", ("one", "two"), "question", 4)
 
 
 def report(*statuses, mode="chunked", reason=None):
-    return Answer(report={"mode": mode, "reason": reason, "chunks": [{"status": status} for status in statuses]})
+    return Answer(cache={"mode": mode, "reason": reason, "chunks": [{"status": status} for status in statuses]})
 
 
 @pytest.mark.parametrize("status", ["hit", "filled"])
@@ -125,7 +126,7 @@ async def test_over_http_the_same_request_is_asked_again(is_stock, tmp_path):
         answer = await server.ask(QUERY, "n")
         with pytest.raises(DifferentAnswerError):
             await check_same(QUERY, Asked(server, answer, "n"), Asked(server, Answer(text="abce"), "n"))
-        await server.http.aclose()
+        await server.__aexit__()
     (_, first), (path, again) = fake.requests
     assert path == ("/v1/chat/completions" if is_stock else "/v1/rag/chat")
     assert again.pop("logprobs") is True

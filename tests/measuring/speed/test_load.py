@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from app.documents.document import Document
-from measuring.speed import servers, systems
+from measuring.kit.client import ServerError
+from measuring.speed import servers
 from measuring.speed.answers import DifferentAnswerError
 from measuring.speed.loops import closed_loop
-from measuring.speed.rag import BenchmarkError
 from measuring.speed.servers import Servers
 from measuring.speed.traces import Trace, read_trace, zipf_trace
 from measuring.speed.workloads import load
@@ -25,7 +25,7 @@ CHAT, RAG, CHUNKS = "/v1/chat/completions", "/v1/rag/chat", "/v1/rag/chunks"
 
 
 class SmallLoad(Load):
-    short = Sizes(200, {2: 1, 8: 3}, open_rounds=2, requests=4)
+    short = Sizes(200, (2, 8), has_open_loop=True, requests=4)
 
 
 class PooledFakes(Fakes):
@@ -49,7 +49,7 @@ def fakes(monkeypatch):
     with ExitStack() as stack:
         fakes = PooledFakes(stack)
         monkeypatch.setattr(servers, "running", fakes.start)
-        monkeypatch.setattr(systems, "SETTLE_S", 0)
+        monkeypatch.setattr(servers, "SETTLE_S", 0)
         yield fakes
 
 
@@ -57,21 +57,24 @@ def make(folder, trace=None, seed=0) -> SmallLoad:
     return SmallLoad(Options(Path("model"), (), folder, seed=seed, trace=trace))
 
 
+ROUNDS = 3
+
+
 async def run(workload):
-    """The samples, and how often a step was made."""
-    samples, steps = [], []
+    """The samples of some rounds."""
     async with Servers("model", (), Path("out")) as servers:
-        await workload.run(servers, samples.append, lambda: steps.append(1))
-    return samples, len(steps)
+        await workload.prepare(servers)
+        samples = [each for number in range(1, 1 + ROUNDS) for each in await workload.round(servers, number)]
+        await workload.finish(servers)
+    return samples
 
 
 async def test_every_round_has_a_sample_of_each_system(fakes, tmp_path):
-    workload = make(tmp_path)
-    samples, steps = await run(workload)
-    assert steps == workload.num_steps()
-    closed = [("concurrency 2", 0), *(("concurrency 8", number) for number in range(3))]
-    wanted = [(*key, system) for key in closed for system in ("stock", "warm", "quarter")]
-    wanted += [("open loop", number, system) for number in range(2) for system in ("stock", "warm")]
+    samples = await run(make(tmp_path))
+    closed, systems = ("concurrency 2", "concurrency 8"), ("stock", "warm", "quarter")
+    numbers = range(1, 1 + ROUNDS)
+    wanted = [(point, number, system) for point in closed for number in numbers for system in systems]
+    wanted += [("open loop", number, system) for number in numbers for system in ("stock", "warm")]
     assert sorted((each.point, each.round, each.system) for each in samples) == sorted(wanted)
     for each in samples:
         names = {"ttft_s"} if each.point == "open loop" else {"requests_per_s", "ttft_s", "latency_s"}
@@ -100,9 +103,9 @@ async def test_all_systems_get_the_same_requests(fakes, tmp_path):
     await run(make(tmp_path))
     quarter, tessera = ([prompt(body) for body in fakes.servers[name].bodies(RAG)] for name in ("quarter", "tessera"))
     stock = [tuple(message["content"] for message in body["messages"]) for body in fakes.servers["stock"].bodies(CHAT)]
-    assert len(stock) == len(set(stock)) == 1 + 4 * (4 + 2)
+    assert len(stock) == len(set(stock)) == 1 + 4 * 3 * ROUNDS
     assert set(stock) == set(tessera)
-    assert len(quarter) == 4 * (1 + 4)
+    assert len(quarter) == 4 * (1 + 2 * ROUNDS)
     assert set(quarter) - set(stock) <= set(quarter[:4])  # only of the warm-up
 
 
@@ -121,24 +124,19 @@ async def test_the_small_pool_holds_a_quarter(fakes, tmp_path):
     assert not tessera.cached
 
 
-ENDS = (0, 3, 6, 9, 12, 14, 16)
-"""Where rounds end, in passes: four of three systems, two of two."""
-
-
 async def test_each_round_begins_with_another_system(fakes, tmp_path):
-    order, running = [], []
+    order = []
 
     async def note(name):
         order.append(name)
-        running.append(set(fakes.running))
 
     fakes.states = {name: {"before": partial(note, name)} for name in ("stock", "tessera", "quarter")}
     await run(make(tmp_path))
     passes = [order[start : start + 4] for start in range(6, len(order), 4)]  # after the warm-up's 1, 1 and 4
     assert all(len(set(names)) == 1 for names in passes)
-    turns = ["".join(names[0][0] for names in passes[start:end]) for start, end in itertools.pairwise(ENDS)]
-    assert turns == ["stq", "stq", "tqs", "qst", "st", "ts"]
-    assert running[-1] == {"stock", "tessera"}  # nobody needs the small pool any more
+    turns = "".join(names[0][0] for names in passes)
+    assert turns == "stqstqst" + "tqstqsts" + "qstqstst"
+    assert fakes.running == set()
 
 
 async def test_as_many_requests_at_once_as_the_point_says(fakes, tmp_path, monkeypatch):
@@ -150,16 +148,13 @@ async def test_as_many_requests_at_once_as_the_point_says(fakes, tmp_path, monke
 
     monkeypatch.setattr(load, "closed_loop", noted)
     await run(make(tmp_path))
-    assert used == [(8, 1), (8, 1), (8, 4)] + [(2, 4)] * 3 + [(8, 4)] * 9
+    assert used == [(8, 1), (8, 1), (8, 4)] + ([(2, 4)] * 3 + [(8, 4)] * 3) * ROUNDS
 
 
 async def test_an_answer_that_depends_on_the_pool_is_refused(fakes, tmp_path):
     fakes.states = {"quarter": {"answer": lambda prompt, max_tokens: answer_of(prompt, max_tokens)[::-1]}}
-    samples = []
-    async with Servers("model", (), tmp_path) as servers:
-        with pytest.raises(DifferentAnswerError, match="tessera and quarter answered differently"):
-            await make(tmp_path).run(servers, samples.append, lambda: None)
-    assert samples == []
+    with pytest.raises(DifferentAnswerError, match="tessera and quarter answered differently"):
+        await run(make(tmp_path))
 
 
 async def test_a_chunk_that_was_not_cached_is_refused(fakes, tmp_path):
@@ -177,14 +172,14 @@ async def test_full_attention_is_refused(fakes, tmp_path):
 
 async def test_a_pool_that_cannot_hold_the_chunks_is_an_error(fakes, tmp_path):
     fakes.states = {"tessera": {"pages_total": 1599}}
-    with pytest.raises(BenchmarkError, match=r"take 1600 pages.*has 1599 left: raise TESSERA_CHUNK_CACHE_MEMORY"):
+    with pytest.raises(ServerError, match=r"take 1600 pages.*has 1599 left: raise TESSERA_CHUNK_CACHE_MEMORY"):
         await run(make(tmp_path))
     assert not fakes.servers["tessera"].requests
 
 
 async def test_a_pool_of_another_size_than_asked_for_is_an_error(fakes, tmp_path):
     fakes.states = {"quarter": {"page_bytes": 2 * FakeServer.page_bytes}}
-    with pytest.raises(BenchmarkError, match="quarter: the pool has 200 pages; a quarter of the chunks takes 400"):
+    with pytest.raises(ServerError, match="quarter: the pool has 200 pages; a quarter of the chunks takes 400"):
         await run(make(tmp_path))
 
 
@@ -229,12 +224,12 @@ def arrivals(monkeypatch):
 
 async def test_arrivals_are_at_a_rate_that_stock_bears(fakes, tmp_path, arrivals):
     workload = make(tmp_path)
-    samples, _ = await run(workload)
+    samples = await run(workload)
     at_8 = [s.values["requests_per_s"] for s in samples if (s.point, s.system) == ("concurrency 8", "stock")]
-    gap_s = 1 / (0.7 * sorted(at_8)[1])
-    assert len(arrivals) == 4
+    assert len(arrivals) == 2 * ROUNDS
     assert arrivals[0] == arrivals[1] != arrivals[2] == arrivals[3]
-    gaps = list(load._gaps(workload._trace))[4 * 5 :]
+    gaps = list(load._gaps(workload._trace))[4 * 3 :]  # after the warm-up and two passes
+    gap_s = 1 / (0.7 * at_8[0])
     assert arrivals[0] == pytest.approx([0, *(gap_s * at for at in itertools.accumulate(gaps[1:4]))])
 
 
@@ -249,7 +244,7 @@ def test_arrivals_are_random():
 async def test_times_of_arrival_are_those_of_the_file(fakes, tmp_path, arrivals):
     at_s = tuple(10.0 + i * i for i in range(28))
     await run(make(tmp_path, Trace("own", 0, (40,), ((0,),) * 28, at_s)))
-    assert arrivals[0] == [0.0, 41.0, 84.0, 129.0]  # after 20 requests: 21² - 20² and so on
+    assert arrivals[0] == [0.0, 25.0, 52.0, 81.0]  # after 12 requests: 13² - 12² and so on
     assert arrivals[2] == [0.0, 49.0, 100.0, 153.0]
 
 
@@ -262,13 +257,8 @@ def test_bounds_are_for_the_generated_requests(tmp_path):
     assert [claim.at_least for claim in own] == [None] * 3
 
 
-def test_forms():
-    assert Load.short == Sizes(170, {8: 1}, open_rounds=0, requests=8)
-    assert Load.long == Sizes(200, {1: 5, 4: 5, 8: 10}, open_rounds=5, requests=24)
-
-
 @pytest.mark.parametrize("sizes", [Load.short, Load.long])
 def test_a_quarter_of_the_chunks_is_more_than_what_all_clients_hold_at_once(sizes):
     """Or a request in mode chunked fails, since nothing can be evicted for it."""
-    requests = zipf_trace(0, sizes.chunks, 256, sizes.all_requests).requests
-    assert sizes.chunks // 4 > max(sizes.rounds) * max(map(len, requests))
+    requests = zipf_trace(0, sizes.chunks, 256, 1000).requests
+    assert sizes.chunks // 4 > max(sizes.concurrencies) * max(map(len, requests))

@@ -5,8 +5,9 @@ import asyncio
 
 import pytest
 
+from measuring.kit.client import Answer, ServerError
 from measuring.speed.loops import Outcome, closed_loop, open_loop
-from measuring.speed.rag import Answer, BenchmarkError, Query
+from measuring.speed.query import Query
 
 QUERIES = [Query("", (), f"question {i}", 4) for i in range(8)]
 
@@ -71,14 +72,14 @@ async def test_the_first_error_ends_the_others(loop):
 
     async def ask(query):
         if query is QUERIES[1]:
-            raise BenchmarkError("gone")
+            raise ServerError("gone")
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             cancelled.append(query)
             raise
 
-    with pytest.raises(BenchmarkError, match="gone"):
+    with pytest.raises(ServerError, match="gone"):
         await loop(ask)
     assert QUERIES[0] in cancelled
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from measuring.speed import servers, systems
+from measuring.speed import servers
 from measuring.speed.answers import DifferentAnswerError
 from measuring.speed.servers import Servers
 from measuring.speed.workloads.base import Options
@@ -30,19 +30,20 @@ class PlacedFakes(Fakes):
 
 @pytest.fixture
 def fakes(monkeypatch):
-    monkeypatch.setattr(Placement, "short", Sizes(2, alone=2, clients=4, requests=6, rounds=2, output_tokens=3))
+    monkeypatch.setattr(Placement, "measured", Sizes(2, alone=2, clients=4, requests=6, output_tokens=3))
     with ExitStack() as stack:
         fakes = PlacedFakes(stack)
         monkeypatch.setattr(servers, "running", fakes.start)
-        monkeypatch.setattr(systems, "SETTLE_S", 0)
+        monkeypatch.setattr(servers, "SETTLE_S", 0)
         yield fakes
 
 
 async def run():
-    workload, samples, steps = Placement(Options(Path("model"), (), Path("out"))), [], []
+    workload = Placement(Options(Path("model"), (), Path("out")))
     async with Servers("model", (), Path("out")) as running:
-        await workload.run(running, samples.append, lambda: steps.append(1))
-    assert len(steps) == workload.num_steps()
+        await workload.prepare(running)
+        samples = [each for number in range(2) for each in await workload.round(running, number)]
+        await workload.finish(running)
     return samples
 
 

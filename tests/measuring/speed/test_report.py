@@ -31,16 +31,16 @@ def lines_of(text: str) -> list[list[str]]:
 
 def test_tables_have_a_line_for_each_point_and_system(tmp_path):
     assert lines_of(printed(make_folder(tmp_path))) == [
-        ["1024", "stock", "3072", "4915", "5"],
-        ["1024", "warm", "61.4", "98.3", "5"],
-        ["4096", "stock", "12288", "19661", "5"],
-        ["4096", "warm", "246", "393", "5"],
-        ["concurrency 8", "stock", "–", "–", "0.500", "0.500", "5"],
-        ["concurrency 8", "warm", "–", "–", "4.00", "4.00", "5"],
-        ["concurrency 8", "quarter", "–", "–", "2.00", "2.00", "5"],
-        ["concurrency 1", "stock", "–", "–", "0.500", "0.500", "5"],
-        ["concurrency 1", "warm", "–", "–", "4.00", "4.00", "5"],
-        ["concurrency 1", "quarter", "–", "–", "2.00", "2.00", "5"],
+        ["1024", "stock", "3584", "5888", "6"],
+        ["1024", "warm", "71.7", "118", "6"],
+        ["4096", "stock", "14336", "23552", "6"],
+        ["4096", "warm", "287", "471", "6"],
+        ["concurrency 8", "stock", "–", "–", "0.500", "0.500", "6"],
+        ["concurrency 8", "warm", "–", "–", "4.00", "4.00", "6"],
+        ["concurrency 8", "quarter", "–", "–", "2.00", "2.00", "6"],
+        ["concurrency 1", "stock", "–", "–", "0.500", "0.500", "6"],
+        ["concurrency 1", "warm", "–", "–", "4.00", "4.00", "6"],
+        ["concurrency 1", "quarter", "–", "–", "2.00", "2.00", "6"],
         ["open loop", "warm", "250", "250", "–", "–", "1"],
     ]
 
@@ -79,10 +79,10 @@ def test_the_summary_has_numpys_figures(written):
     summary = json.loads((written / "summary.json").read_text())
     row = summary["workloads"]["context"]["rows"][1]
     taken = [s.values["ttft_s"] for s in context_samples() if (s.point, s.system) == ("1024", "warm")]
-    expected = {"median": pytest.approx(np.median(taken)), "p95": pytest.approx(np.percentile(taken, 95)), "n": 5}
+    expected = {"median": pytest.approx(np.median(taken)), "p95": pytest.approx(np.percentile(taken, 95)), "n": 6}
     assert row == {"point": "1024", "system": "warm", "ttft_s": expected}
     assert summary["workloads"]["chat"]["rows"] == []
-    assert (summary["run"]["complete"], summary["confidence"]) == (True, 0.95)
+    assert (summary["run"]["complete"], summary["confidence"]) == (True, 0.99)
 
 
 def test_the_summary_has_each_claim_and_what_came_of_it(written):
@@ -90,7 +90,7 @@ def test_the_summary_has_each_claim_and_what_came_of_it(written):
     ratio, growth = workloads["context"]["claims"]
     (rate,), (missing,) = workloads["load"]["claims"], workloads["chat"]["claims"]
     assert [claim["kind"] for claim in (ratio, growth, rate, missing)] == ["ratio", "growth", "ratio", "ratio"]
-    assert (ratio["claim"]["at_least"], ratio["value"], ratio["n"]) == (40, pytest.approx(50), 5)
+    assert (ratio["claim"]["at_least"], ratio["value"], ratio["n"]) == (40, pytest.approx(50), 6)
     assert ratio["low"] <= ratio["value"] <= ratio["high"]
     assert [claim["holds"] for claim in (ratio, growth, rate, missing)] == [True, False, None, None]
     assert missing["value"] is None

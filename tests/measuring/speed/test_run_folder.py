@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from measuring.speed.run_folder import FolderError, Run, RunFolder, WorkloadRun, read_run
+from measuring.speed.folder import FolderError, Run, RunFolder, WorkloadRun, read_run
 from measuring.speed.samples import Sample
 
 SAMPLE = Sample(workload="context", point="1024", system="warm", round=1, values={"ttft_s": 0.5})

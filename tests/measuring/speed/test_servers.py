@@ -5,11 +5,11 @@ import re
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 
-from measuring.speed.rag import BenchmarkError, Query
-from measuring.speed.servers import Servers
+from measuring.kit.client import ServerError
+from measuring.speed.query import Query
+from measuring.speed.servers import Server, Servers
 from tests.measuring.helpers import Fakes
 
 pytestmark = pytest.mark.usefixtures("small_processes")
@@ -48,19 +48,19 @@ async def test_servers_are_stopped_after_an_error(tmp_path):
 
 async def test_a_server_that_does_not_start_is_named_with_its_log_and_last_words(tmp_path):
     async with Servers("model", ("--die",), tmp_path) as servers:
-        with pytest.raises(BenchmarkError) as error:
+        with pytest.raises(ServerError) as error:
             await servers.get("stock")
-    assert str(error.value) == f"stock did not start (its log is {tmp_path / 'stock.log'}): error: out of luck"
+    assert str(error.value) == f"stock didn't start: error: out of luck; its log is {tmp_path / 'stock.log'}"
 
 
 async def test_a_server_that_dies_is_named_with_its_log(tmp_path):
     async with Servers("model", ("--fail",), tmp_path) as servers:
         server = await servers.get("tessera")
-        with pytest.raises(BenchmarkError) as error:
+        with pytest.raises(ServerError) as error:
             await server.ask(QUERY)
-        assert str(error.value).startswith(f"tessera failed (its log is {tmp_path / 'tessera.log'}): /v1/rag/chat: ")
+        assert str(error.value).startswith(f"lost tessera (its log is {tmp_path / 'tessera.log'}): ")
         for call in (server.ingest(QUERY), server.clear("n"), server.vllm_version(), server.token_logprobs(QUERY)):
-            with pytest.raises(BenchmarkError, match="tessera failed"):
+            with pytest.raises(ServerError, match=r"tessera \(its log is "):
                 await call
 
 
@@ -82,7 +82,7 @@ async def test_all_servers_are_stopped_even_if_one_cannot_be(monkeypatch, fakes,
             await servers.get("stock")
             await servers.get("tessera")
 
-    monkeypatch.setattr(httpx.AsyncClient, "__aexit__", fail_once(httpx.AsyncClient.__aexit__))
+    monkeypatch.setattr(Server, "__aexit__", fail_once(Server.__aexit__))
     with pytest.raises(OSError, match="stuck"):
         await run()
     assert fakes.running == set()
@@ -118,5 +118,5 @@ async def test_what_could_not_be_computed_ahead_is_an_error(monkeypatch, tmp_pat
     with ExitStack() as stack:
         server = Fakes(stack).start("tessera", "model", (), tmp_path, is_stock=False)
         async with server as tessera:
-            with pytest.raises(BenchmarkError, match=r"tessera: chunks could not be computed ahead: .*failed"):
+            with pytest.raises(ServerError, match=r"chunks could not be computed ahead: .*failed"):
                 await tessera.ingest(QUERY)

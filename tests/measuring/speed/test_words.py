@@ -7,7 +7,7 @@ import pytest
 
 from measuring.speed.report.words import SYSTEMS, VALUES, digits, heading, legend, place, scaled, sentence
 from measuring.speed.samples import Growth, Ratio, System, Value
-from measuring.speed.statistics import Verdict
+from measuring.speed.verdicts import Verdict
 
 RATIO = Ratio("context", "4096", "ttft_s", "stock", "warm", at_least=40)
 
@@ -50,12 +50,20 @@ def test_the_legend_has_what_is_asked_for():
     ],
 )
 def test_a_claim_is_a_sentence(claim, words):
-    assert sentence(claim, Verdict(claim, 41.8, 40.9, 42.3, 5, True), "tokens") == words
+    assert sentence(claim, Verdict(claim, 41.8, 40.9, 42.3, 6, "holds"), "tokens") == words
 
 
-@pytest.mark.parametrize(("holds", "end"), [(True, "at least 40: holds"), (False, "40: does not hold"), (None, "40")])
-def test_it_ends_with_whether_it_holds(holds, end):
-    assert sentence(RATIO, Verdict(RATIO, 1.0, 1.0, 1.0, 5, holds), "tokens").endswith(end)
+@pytest.mark.parametrize(
+    ("outcome", "end"),
+    [
+        ("holds", "at least 40: holds"),
+        ("does not hold", "40: does not hold"),
+        ("undecided", "40: undecided after 5 rounds"),
+        (None, "40"),
+    ],
+)
+def test_it_ends_with_its_outcome(outcome, end):
+    assert sentence(RATIO, Verdict(RATIO, 1.0, 1.0, 1.0, 5, outcome), "tokens").endswith(end)
 
 
 def test_what_was_not_measured_neither_holds_nor_not():
@@ -64,4 +72,5 @@ def test_what_was_not_measured_neither_holds_nor_not():
 
 def test_a_ratio_just_over_its_bound_does_not_look_like_it():
     claim = Ratio("chat", "128", "tpot_s", "tessera", "stock", at_most=1.03)
-    assert "1.034 (1.030 to 1.040), at most 1.03:" in sentence(claim, Verdict(claim, 1.034, 1.03, 1.04, 5, False), "")
+    verdict = Verdict(claim, 1.034, 1.03, 1.04, 6, "undecided")
+    assert "1.034 (1.030 to 1.040), at most 1.03:" in sentence(claim, verdict, "")

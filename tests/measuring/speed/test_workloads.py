@@ -12,7 +12,7 @@ from measuring.speed.servers import Servers
 from measuring.speed.workloads import WORKLOADS
 from measuring.speed.workloads.base import Options
 from measuring.speed.workloads.chat import Chat
-from measuring.speed.workloads.context import Context, Sizes
+from measuring.speed.workloads.context import Context
 from tests.measuring import fake_server
 from tests.measuring.fake_server import rag_prompt
 
@@ -23,12 +23,16 @@ def options(**fields) -> Options:
     return Options(Path("model"), (), Path("out"), **fields)
 
 
+ROUNDS = 4
+
+
 async def run(workload):
-    """The samples, and how many steps were done."""
-    samples, steps = [], []
+    """The samples of some rounds."""
     async with Servers("model", (), Path("out")) as servers:
-        await workload.run(servers, samples.append, lambda: steps.append(1))
-    return samples, len(steps)
+        await workload.prepare(servers)
+        samples = [each for number in range(1, 1 + ROUNDS) for each in await workload.round(servers, number)]
+        await workload.finish(servers)
+    return samples
 
 
 def user_text(body):
@@ -42,17 +46,15 @@ def test_what_a_workload_says_of_itself(name, is_long):
     assert workload.name == name
     assert workload.title
     assert workload.axis
-    assert workload.num_steps() > 0
     assert workload.sizes()
     for claim in workload.claims():
         assert claim.workload == name
 
 
 @pytest.mark.parametrize("workload_type", [Context, Chat])
-async def test_as_many_steps_as_said_and_everything_claimed_is_measured(workload_type, fakes):
+async def test_everything_claimed_is_measured_once_a_round(workload_type, fakes):
     workload = workload_type(options())
-    samples, steps = await run(workload)
-    assert steps == workload.num_steps()
+    samples = await run(workload)
     measured = {(s.point, s.system, value) for s in samples for value in s.values}
     ratios = [claim for claim in workload.claims() if isinstance(claim, Ratio)]
     assert ratios
@@ -66,19 +68,19 @@ async def test_as_many_steps_as_said_and_everything_claimed_is_measured(workload
 
 
 async def test_a_round_of_context(fakes, monkeypatch):
-    monkeypatch.setattr(Context, "short", Sizes((3,), rounds=1, max_tokens=4))
-    samples, _ = await run(Context(options()))
+    monkeypatch.setattr(Context, "short", (3,))
+    samples = (await run(Context(options())))[:4]
     assert [(s.point, s.system, s.round) for s in samples] == [
         ("1536", system, 1) for system in ("stock", "exact repeat", "warm", "empty")
     ]
-    warm_up, _, stock, repeat = fakes.servers["stock"].bodies(CHAT)
+    warm_up, _, stock, repeat = fakes.servers["stock"].bodies(CHAT)[:4]
     assert stock == repeat
     assert user_text(stock) != user_text(warm_up)
     assert (len(stock["messages"][0]["content"]), len(user_text(stock))) == (64, 3 * 512 + 32)
     tessera = fakes.servers["tessera"]
     paths = [path for path, _ in tessera.requests]
-    assert paths == 2 * [INGEST, RAG, RAG, CLEAR, CLEAR]
-    (ahead, warm, empty), cleared = [body for _, body in tessera.requests[5:8]], tessera.bodies(CLEAR)[2:]
+    assert paths == (1 + ROUNDS) * [INGEST, RAG, RAG, CLEAR, CLEAR]
+    (ahead, warm, empty), cleared = [body for _, body in tessera.requests[5:8]], tessera.bodies(CLEAR)[2:4]
     assert sorted(ahead["chunks"]) == sorted(warm["chunks"])
     assert ahead["chunks"] != warm["chunks"]
     assert {**warm, "cache": None} == {**empty, "cache": None}
@@ -134,7 +136,7 @@ async def test_an_exact_repeat_that_answers_otherwise_is_not_reported(fakes):
 
 
 async def test_chat_takes_turns_and_compares_texts(fakes):
-    samples, _ = await run(Chat(options()))
+    samples = await run(Chat(options()))
     assert [s.system for s in samples[:4]] == ["stock", "tessera", "tessera", "stock"]
     assert fakes.servers["stock"].bodies(CHAT) == fakes.servers["tessera"].bodies(CHAT)
     texts = [user_text(body) for body in fakes.servers["stock"].bodies(CHAT)]
@@ -149,7 +151,7 @@ async def test_chat_that_answers_otherwise_is_not_reported(fakes):
             fakes.state = {"answer": lambda prompt, n, letter=letter: letter * n}
             await servers.get(name)
         with pytest.raises(DifferentAnswerError, match="stock and tessera answered differently"):
-            await workload.run(servers, [].append, lambda: None)
+            await workload.prepare(servers)
 
 
 def test_workloads_share_no_text():

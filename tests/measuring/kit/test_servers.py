@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The evaluation's own server, with the process itself replaced."""
+"""A server for the time of a block, with the process itself replaced."""
 
 import os
 import signal
@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from measuring.quality import server as module
-from measuring.quality.client import SetupError
-from measuring.quality.server import started_server
+from measuring.kit import servers as module
+from measuring.kit.client import SetupError
+from measuring.kit.servers import started_server
 from tests.measuring.quality.helpers import TEMPLATE_ERROR
 
 
@@ -24,7 +24,7 @@ def process(monkeypatch):
         started = stopped = 0
 
         def __init__(self, log, *arguments, port=None):
-            Process.arguments = arguments
+            Process.arguments, self.log = arguments, log
             Process.started += 1
             log.write_text(Process.says)
 
@@ -60,8 +60,8 @@ def test_a_server_that_had_to_be_killed_is_no_error(process, tmp_path):
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        ("INFO x\ntessera: --foo can't be used\n\n", "the server didn't start: --foo can't be used; all it said is in"),
-        ("", "the server didn't start: it said nothing; all it said is in"),
+        ("INFO x\ntessera: --foo can't be used\n\n", "the server didn't start: --foo can't be used; its log is "),
+        ("", "the server didn't start: it said nothing; its log is "),
     ],
 )
 @pytest.mark.parametrize("error", [RuntimeError, TimeoutError])
