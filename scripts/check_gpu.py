@@ -8,10 +8,13 @@ them for compiling kernels the first time. Run it with the project's Python: .ve
 
 import sys
 
-from measuring.device.arguments import DTYPES, Defaults
-from measuring.device.command import main
+import torch
 
-DEFAULTS = Defaults("cuda", dtypes=DTYPES, model="bench-100m", description=__doc__ or "")
+from measuring.device.command import Defaults, main
+
+DEFAULTS = Defaults(
+    "cuda", dtypes=(torch.float32, torch.float16, torch.bfloat16), model="bench-100m", description=__doc__ or ""
+)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:], DEFAULTS))

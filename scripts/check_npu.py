@@ -8,12 +8,13 @@ them for compiling kernels the first time. Run it with the project's Python: .ve
 
 import sys
 
-from kernels.npu_copier import ReshapeAndCache
-from measuring.device.arguments import Defaults
-from measuring.device.command import main
+import torch
 
-# Engines keep no float32 KV on NPUs; --dtypes float32 tries it all the same.
-DEFAULTS = Defaults("npu", dtypes=("float16", "bfloat16"), model="bench-100m", description=__doc__ or "")
+from kernels.npu_copier import ReshapeAndCache
+from measuring.device.command import Defaults, main
+
+# Engines keep no float32 KV on NPUs.
+DEFAULTS = Defaults("npu", dtypes=(torch.float16, torch.bfloat16), model="bench-100m", description=__doc__ or "")
 
 
 def load_writer() -> ReshapeAndCache:

@@ -3,7 +3,7 @@
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,17 +75,15 @@ class Case:
         return _scattered(self.pages, self.page_tokens, first=3, seed=2)
 
 
-def cases(device: Device, dtypes: Sequence[torch.dtype], thorough: bool = False) -> list[Case]:
-    """Each layout with each dtype, style of pairs and width of rotation; the sizes take turns, unless ``thorough``."""
+def cases(device: Device, dtypes: Sequence[torch.dtype]) -> list[Case]:
+    """Each layout with each dtype, style of pairs and width of rotation; the sizes take turns."""
     rng = random.Random(0)
     chosen: list[Case] = []
     forms = list(itertools.product(dtypes, (True, False), (False, True)))
     sizes = list(itertools.product(device.sizes, device.sizes))
     for layout in device.layouts:
         rng.shuffle(sizes)
-        pairs: Iterable[tuple[tuple[torch.dtype, bool, bool], tuple[int, int]]]
-        pairs = itertools.product(forms, sizes) if thorough else zip(forms, itertools.cycle(sizes), strict=False)
-        for form, size in pairs:
+        for form, size in zip(forms, itertools.cycle(sizes), strict=False):
             chosen.append(Case(layout, *form, *size, rng.choice(device.head_sizes), rng.choice(device.paddings)))
     return chosen
 

@@ -37,8 +37,7 @@ CHECKS = (
     Check("kernels-operators", "the same by torch_npu's operators, without Triton-Ascend", copies.operators, ("npu",)),
     Check("no-sync", "saves and loads never wait for the device", speed.no_sync, ("cuda",)),
     Check("bandwidth", f"loads and saves at {speed.LEAST_SHARE:.2f} of a plain copy's speed or more", speed.bandwidth),
-    Check("layout-probe", "the engine starts, and K and V are found in its memory", _asks_engine(engine.layout_probe)),
-    Check("self-check", "what is loaded and turned is what the engine computes", _asks_engine(engine.self_check)),
+    Check("engine", "the engine starts, and its self-check passes", _asks_engine(engine.starts)),
     Check("exactness", "answers over cached chunks are those over missing ones", _asks_engine(exactness.exactness)),
 )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks are made with."""
+"""Everything that checks are made with."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,31 +17,11 @@ LoadWriter = Callable[[], ReshapeAndCache]
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedSizes:
-    """What is moved to measure bandwidth, and how often."""
-
-    tokens: int
-    layers: int
-    kv_heads: int
-    head_size: int
-    iterations: int
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Of the checks that need no engine; see ``engine.EngineOptions`` for those of the others."""
-
-    dtypes: tuple[torch.dtype, ...]
-    thorough: bool
-    speed: SpeedSizes
-
-
-@dataclass(frozen=True, slots=True)
 class Context:
-    """The device, the options, an engine that starts when it is first asked for, and, on NPUs, where its writer is."""
+    """The device, dtypes of K and V, an engine that starts when it is first asked for, and, on NPUs, its writer."""
 
     device: Device
-    options: Options
+    dtypes: tuple[torch.dtype, ...]
     engine: Engine
     load_writer: LoadWriter | None = None
 

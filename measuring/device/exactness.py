@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from measuring.device.engine import Engine, send
+from measuring.device.engine import Engine
 from measuring.device.findings import CheckError, Finding
 from measuring.kit.texts import Texts
 from measuring.speed.query import Mode, Query
@@ -48,7 +48,8 @@ Status = Literal["hit", "filled"]
 
 async def exactness(engine: Engine) -> Finding:
     """Raises :class:`CheckError` if two answers that must agree don't."""
-    server, tolerance = await engine.caching_server(), engine.options.tolerance
+    server, tolerance = await engine.server(), engine.options.tolerance
+    await server.pool()  # it must be on
     outcome = _Outcome()
     for strategy in STRATEGIES:
         asker = _Asker(server, engine.texts(f"exactness {strategy}"), strategy)
@@ -164,7 +165,7 @@ class _Asker:
         body["cache"]["position_strategy"] = self._strategy
         # As ids, since two tokens may have the same text.
         body |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS, "return_tokens_as_token_ids": True}
-        answer = (await send(self._server, "POST", "/v1/rag/chat", body)).json()
+        answer = await self._server.post("/v1/rag/chat", body)
         return answer["choices"][0]["logprobs"]["content"], answer["cache"]
 
 

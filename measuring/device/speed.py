@@ -4,6 +4,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from kernels.paged import LayerKV, make_pool
 from measuring.device.cases import dtype_name
-from measuring.device.context import Context, SpeedSizes
+from measuring.device.context import Context
 from measuring.device.devices import Device, Event
 from measuring.device.findings import CheckError, Finding, SkippedError
 from measuring.device.memory import Shape, frequencies, make_blocks
@@ -26,6 +27,21 @@ _WARM_UPS = 5
 _MOST_LEADING_COPIES = 64
 _SYNC_TOKENS, _SYNC_LAYERS = 200, 4
 
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Tokens and layers that are moved, and the number of measurements."""
+
+    tokens: int
+    layers: int
+    kv_heads: int
+    head_size: int
+    iterations: int
+
+
+SIZES = Sizes(tokens=4096, layers=32, kv_heads=8, head_size=128, iterations=50)
+"""2 GiB of memory."""
+
 Work = Callable[[], Any]
 
 
@@ -35,7 +51,7 @@ async def bandwidth(context: Context) -> Finding:
     So what is measured is the device's time; the host's is reported beside it. Raises :class:`CheckError` below
     ``LEAST_SHARE`` of the plain copy's bandwidth.
     """
-    device, sizes = context.device, context.options.speed
+    device, sizes = context.device, SIZES
     copier, plan = context.copier(_layers(device, sizes)), _Plan(device, sizes)
     numel = 2 * sizes.layers * sizes.tokens * sizes.kv_heads * sizes.head_size
     source, target = (torch.zeros(numel, dtype=_DTYPE, device=device.kind) for _ in range(2))
@@ -50,7 +66,7 @@ async def bandwidth(context: Context) -> Finding:
     return _judge(copier.name, {name: moved / median(times) / 1e9 for name, times in seconds.items()}, host_s, sizes)
 
 
-def _judge(copier: str, rates: dict[str, float], host_s: dict[str, float], sizes: SpeedSizes) -> Finding:
+def _judge(copier: str, rates: dict[str, float], host_s: dict[str, float], sizes: Sizes) -> Finding:
     """``rates`` are in GB/s."""
     shares = {name: rates[name] / rates["copy"] for name in ("load", "save")}
     values = {
@@ -58,7 +74,7 @@ def _judge(copier: str, rates: dict[str, float], host_s: dict[str, float], sizes
         "gb_per_s": rates,
         "share_of_copy": shares,
         "host_ms": {name: 1e3 * host_s[name] for name in shares},
-        **{name: getattr(sizes, name) for name in ("tokens", "layers", "kv_heads", "head_size", "iterations")},
+        **asdict(sizes),
     }
     each = (f"{name} {rates[name]:.0f} GB/s, {shares[name]:.2f} of it" for name in shares)
     host = " and ".join(f"{1e3 * host_s[name]:.2f}" for name in shares)
@@ -74,7 +90,7 @@ def _judge(copier: str, rates: dict[str, float], host_s: dict[str, float], sizes
 class _Plan:
     """What is loaded: pages and blocks in a random order, chunk after chunk turned by its own delta."""
 
-    def __init__(self, device: Device, sizes: SpeedSizes) -> None:
+    def __init__(self, device: Device, sizes: Sizes) -> None:
         self.slots = _shuffled(sizes.tokens, device.block_size, seed=1)
         self.rows = _shuffled(sizes.tokens, _PAGE_TOKENS, seed=2)
         self.deltas = (torch.arange(sizes.tokens) // _CHUNK_TOKENS + 1) * _CHUNK_TOKENS
@@ -86,7 +102,7 @@ def _shuffled(tokens: int, size: int, seed: int) -> Tensor:
     return order[at // size] * size + at % size
 
 
-def _layers(device: Device, sizes: SpeedSizes) -> list[LayerKV]:
+def _layers(device: Device, sizes: Sizes) -> list[LayerKV]:
     blocks, pages = -(-sizes.tokens // device.block_size), -(-sizes.tokens // _PAGE_TOKENS)
     shape = Shape(blocks, device.block_size, sizes.kv_heads, sizes.head_size, sizes.head_size)
     rotation = frequencies(sizes.head_size, 1e4, is_neox=True)
@@ -153,7 +169,7 @@ async def no_sync(context: Context) -> Finding:
     """Loads and saves while torch takes each wait for the device for an error; one such error is provoked first."""
     if context.device.kind != "cuda":
         raise SkippedError("only torch.cuda has a mode in which waiting for the device is an error")
-    sizes = SpeedSizes(_SYNC_TOKENS, _SYNC_LAYERS, kv_heads=2, head_size=64, iterations=1)
+    sizes = Sizes(_SYNC_TOKENS, _SYNC_LAYERS, kv_heads=2, head_size=64, iterations=1)
     copier, plan = context.copier(_layers(context.device, sizes)), _Plan(context.device, sizes)
     lengths = (_SYNC_TOKENS, 1, 33)
     for length in (*lengths, *lengths):  # compiled, and pinned memory allocated, in the first round

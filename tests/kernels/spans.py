@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.paged import KVCopier, LayerKV, make_pool
 from kernels.reference import ReferenceCopier
 from kernels.rope import RotaryFrequencies
-from measuring.device.comparison import rotation_error
+from measuring.device.copies import rotation_error
 from measuring.device.memory import frequencies
 from tests.kernels.fakes import MLA, PAIR, FakeCache, Shape, make_cache
 

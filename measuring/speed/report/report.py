@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run found, from its folder: tables for the terminal, JSON for programs, plots and a page to pass on."""
+"""The results in a run's folder: tables for the terminal, JSON for programs, plots, and a page to pass on."""
 
+import base64
+import io
 import itertools
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from measuring.speed.report.page import page
+from measuring.speed.folder import Run
 from measuring.speed.report.plots import draw
 from measuring.speed.report.summary import Results, Row, Section, load
 from measuring.speed.report.words import cells, columns, legend, sentence
@@ -21,18 +24,20 @@ from measuring.speed.verdicts import CONFIDENCE, Verdict
 SUMMARY, PAGE = "summary.json", "report.html"
 # Wide enough for the widest line where there is no terminal that has a width.
 _WIDTH = 132
+_HTML: Final = """\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>tessera bench</title>
+<style>{stylesheet} body {{ color: {foreground}; background: {background} }} img {{ display: block }}</style>
+</head><body><pre>{code}</pre>
+PLOTS</body></html>
+"""
 
 
 def table(console: Console, folder: Path, claims: Sequence[Claim]) -> None:
     """Prints figures and claims of each workload; of a partial run, first that it is one."""
     if not console.is_terminal:
         console.width = _WIDTH
-    results = load(folder, claims)
-    if results.partial:
-        _print(console, results.partial)
-    for section in results.sections:
-        _print_section(console, section)
-    _print(console, legend(results.systems))
+    _print_results(console, load(folder, claims))
 
 
 def write(folder: Path, claims: Sequence[Claim]) -> None:
@@ -45,17 +50,49 @@ def write(folder: Path, claims: Sequence[Claim]) -> None:
         if section.rows:
             title = section.heading + (" (partial run)" if results.partial else "")
             draw(section.rows, title, section.axis, plots[section.name])
-    (folder / PAGE).write_text(page(results, plots), encoding="utf-8")
+    (folder / PAGE).write_text(_page(results, plots), encoding="utf-8")
 
 
-def _print_section(console: Console, section: Section) -> None:
-    if section.rows:
-        console.print(_table(section))
-    else:
-        _print(console, f"{section.heading}: nothing was measured")
-    for claim, verdict in section.verdicts:
-        _print(console, sentence(claim, verdict, section.axis))
-    console.print()
+def _page(results: Results, plots: dict[str, Path]) -> str:
+    """A page of HTML that needs nothing beside itself."""
+    console = Console(record=True, width=_WIDTH, file=io.StringIO())
+    _print_results(console, results)
+    for section in results.sections:
+        sizes = ", ".join(f"{name.replace('_', ' ')}: {size}" for name, size in section.sizes.items())
+        _print(console, f"{section.name}: {sizes or 'no sizes'}")
+    for name, value in _setup(results.run).items():
+        _print(console, f"{name}: {value}")
+    data = {name: base64.b64encode(path.read_bytes()).decode() for name, path in plots.items()}
+    images = (f'<img alt="{name}" src="data:image/png;base64,{each}">\n' for name, each in data.items())
+    return console.export_html(code_format=_HTML).replace("PLOTS</body>", f"{''.join(images)}</body>")
+
+
+def _setup(run: Run) -> dict[str, str]:
+    """The machine, the model and the programs of a run."""
+    return {
+        "machine": f"{run.cpu}, {run.cores} cores",
+        "model": run.model,
+        "flags of both servers": shlex.join(run.flags) or "none",
+        "tessera": run.tessera,
+        "vLLM": run.vllm or "unknown",
+        "seed": str(run.seed),
+        "started": f"{run.started_at:%Y-%m-%d %H:%M %Z}",
+        "command": shlex.join(run.command),
+    }
+
+
+def _print_results(console: Console, results: Results) -> None:
+    if results.partial:
+        _print(console, results.partial)
+    for section in results.sections:
+        if section.rows:
+            console.print(_table(section))
+        else:
+            _print(console, f"{section.heading}: nothing was measured")
+        for claim, verdict in section.verdicts:
+            _print(console, sentence(claim, verdict, section.axis))
+        console.print()
+    _print(console, legend(results.systems))
 
 
 def _print(console: Console, text: str) -> None:

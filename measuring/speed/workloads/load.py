@@ -3,8 +3,6 @@
 
 import itertools
 import math
-import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -13,12 +11,12 @@ from measuring.kit.client import ServerError
 from measuring.kit.statistics import median
 from measuring.kit.texts import Texts
 from measuring.speed.answers import Asked, DifferentAnswerError, check_report, check_same
-from measuring.speed.loops import Ask, Outcome, closed_loop, open_loop
 from measuring.speed.query import Query
 from measuring.speed.samples import Claim, Ratio, Sample, System, Value
 from measuring.speed.servers import STOCK, TESSERA, Pool, Server, Servers
-from measuring.speed.traces import Trace, zipf_trace
+from measuring.speed.traces import zipf_trace
 from measuring.speed.workloads.base import Options, Workload
+from measuring.speed.workloads.loops import Outcome, closed_loop
 
 TRACE_FILE = "trace.jsonl"
 """In the run's folder: `--trace` with it repeats the requests."""
@@ -26,41 +24,34 @@ _SERVERS: Final[dict[System, str]] = {"stock": STOCK, "warm": TESSERA, "quarter"
 _NAMESPACE = "load"
 _SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS, _OUTPUT_TOKENS = 64, 256, 32, 16
 _CONCURRENCY = 8
-"""Of the warm-up, and of the closed loop that sets the open loop's rate."""
-_RATE_SHARE = 0.7
-"""The open loop's rate as a share of stock's throughput: as much as stock bears without an ever longer queue."""
+"""Requests at once in the warm-up, and in the round of which something is claimed."""
 _CHECKED_ANSWERS = 3
 """Of each round; comparing costs time only where answers differ, but then much."""
-_OPEN_LOOP = "open loop"
 _TRACE_REQUESTS = 1000
 """Of a generated trace. Further rounds start it over, with other questions."""
-
-_Loop = Callable[[Ask, Sequence[Query]], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Chunks to choose from, and the loops of each round with so many requests each."""
+    """Chunks to choose from, numbers of requests at once, and requests of each pass."""
 
     chunks: int
     concurrencies: tuple[int, ...]
-    has_open_loop: bool
     requests: int
 
 
 class Load(Workload):
     """Throughput and times of stock vLLM, of Tessera with all chunks cached, and with a pool for a quarter of them.
 
-    A trace that is shorter than the run starts over. Its times of arrival are those of the open loop; without them,
-    arrivals are random (Poisson) at a rate that stock vLLM can serve.
+    A trace that is shorter than the run starts over.
     """
 
     name = "load"
     title = "many users at once, popular chunks and others"
     axis = "load"
     # Not fewer chunks: a quarter of them must take what eight requests hold at once.
-    short = Sizes(170, (8,), has_open_loop=False, requests=8)
-    long = Sizes(200, (8, 4, 1), has_open_loop=True, requests=24)
+    short = Sizes(170, (8,), requests=8)
+    long = Sizes(200, (8, 4, 1), requests=24)
 
     def __init__(self, options: Options) -> None:
         self._sizes = self.long if options.is_long else self.short
@@ -73,20 +64,16 @@ class Load(Workload):
         self._texts = Texts(f"{self.name} {self._trace.seed}", options.characters_per_token)
         self._system = self._texts.text(_SYSTEM_TOKENS)
         self._chunks = [self._texts.chunk(tokens) for tokens in self._trace.chunk_tokens]
-        self._arrivals = itertools.cycle(zip(self._trace.requests, _gaps(self._trace), strict=False))
-        self._stock_rates: list[float] = []
+        self._requests = itertools.cycle(self._trace.requests)
 
     def claims(self) -> list[Claim]:
         """The bounds are for the generated requests; of others, only ratios are reported."""
         five, two = (5, 2) if self._is_generated else (None, None)
         point = _point(_CONCURRENCY)
-        claims: list[Claim] = [
+        return [
             Ratio(self.name, point, "requests_per_s", "warm", "stock", at_least=five),
             Ratio(self.name, point, "requests_per_s", "quarter", "stock", at_least=two),
         ]
-        if self._sizes.has_open_loop:
-            claims.append(Ratio(self.name, _OPEN_LOOP, "ttft_s", "stock", "warm"))
-        return claims
 
     def sizes(self) -> dict[str, Any]:
         return {
@@ -104,7 +91,7 @@ class Load(Workload):
         """Fills both pools: one with all chunks, the other, a quarter as large, to the state in which it stays."""
         self._trace.write(self._output / TRACE_FILE)
         await self._start(servers)
-        queries, _ = self._next_requests()
+        queries = self._next_queries()
         for system, name in _SERVERS.items():
             server, asked = await servers.get(name), queries if system == "quarter" else queries[:1]
             await closed_loop(partial(server.ask, namespace=_NAMESPACE), asked, _CONCURRENCY)
@@ -114,12 +101,11 @@ class Load(Workload):
         systems = {system: await servers.get(name) for system, name in _SERVERS.items()}
         samples = []
         for concurrency in self._sizes.concurrencies:
-            loop = partial(closed_loop, concurrency=concurrency)
-            outcomes = await self._passes(systems, number, self._next_requests()[0], loop)
-            samples += self._samples(_point(concurrency), number, {s: _values(o) for s, o in outcomes.items()})
-            if concurrency == _CONCURRENCY:
-                self._stock_rates.append(outcomes["stock"].requests_per_s)
-        return samples + (await self._open(systems, number) if self._sizes.has_open_loop else [])
+            outcomes = await self._passes(systems, number, concurrency)
+            for system, outcome in outcomes.items():
+                point, values = _point(concurrency), _values(outcome)
+                samples.append(Sample(workload=self.name, point=point, system=system, round=number, values=values))
+        return samples
 
     async def finish(self, servers: Servers) -> None:
         await servers.close(_SERVERS["quarter"])
@@ -150,49 +136,30 @@ class Load(Workload):
                 "raise TESSERA_CHUNK_CACHE_MEMORY"
             )
 
-    async def _open(self, systems: dict[System, Server], number: int) -> list[Sample]:
-        """Requests at the trace's times of arrival, or at a rate that stock vLLM bears; not of the small pool."""
-        slower = 1.0 if self._trace.at_s else 1 / (_RATE_SHARE * median(self._stock_rates))
-        queries, gaps = self._next_requests()
-        loop = partial(open_loop, at_s=[slower * at for at in itertools.accumulate([0.0, *gaps[1:]])])
-        asked: dict[System, Server] = {system: systems[system] for system in systems if system != "quarter"}
-        outcomes = await self._passes(asked, number, queries, loop)
-        return self._samples(_OPEN_LOOP, number, {s: {"ttft_s": o.median("ttft_s")} for s, o in outcomes.items()})
-
-    async def _passes(
-        self, systems: dict[System, Server], number: int, queries: list[Query], loop: _Loop
-    ) -> dict[System, Outcome]:
+    async def _passes(self, systems: dict[System, Server], number: int, concurrency: int) -> dict[System, Outcome]:
         """The same queries to each system, one system after the other; each round begins with another."""
-        first = (number - 1) % len(systems)
+        queries, first = self._next_queries(), (number - 1) % len(systems)
         outcomes: dict[System, Outcome] = {}
         for system in [*systems][first:] + [*systems][:first]:
-            outcomes[system] = await loop(partial(systems[system].ask, namespace=_NAMESPACE), queries)
+            ask = partial(systems[system].ask, namespace=_NAMESPACE)
+            outcomes[system] = await closed_loop(ask, queries, concurrency)
             await systems[system].settle()
         await _check(systems, queries, outcomes)
         return outcomes
 
-    def _next_requests(self) -> tuple[list[Query], list[float]]:
-        """The queries of a pass, each with a new question, and the time from the arrival before to its own."""
-        requests, gaps = zip(*itertools.islice(self._arrivals, self._sizes.requests), strict=True)
-        return [self._query(request) for request in requests], list(gaps)
+    def _next_queries(self) -> list[Query]:
+        """The queries of a pass, each with a new question."""
+        return [self._query(request) for request in itertools.islice(self._requests, self._sizes.requests)]
 
     def _query(self, request: tuple[int, ...]) -> Query:
         chunks = tuple(self._chunks[chunk] for chunk in request)
         return Query(self._system, chunks, self._texts.text(_QUESTION_TOKENS), _OUTPUT_TOKENS)
-
-    def _samples(self, point: str, number: int, values: dict[System, dict[Value, float]]) -> list[Sample]:
-        return [
-            Sample(workload=self.name, point=point, system=system, round=number, values=each)
-            for system, each in values.items()
-        ]
 
 
 async def _check(systems: dict[System, Server], queries: list[Query], outcomes: dict[System, Outcome]) -> None:
     """Raises :class:`DifferentAnswerError` unless Tessera reused chunks, and answers don't depend on its pool."""
     for answer in outcomes["warm"].answers:
         check_report(answer, "hit")
-    if "quarter" not in outcomes:
-        return
     for answer in outcomes["quarter"].answers:
         if answer.cache.get("mode") != "chunked":
             raise DifferentAnswerError(f"quarter: a request ran as {answer.cache.get('mode')}; not reporting")
@@ -201,14 +168,6 @@ async def _check(systems: dict[System, Server], queries: list[Query], outcomes: 
             Asked(systems[system], outcomes[system].answers[i], _NAMESPACE) for system in ("warm", "quarter")
         )
         await check_same(query, warm, quarter)
-
-
-def _gaps(trace: Trace) -> Iterator[float]:
-    """Seconds from each arrival to the next, or, if the trace has no times, random ones of 1 on average."""
-    if trace.at_s:
-        return (at - before for before, at in itertools.pairwise((trace.at_s[0], *trace.at_s)))
-    source = random.Random(f"arrivals {trace.seed}")
-    return (source.expovariate(1) for _ in trace.requests)
 
 
 def _values(outcome: Outcome) -> dict[Value, float]:

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any, Final
 
 from measuring.speed.answers import DifferentAnswerError, check_report
-from measuring.speed.loops import Outcome, closed_loop
 from measuring.speed.query import Query
 from measuring.speed.samples import Claim, Ratio, Sample, System, Value
 from measuring.speed.servers import STOCK, TESSERA, Server, Servers
 from measuring.speed.workloads.base import Options, Workload
+from measuring.speed.workloads.loops import Outcome, closed_loop
 
 _SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS = 64, 512, 32
 _BLOCK_TOKENS, _CONTEXTS = 32, 3

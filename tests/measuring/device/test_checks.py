@@ -13,10 +13,9 @@ import torch
 
 from kernels.torch_copier import TorchCopier
 from measuring.device import cases, checklist, command, copies, engine, exactness, speed
-from measuring.device.arguments import Defaults, parse
 from measuring.device.checklist import CHECKS, Check
-from measuring.device.command import main
-from measuring.device.context import Context, Options, SpeedSizes
+from measuring.device.command import Defaults, main, parse
+from measuring.device.context import Context
 from measuring.device.devices import find_device
 from measuring.device.engine import Engine, EngineOptions
 from measuring.device.findings import CheckError, Finding, SkippedError
@@ -27,18 +26,18 @@ from tests.kernels.fake_npu import DEVICE_OPERATORS, FakeTorchNpu
 from tests.measuring.fake_server import answer_of
 
 CPU = replace(find_device("cpu"), layouts=("BHN2D", "MLA", "BLNHC"), head_sizes=(64,))
-DEFAULTS = Defaults("cpu", ("bfloat16",), "tiny-llama", "Try the checks.")
-OPTIONS = Options((torch.bfloat16,), thorough=False, speed=SpeedSizes(64, 2, 2, 64, iterations=3))
+DEFAULTS = Defaults("cpu", (torch.bfloat16,), "tiny-llama", "Try the checks.")
 
 
 @pytest.fixture(autouse=True)
 def few_tokens(monkeypatch) -> None:
     """The reference takes its time."""
     monkeypatch.setattr(cases, "SPANS", ((3, 0), (5, 131_072), (1, -1), (9, 0), (2, 7)))
+    monkeypatch.setattr(speed, "SIZES", speed.Sizes(64, 2, 2, 64, iterations=3))
 
 
 def context(device=CPU, **fields) -> Context:
-    return Context(device, OPTIONS, Engine(EngineOptions("tiny-llama", "bfloat16", None, 0.05)), **fields)
+    return Context(device, (torch.bfloat16,), Engine(EngineOptions("tiny-llama", "bfloat16", None, 0.05)), **fields)
 
 
 # Copies
@@ -59,7 +58,6 @@ def test_every_layout_meets_every_dtype_style_width_and_size():
         of_layout = [case for case in chosen if case.layout == layout]
         assert len({(case.dtype, case.is_neox, case.is_partial) for case in of_layout}) == 12
         assert len({(case.block_size, case.page_tokens) for case in of_layout}) == 9
-    assert len(cases.cases(find_device("cpu"), (torch.float32,), thorough=True)) == 7 * 2 * 2 * 9
 
 
 class TurnsBack(TorchCopier):
@@ -198,8 +196,8 @@ def in_any_order(prompt, max_tokens):
 
 
 async def test_the_cache_is_on(running, fakes):
-    assert "vLLM 0.32.0 started" in (await engine.layout_probe(running)).message
-    assert "the cache is on, for 64000 tokens" in (await engine.self_check(running)).message
+    finding = await engine.starts(running)
+    assert finding.message == "vLLM 0.32.0 started, its self-check passed, and the chunk cache is on, for 64000 tokens"
     flags = fakes.flags["tessera"]
     assert flags[:4] == ("--dtype", "bfloat16", "--max-model-len", "2560")
     assert flags[-2:] == ("--seed", "1")
@@ -213,21 +211,14 @@ async def test_the_server_is_stopped_in_the_end(fakes, model, tmp_path):
     assert not fakes.running
 
 
-OF_THE_ENGINE = (engine.layout_probe, engine.self_check, exactness.exactness)
+OF_THE_ENGINE = (engine.starts, exactness.exactness)
 
 
 @pytest.mark.parametrize("check", OF_THE_ENGINE)
 async def test_a_cache_that_is_off_fails_every_check_of_it(check, running, fakes):
     fakes.state = {"off": "no layout explains it"}
-    with pytest.raises(CheckError, match="the chunk cache is off: no layout explains it"):
+    with pytest.raises(ServerError, match="the chunk cache is off: no layout explains it"):
         await check(running)
-
-
-async def test_a_failed_self_check_is_told_from_a_failed_probe(running, fakes):
-    fakes.state = {"off": "self-check failed: rotation: loaded KV differs"}
-    await engine.layout_probe(running)
-    with pytest.raises(CheckError, match=r"^self-check failed: rotation"):
-        await engine.self_check(running)
 
 
 async def test_an_engine_that_does_not_start_is_started_once(running, monkeypatch):
@@ -240,8 +231,8 @@ async def test_an_engine_that_does_not_start_is_started_once(running, monkeypatc
         yield
 
     monkeypatch.setattr(servers, "running", start)
-    for check in (engine.layout_probe, exactness.exactness):
-        with pytest.raises(CheckError, match="the engine did not start: out of luck"):
+    for check in OF_THE_ENGINE:
+        with pytest.raises(ServerError, match="out of luck"):
             await check(running)
     assert started == ["tessera"]
 
@@ -349,14 +340,6 @@ def test_what_is_skipped_is_no_failure(capsys):
 
 
 @pytest.mark.usefixtures("listed")
-def test_tracebacks_are_shown_when_asked_for(capsys):
-    main(["--only", "crash"], DEFAULTS)
-    assert "Traceback" not in capsys.readouterr().err
-    main(["--only", "crash", "--verbose"], DEFAULTS)
-    assert "Traceback" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("listed")
 def test_the_results_are_written(tmp_path):
     file = tmp_path / "results.json"
     assert main(["--json", str(file)], DEFAULTS) == 1
@@ -384,7 +367,6 @@ def test_the_results_are_written(tmp_path):
         (["--only", "elsewhere"], "there is no check 'elsewhere'"),
         (["--json", "no/such/folder/file"], "--json: no folder no/such/folder"),
         (["--model", "no-model"], "neither a folder nor a random model: no-model; there are tiny-llama"),
-        (["--tokens", "0"], "0 is not 1 or more"),
         (["--kv-cache-memory-bytes", "8G"], "unrecognized arguments"),
     ],
 )
@@ -405,11 +387,9 @@ def test_the_help_lists_the_checks_of_the_device(kind, capsys):
 
 
 def test_flags_of_the_server_come_after_two_dashes():
-    args = parse(["--iterations", "7", "--", "--kv-cache-memory-bytes", "8G"], DEFAULTS)
+    args = parse(["--dtype", "float32", "--", "--kv-cache-memory-bytes", "8G"], DEFAULTS)
     assert args.flags == ("--kv-cache-memory-bytes", "8G")
-    assert args.iterations == 7
-    assert args.tolerance == 5e-2
-    assert parse(["--dtype", "float32"], DEFAULTS).tolerance == 1e-4
+    assert args.dtype == "float32"
 
 
 @pytest.mark.parametrize(("kind", "words"), [("cuda", "no NVIDIA GPU at hand"), ("npu", "no Ascend NPU at hand")])

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The load workload against servers without a model: what each is sent, what is recorded, what is refused."""
 
-import itertools
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,12 @@ from app.documents.document import Document
 from measuring.kit.client import ServerError
 from measuring.speed import servers
 from measuring.speed.answers import DifferentAnswerError
-from measuring.speed.loops import closed_loop
 from measuring.speed.servers import Servers
 from measuring.speed.traces import Trace, read_trace, zipf_trace
 from measuring.speed.workloads import load
 from measuring.speed.workloads.base import Options
 from measuring.speed.workloads.load import Load, Sizes
+from measuring.speed.workloads.loops import closed_loop
 from tests.measuring.fake_server import FakeServer, answer_of
 from tests.measuring.helpers import Fakes
 
@@ -25,7 +24,7 @@ CHAT, RAG, CHUNKS = "/v1/chat/completions", "/v1/rag/chat", "/v1/rag/chunks"
 
 
 class SmallLoad(Load):
-    short = Sizes(200, (2, 8), has_open_loop=True, requests=4)
+    short = Sizes(200, (2, 8), requests=4)
 
 
 class PooledFakes(Fakes):
@@ -74,11 +73,9 @@ async def test_every_round_has_a_sample_of_each_system(fakes, tmp_path):
     closed, systems = ("concurrency 2", "concurrency 8"), ("stock", "warm", "quarter")
     numbers = range(1, 1 + ROUNDS)
     wanted = [(point, number, system) for point in closed for number in numbers for system in systems]
-    wanted += [("open loop", number, system) for number in numbers for system in ("stock", "warm")]
     assert sorted((each.point, each.round, each.system) for each in samples) == sorted(wanted)
     for each in samples:
-        names = {"ttft_s"} if each.point == "open loop" else {"requests_per_s", "ttft_s", "latency_s"}
-        assert (each.workload, set(each.values)) == ("load", names)
+        assert (each.workload, set(each.values)) == ("load", {"requests_per_s", "ttft_s", "latency_s"})
         assert min(each.values.values()) > 0
 
 
@@ -103,7 +100,7 @@ async def test_all_systems_get_the_same_requests(fakes, tmp_path):
     await run(make(tmp_path))
     quarter, tessera = ([prompt(body) for body in fakes.servers[name].bodies(RAG)] for name in ("quarter", "tessera"))
     stock = [tuple(message["content"] for message in body["messages"]) for body in fakes.servers["stock"].bodies(CHAT)]
-    assert len(stock) == len(set(stock)) == 1 + 4 * 3 * ROUNDS
+    assert len(stock) == len(set(stock)) == 1 + 4 * 2 * ROUNDS
     assert set(stock) == set(tessera)
     assert len(quarter) == 4 * (1 + 2 * ROUNDS)
     assert set(quarter) - set(stock) <= set(quarter[:4])  # only of the warm-up
@@ -135,7 +132,7 @@ async def test_each_round_begins_with_another_system(fakes, tmp_path):
     passes = [order[start : start + 4] for start in range(6, len(order), 4)]  # after the warm-up's 1, 1 and 4
     assert all(len(set(names)) == 1 for names in passes)
     turns = "".join(names[0][0] for names in passes)
-    assert turns == "stqstqst" + "tqstqsts" + "qstqstst"
+    assert turns == "stqstq" + "tqstqs" + "qstqst"
     assert fakes.running == set()
 
 
@@ -209,52 +206,12 @@ async def test_a_file_of_requests(fakes, tmp_path):
     assert workload.sizes()["chunks"] == 2
 
 
-@pytest.fixture
-def arrivals(monkeypatch):
-    """The times of each pass of the open loop, which doesn't wait for them."""
-    times = []
-
-    async def at_once(ask, queries, at_s):
-        times.append(at_s)
-        return await closed_loop(ask, queries, 1)
-
-    monkeypatch.setattr(load, "open_loop", at_once)
-    return times
-
-
-async def test_arrivals_are_at_a_rate_that_stock_bears(fakes, tmp_path, arrivals):
-    workload = make(tmp_path)
-    samples = await run(workload)
-    at_8 = [s.values["requests_per_s"] for s in samples if (s.point, s.system) == ("concurrency 8", "stock")]
-    assert len(arrivals) == 2 * ROUNDS
-    assert arrivals[0] == arrivals[1] != arrivals[2] == arrivals[3]
-    gaps = list(load._gaps(workload._trace))[4 * 3 :]  # after the warm-up and two passes
-    gap_s = 1 / (0.7 * at_8[0])
-    assert arrivals[0] == pytest.approx([0, *(gap_s * at for at in itertools.accumulate(gaps[1:4]))])
-
-
-def test_arrivals_are_random():
-    trace = Trace("own", 0, (40,), ((0,),) * 5000)
-    gaps = list(load._gaps(trace))
-    assert sum(gaps) / len(gaps) == pytest.approx(1, rel=0.05)
-    assert sum(gap < 1 for gap in gaps) / len(gaps) == pytest.approx(0.632, abs=0.03)  # exponential: 1 - 1/e
-    assert gaps == list(load._gaps(trace)) != list(load._gaps(Trace("own", 1, (40,), ((0,),) * 5000)))
-
-
-async def test_times_of_arrival_are_those_of_the_file(fakes, tmp_path, arrivals):
-    at_s = tuple(10.0 + i * i for i in range(28))
-    await run(make(tmp_path, Trace("own", 0, (40,), ((0,),) * 28, at_s)))
-    assert arrivals[0] == [0.0, 25.0, 52.0, 81.0]  # after 12 requests: 13² - 12² and so on
-    assert arrivals[2] == [0.0, 49.0, 100.0, 153.0]
-
-
 def test_bounds_are_for_the_generated_requests(tmp_path):
-    warm, quarter, open_loop = make(tmp_path).claims()
+    warm, quarter = make(tmp_path).claims()
     assert (warm.over, warm.under, warm.point, warm.at_least) == ("warm", "stock", "concurrency 8", 5)
     assert (quarter.over, quarter.under, quarter.point, quarter.at_least) == ("quarter", "stock", "concurrency 8", 2)
-    assert (open_loop.point, open_loop.value, open_loop.at_least) == ("open loop", "ttft_s", None)
     own = make(tmp_path, Trace("own", 0, (40,), ((0,),))).claims()
-    assert [claim.at_least for claim in own] == [None] * 3
+    assert [claim.at_least for claim in own] == [None] * 2
 
 
 @pytest.mark.parametrize("sizes", [Load.short, Load.long])

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests are under way at once, and when each is sent."""
+"""How many requests are under way at once."""
 
 import asyncio
 
 import pytest
 
 from measuring.kit.client import Answer, ServerError
-from measuring.speed.loops import Outcome, closed_loop, open_loop
 from measuring.speed.query import Query
+from measuring.speed.workloads.loops import Outcome, closed_loop
 
 QUERIES = [Query("", (), f"question {i}", 4) for i in range(8)]
 
@@ -43,31 +43,7 @@ async def test_answers_are_in_the_order_of_the_queries():
     assert [answer.text for answer in outcome.answers] == [query.question for query in QUERIES]
 
 
-async def test_an_open_loop_waits_for_no_answer():
-    everybody = asyncio.Barrier(3)
-    sent = []
-
-    async def ask(query):
-        sent.append(query)
-        await everybody.wait()
-        return Answer(text=query.question)
-
-    outcome = await open_loop(ask, QUERIES[:3], at_s=[0.0, 0.01, 0.02])
-    assert sent == QUERIES[:3]
-    assert [answer.text for answer in outcome.answers] == [query.question for query in QUERIES[:3]]
-
-
-async def test_an_open_loop_keeps_to_the_times():
-    async def ask(query):
-        return Answer()
-
-    assert (await open_loop(ask, QUERIES[:2], at_s=[0.0, 0.05])).seconds >= 0.05
-
-
-@pytest.mark.parametrize(
-    "loop", [lambda ask: closed_loop(ask, QUERIES, 4), lambda ask: open_loop(ask, QUERIES, [0.0] * 8)]
-)
-async def test_the_first_error_ends_the_others(loop):
+async def test_the_first_error_ends_the_others():
     cancelled = []
 
     async def ask(query):
@@ -80,7 +56,7 @@ async def test_the_first_error_ends_the_others(loop):
             raise
 
     with pytest.raises(ServerError, match="gone"):
-        await loop(ask)
+        await closed_loop(ask, QUERIES, 4)
     assert QUERIES[0] in cancelled
 
 

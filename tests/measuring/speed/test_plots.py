@@ -28,12 +28,8 @@ def sample(point: str, system: System, values: dict[Value, float], number: int =
     return Sample(workload="any", point=point, system=system, round=number, values=values)
 
 
-def test_points_on_a_scale_are_lines_of_900_by_500(tmp_path):
-    assert drawn(context_samples(), tmp_path).shape == (500, 900, 3)
-
-
-@pytest.mark.parametrize("points", [("1024",), ("batch 1", "batch 2")])
-def test_other_points_are_lines_of_dots_and_make_the_figure_as_high_as_they_need(points, tmp_path):
+@pytest.mark.parametrize("points", [("1024",), ("closed loop", "open loop")])
+def test_lines_make_the_figure_as_high_as_they_need(points, tmp_path):
     few = drawn([sample(point, "stock", {"ttft_s": 1.0}) for point in points], tmp_path)
     more = drawn([sample(point, name, {"ttft_s": 1.0}) for point in points for name in SYSTEMS], tmp_path)
     assert few.shape[1] == more.shape[1] == 900
@@ -45,31 +41,15 @@ def test_every_system_and_value_can_be_drawn(tmp_path):
     assert drawn([sample("one", system, values) for system in SYSTEMS], tmp_path).shape[1] == 900
 
 
-@pytest.mark.parametrize("point", ["1024", "batch 1"])
-def test_each_sample_moves_what_is_drawn(point, tmp_path):
-    samples = [sample(p, "warm", {"ttft_s": 1.0}, number) for p in (point, "2048") for number in range(3)]
+def test_each_sample_moves_what_is_drawn(tmp_path):
+    samples = [sample(point, "warm", {"ttft_s": 1.0}, number) for point in ("1024", "2048") for number in range(3)]
     slower = [*samples[:-1], sample("2048", "warm", {"ttft_s": 3.0}, 2)]
     assert not np.array_equal(drawn(samples, tmp_path), drawn(slower, tmp_path))
-
-
-def test_systems_that_are_equally_fast_have_labels_apart(tmp_path):
-    """Ink right of the axes is in as many rows of pixels for two labels over each other as for one."""
-    both = [sample(str(p), system, {"ttft_s": p / 1000}) for p in (1024, 2048) for system in ("empty", "quarter")]
-
-    def inked(image) -> int:
-        return int((image[30:470, 700:].min(axis=(1, 2)) < 0.9).sum())
-
-    one, two = inked(drawn(both[::2], tmp_path)), inked(drawn(both, tmp_path))
-    assert two > 1.6 * one > 0
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-5, 1e4])
 def test_extreme_times_are_drawn(seconds, tmp_path):
     assert drawn([sample("one", "stock", {"tpot_s": seconds}), *load_samples()[:1]], tmp_path).shape[1] == 900
-
-
-def test_a_system_may_lack_points(tmp_path):
-    assert drawn(context_samples()[:3], tmp_path).shape == (500, 900, 3)
 
 
 def test_colours_are_the_systems_own_in_every_plot(tmp_path):

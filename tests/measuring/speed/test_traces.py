@@ -39,15 +39,6 @@ def test_a_file_by_hand(tmp_path):
     assert read_trace(path) == Trace("own", 0, (64, 128), ((0,), (1, 0)))
 
 
-def test_times_of_arrival_are_read_as_they_were_written(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    path.write_text(f'{HEADER}\n{{"at_s": 1.5, "chunks": [0]}}\n{{"at_s": 3, "chunks": [1, 0]}}\n')
-    trace = read_trace(path)
-    assert trace == Trace("own", 0, (64, 128), ((0,), (1, 0)), (1.5, 3.0))
-    trace.write(path)
-    assert read_trace(path) == trace
-
-
 @pytest.mark.parametrize(
     ("text", "line", "fault"),
     [
@@ -55,24 +46,14 @@ def test_times_of_arrival_are_read_as_they_were_written(tmp_path):
         ("[0]", 1, "the header must be"),
         ('{"trace": "own", "seed": 0, "chunk_tokens": [0]}', 1, "the header must be"),
         ('{"trace": "own", "chunk_tokens": [64]}', 1, "the header must be"),
-        (f"{HEADER}\n[0]\n[0, 1", 3, "invalid JSON"),
+        (f"{HEADER}\n[0]\n[0, 1", 3, "must be a list"),
         (f"{HEADER}\n[0, 2]", 2, "distinct chunk ids, from 0 to 1"),
         (f"{HEADER}\n[-1]", 2, "distinct chunk ids"),
         (f"{HEADER}\n[0, 0]", 2, "distinct chunk ids"),
         (f"{HEADER}\n[true]", 2, "distinct chunk ids"),
         (f"{HEADER}\n[]", 2, "distinct chunk ids"),
-        (f"{HEADER}\n\n[0]", 2, "invalid JSON"),
+        (f"{HEADER}\n\n[0]", 2, "must be a list"),
         (HEADER, 2, "no request"),
-        (f'{HEADER}\n{{"chunks": [0]}}', 2, "an object must have at_s"),
-        (f'{HEADER}\n{{"at_s": 1}}', 2, "an object must have at_s"),
-        (f'{HEADER}\n{{"at_s": -1, "chunks": [0]}}', 2, "an object must have at_s"),
-        (f'{HEADER}\n{{"at_s": true, "chunks": [0]}}', 2, "an object must have at_s"),
-        (f'{HEADER}\n{{"at_s": NaN, "chunks": [0]}}', 2, "an object must have at_s"),
-        (f'{HEADER}\n{{"at_s": 1e999, "chunks": [0]}}', 2, "an object must have at_s"),
-        (f'{HEADER}\n{{"at_s": 1, "chunks": [0], "at_ms": 1}}', 2, "an object must have at_s"),
-        (f'{HEADER}\n{{"at_s": 1, "chunks": [2]}}', 2, "distinct chunk ids, from 0 to 1"),
-        (f'{HEADER}\n{{"at_s": 1, "chunks": [0]}}\n[1]', 3, "either all requests have at_s or none"),
-        (f'{HEADER}\n{{"at_s": 1, "chunks": [0]}}\n{{"at_s": 0.5, "chunks": [0]}}', 3, "at_s is before"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, text, line, fault):
@@ -86,5 +67,5 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(TraceFileError, match=r"none.jsonl: No such file"):
         read_trace(tmp_path / "none.jsonl")
     (tmp_path / "binary").write_bytes(b"\xff")
-    with pytest.raises(TraceFileError, match="binary: is not UTF-8"):
+    with pytest.raises(TraceFileError, match="binary, line 1: the header must be"):
         read_trace(tmp_path / "binary")
