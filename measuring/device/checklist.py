@@ -4,13 +4,13 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from measuring.device import copies, engine, exactness, speed
+from measuring.device import copies, exactness, speed
 from measuring.device.context import Context
 from measuring.device.devices import Kind
 from measuring.device.findings import Finding
 
 Make = Callable[[Context], Awaitable[Finding]]
-"""Makes a check; see ``findings`` for what it raises."""
+"""Makes a check; see ``findings`` for its errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,18 @@ class Check:
     kinds: tuple[Kind, ...] = ("cuda", "npu", "cpu")
 
 
-def _asks_engine(make: Callable[[engine.Engine], Awaitable[Finding]]) -> Make:
-    """A check that needs nothing but the engine."""
+async def engine(context: Context) -> Finding:
+    """Starts the engine with its chunk cache on.
 
-    def made(context: Context) -> Awaitable[Finding]:
-        return make(context.engine)
-
-    return made
+    Then K and V were found in the memory of its layers, and the self-check at start has found what was loaded and
+    turned to be what the engine computes itself, in every layer.
+    """
+    server = await context.engine.server()
+    version, pool = await server.vllm_version(), await server.pool()
+    tokens = pool.pages * pool.page_tokens
+    message = f"vLLM {version} started, its self-check passed, and the chunk cache is on, for {tokens} tokens"
+    flags = list(context.engine.options.all_flags())
+    return Finding(message, {"vllm": version, "flags": flags, "pool_tokens": tokens})
 
 
 CHECKS = (
@@ -37,8 +42,8 @@ CHECKS = (
     Check("kernels-operators", "the same by torch_npu's operators, without Triton-Ascend", copies.operators, ("npu",)),
     Check("no-sync", "saves and loads never wait for the device", speed.no_sync, ("cuda",)),
     Check("bandwidth", f"loads and saves at {speed.LEAST_SHARE:.2f} of a plain copy's speed or more", speed.bandwidth),
-    Check("engine", "the engine starts, and its self-check passes", _asks_engine(engine.starts)),
-    Check("exactness", "answers over cached chunks are those over missing ones", _asks_engine(exactness.exactness)),
+    Check("engine", "the engine starts, and its self-check passes", engine),
+    Check("exactness", "answers over cached chunks are those over missing ones", exactness.exactness),
 )
 
 

@@ -23,7 +23,7 @@ from measuring.device.devices import Device, Kind, MissingDeviceError, find_devi
 from measuring.device.engine import Engine, EngineOptions
 from measuring.device.exactness import TOLERANCES
 from measuring.device.findings import CheckError, SkippedError, one_line
-from measuring.kit.signals import end_by_signals
+from measuring.kit.servers import end_by_signals
 from tools.progress import progress, say
 from tools.random_model import PRESETS
 from tools.version import tessera_version

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from measuring.device.findings import Finding
 from measuring.kit.client import ServerError
 from measuring.kit.texts import Texts, characters_per_token
 from measuring.speed.servers import TESSERA, Server, Servers
@@ -83,16 +82,3 @@ class Engine:
             servers = Servers(str(self._folder), self.options.all_flags(), output)
             self._servers = await self._stack.enter_async_context(servers)
         return await self._servers.get(TESSERA)
-
-
-async def starts(engine: Engine) -> Finding:
-    """Whether the engine starts with its chunk cache on.
-
-    Then K and V were found in the memory of its layers, and the self-check at start has found what was loaded and
-    turned to be what the engine computes itself, in every layer.
-    """
-    server = await engine.server()
-    version, pool = await server.vllm_version(), await server.pool()
-    tokens = pool.pages * pool.page_tokens
-    message = f"vLLM {version} started, its self-check passed, and the chunk cache is on, for {tokens} tokens"
-    return Finding(message, {"vllm": version, "flags": list(engine.options.all_flags()), "pool_tokens": tokens})

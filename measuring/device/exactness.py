@@ -1,32 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of whole answers: does it matter whether chunks were cached, in which order, and by whom?
+"""The check of whole answers: they must not depend on what was cached, in which order, and by whom.
 
-There is no other implementation to compare with here (the test suite has one, `tests/oracle.py`, on the CPU). So
-answers of the engine are compared with answers of the same engine that had to compute more of the same, or all of it:
+Answers of the engine are compared with answers of the same engine that had to compute more of the same: chunks cached
+and missing, in two orders (with `shared` and `parallel`, where order matters to memory only), and one chunk alone,
+which is ordinary attention, with mode `full`, which ties the comparisons to stock vLLM. Rotations are the business of
+`kernels` and `engine`: a missing chunk's keys are turned as a cached one's are. Last, replacing a chunk must change the
+answer, or the comparisons prove nothing.
 
-*Reuse.* A request over cached chunks, in another order than they were computed in, and the same request in a namespace
-of its own, where all chunks are missing. What was kept and moved must give what was just computed.
-
-*Order.* With `shared` and `parallel` positions every chunk begins at the same position, so the order of the chunks
-matters to memory, but not to the answer.
-
-*One chunk.* A chunk that is alone sees the system segment and itself, and stays where it was computed, with any
-strategy: that is ordinary attention. So a request with one chunk, missing and then cached, must give what the engine
-gives in mode `full`, where nothing of ours is involved: this ties the other comparisons to stock vLLM.
-
-That keys are turned rightly is not seen here, since a missing chunk's are turned as a cached one's are: `kernels` and
-`self-check` are about that. That the comparisons prove something is checked last: replacing a chunk must change the
-answer.
-
-Requests are greedy, and CUDA graphs (or ACL graphs) are on. Compared are log probabilities, of both answers' tokens, as
-long as both have the same tokens before; `tolerance` allows for sums in another order in the dtype.
+Compared are log probabilities of greedy answers, as long as both have the same tokens before; `tolerance` allows for
+sums in another order in the dtype.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
-from measuring.device.engine import Engine
+from measuring.device.context import Context
 from measuring.device.findings import CheckError, Finding
 from measuring.kit.texts import Texts
 from measuring.speed.query import Mode, Query
@@ -46,49 +35,29 @@ Token = dict[str, Any]
 Status = Literal["hit", "filled"]
 
 
-async def exactness(engine: Engine) -> Finding:
+async def exactness(context: Context) -> Finding:
     """Raises :class:`CheckError` if two answers that must agree don't."""
-    server, tolerance = await engine.server(), engine.options.tolerance
-    await server.pool()  # it must be on
-    outcome = _Outcome()
+    engine, tolerance = context.engine, context.engine.options.tolerance
+    server = await engine.server()
+    await server.pool()  # the chunk cache must be on
+    differences: list[tuple[float, str]] = []
+    replaced: list[float] = []
     for strategy in STRATEGIES:
         asker = _Asker(server, engine.texts(f"exactness {strategy}"), strategy)
-        async for what, one, other in asker.pairs():
-            outcome.add(f"{strategy}: {what}", difference(one, other))
-        outcome.replaced.append(await asker.replaced())
-    values = {**outcome.values(), "tolerance": tolerance}
-    worst, where = outcome.worst()
+        async for pair, one, other in asker.pairs():
+            differences.append((difference(one, other), f"{strategy}: {pair}"))
+        replaced.append(await asker.replaced())
+    (worst, where), least = max(differences), min(replaced)
+    values = {"largest_difference": worst, "replaced": replaced, "comparisons": differences, "tolerance": tolerance}
     if not worst <= tolerance:
-        message = f"{where}: log probabilities differ by {worst:.2g}, more than {tolerance:g} (--tolerance)"
-        raise CheckError(message, values)
-    if not min(outcome.replaced) > tolerance:
-        raise CheckError(
-            f"replacing a chunk changes log probabilities by only {min(outcome.replaced):.2g}: with this model the "
-            "comparisons prove nothing",
-            values,
-        )
-    return Finding(
-        f"{len(outcome.differences)} comparisons: log probabilities differ by at most {worst:.2g} ({tolerance:g} is "
-        f"allowed); replacing a chunk changes them by {min(outcome.replaced):.2g}",
-        values,
+        raise CheckError(f"{where}: log probabilities differ by {worst:.2g}, more than {tolerance:g}", values)
+    change = f"replacing a chunk changes log probabilities by {least:.2g}"
+    if not least > tolerance:
+        raise CheckError(f"{change} only: with this model the comparisons prove nothing", values)
+    message = (
+        f"{len(differences)} comparisons: log probabilities differ by at most {worst:.2g} ({tolerance:g} is allowed)"
     )
-
-
-@dataclass
-class _Outcome:
-    """Differences by what was compared."""
-
-    differences: list[tuple[str, float]] = field(default_factory=list)
-    replaced: list[float] = field(default_factory=list)
-
-    def add(self, what: str, value: float) -> None:
-        self.differences.append((what, value))
-
-    def worst(self) -> tuple[float, str]:
-        return max((value, what) for what, value in self.differences)
-
-    def values(self) -> dict[str, Any]:
-        return {"largest_difference": self.worst()[0], "replaced": self.replaced, "comparisons": self.differences}
+    return Finding(f"{message}; {change}", values)
 
 
 class _Asker:

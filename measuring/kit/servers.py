@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers that run for the time of a measurement."""
 
+import asyncio
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -44,3 +46,12 @@ def stop(server: ServerProcess) -> None:
     """Stops the server, by force if need be: nothing hangs on how it ended."""
     with suppress(subprocess.TimeoutExpired):
         server.stop()
+
+
+def end_by_signals() -> None:
+    """SIGTERM and SIGHUP end the running task as Ctrl-C does: servers have sessions of their own, and would live on."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)

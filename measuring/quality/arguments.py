@@ -107,30 +107,30 @@ def _problem(args: argparse.Namespace) -> str | None:
     return next((problem for problem, holds in checks.items() if holds), None)
 
 
+_FLAGS = "[--questions FILE | --demo] [options] [-- any tessera serve flag]"
+
+
 def _parser() -> Parser:
-    usage = "tessera eval [MODEL | --server URL] [--questions FILE | --demo] [options] [-- any tessera serve flag]"
-    parser = Parser("tessera eval", usage, _DESCRIPTION, _EPILOG)
+    parser = Parser("tessera eval", f"tessera eval [MODEL | --server URL] {_FLAGS}", _DESCRIPTION, _EPILOG)
     parser.set_defaults(calibrates=False)
-    _add_questions(parser)
     parser.add_argument("--server", type=_url, metavar="URL", help="a running Tessera server to ask instead")
-    _add_run_options(parser, MODES)
+    _add_options(parser, MODES)
     return parser
 
 
 def _calibration_parser() -> Parser:
-    usage = "tessera calibrate [MODEL] [--questions FILE | --demo] [options] [-- any tessera serve flag]"
+    usage = f"tessera calibrate [MODEL] {_FLAGS}"
     parser = Parser("tessera calibrate", usage, _CALIBRATION, _CALIBRATION_EPILOG)
     parser.set_defaults(calibrates=True, server=None)
-    _add_questions(parser)
     tolerance = "points of accuracy that reuse may cost (default: %(default)s)"
     parser.add_argument("--tolerance", type=_points, default=TOLERANCE, metavar="POINTS", help=tolerance)
     profile = "where the profile goes; in the model's folder the name must end with profile.json (default: in OUTPUT)"
     parser.add_argument("--profile", type=Path, metavar="FILE", help=profile)
-    _add_run_options(parser, CALIBRATED)
+    _add_options(parser, CALIBRATED)
     return parser
 
 
-def _add_questions(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: Parser, modes: tuple[str, ...]) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or name of the model to serve")
     questions = "a question file (default: 456 questions in plain English)"
     parser.add_argument("--questions", type=Path, metavar="FILE", help=questions)
@@ -139,9 +139,6 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--demo", action="store_true", help=demo)
     long_chunks = "the questions in plain English behind chunks of some 400 tokens, not 60"
     parser.add_argument("--long-chunks", action="store_true", help=long_chunks)
-
-
-def _add_run_options(parser: argparse.ArgumentParser, modes: tuple[str, ...]) -> None:
     known = f"some of {', '.join(MODES)}, link-N (default: {','.join(modes)})"
     parser.add_argument("--modes", type=_modes, default=modes, help=known)
     limit = (

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import ServerError, SetupError
+from measuring.kit.folder import FolderError, make_folder
 from measuring.quality.arguments import DEMO_QUESTIONS, PLAIN_QUESTIONS, Command, name_of, parse
 from measuring.quality.client import AskOptions, ServerInfo, TesseraClient
 from measuring.quality.monitor import Monitor
@@ -16,7 +17,7 @@ from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question, digest
 from measuring.quality.questions.records import QuestionFileError
 from measuring.quality.report import plot, table, to_json
-from measuring.quality.results import LOG, PLOT, SUMMARY, Result, ResultsError, ResultsFolder, RunSettings, make_folder
+from measuring.quality.results import LOG, PLOT, SUMMARY, Result, ResultsFolder, RunSettings
 from measuring.quality.run import ask_all, jobs
 from measuring.quality.summary import summarize
 from tools.live_progress import shown
@@ -45,7 +46,7 @@ def evaluate(argv: Sequence[str], command: Command, begin: Begin) -> int:
             settings, report = _settings(args, questions, info), begin(args, info)
             with closing(ResultsFolder(args.output, settings, args.overwrite)) as folder:
                 return _run(args, url, questions, folder, report)
-    except (UsageError, QuestionFileError, ResultsError, ServerError) as error:
+    except (UsageError, QuestionFileError, FolderError, ServerError) as error:
         say(str(error))
         return 2
     except KeyboardInterrupt:

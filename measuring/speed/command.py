@@ -6,19 +6,18 @@ import asyncio
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.util import find_spec
 
 from rich.console import Console
 
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import ServerError
+from measuring.kit.folder import FolderError
 from measuring.kit.machine import cpu_model
-from measuring.kit.signals import end_by_signals
+from measuring.kit.servers import end_by_signals
 from measuring.kit.texts import characters_per_token
-from measuring.quality.report import NO_PLOTS
 from measuring.speed.answers import DifferentAnswerError
 from measuring.speed.arguments import parse
-from measuring.speed.folder import FolderError, Run, RunFolder, WorkloadRun
+from measuring.speed.folder import Run, RunFolder, WorkloadRun
 from measuring.speed.monitor import Monitor
 from measuring.speed.report import report
 from measuring.speed.rounds import measure
@@ -51,8 +50,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    if find_spec("matplotlib") is None:
-        raise UsageError(NO_PLOTS)
     trace = read_trace(args.trace) if args.trace else None
     model = args.model or build_preset(_MODEL)
     try:

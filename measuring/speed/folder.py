@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: `run.json` says what is measured, `samples.jsonl` has the samples, each written at once."""
+"""The folder of a `tessera bench` run."""
 
 from datetime import datetime
 from pathlib import Path
@@ -7,18 +7,25 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from measuring.kit.folder import (
+    ADVICE,
+    RUN,
+    FolderError,
+    RecordFile,
+    folder_errors,
+    make_folder,
+    read_records,
+    remove,
+    write_run,
+)
 from measuring.speed.samples import Sample
 
-RUN, SAMPLES = "run.json", "samples.jsonl"
+SAMPLES = "samples.jsonl"
 _DERIVED = ("summary.json", "report.html", "trace.jsonl")
 
 
-class FolderError(ValueError):
-    """The folder can't take this run; the message says why. Nothing in it was changed."""
-
-
 class WorkloadRun(BaseModel):
-    """What is measured by one workload; see :class:`measuring.speed.workloads.base.Workload`."""
+    """Title, axis and sizes of one workload; see :class:`measuring.speed.workloads.base.Workload`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,7 +35,7 @@ class WorkloadRun(BaseModel):
 
 
 class Run(BaseModel):
-    """What is measured, of what, and where; ``complete`` once all of it was, else ``stopped_by`` may say why not."""
+    """Description of a run: ``complete`` once all was measured, else ``stopped_by`` may say why not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,55 +65,37 @@ class RunFolder:
         self.path = path
         self.run = run
         self.num_samples = 0
-        try:
-            path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
+        with folder_errors():
             if overwrite:
                 _remove_run(path)
             elif left := [name for name in (RUN, SAMPLES) if (path / name).exists()]:
-                raise FolderError(f"{path} has {left[0]} of another run; give another --output, or --overwrite")
+                raise FolderError(f"{path} has {left[0]} of another run; {ADVICE}")
             self.mark()
-            self._file = (path / SAMPLES).open("a", encoding="utf-8")
-        except OSError as error:
-            raise FolderError(f"{error.filename}: {error.strerror}") from error
+            self._samples = RecordFile(path / SAMPLES)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self._samples.close()
 
     def record(self, sample: Sample) -> None:
         """Keeps the sample; it is in the file when this returns."""
-        self._file.write(sample.model_dump_json() + "\n")
-        self._file.flush()
+        self._samples.append(sample)
         self.num_samples += 1
 
     def mark(self, **changes: Any) -> None:
         """Writes ``run.json`` with these fields changed."""
         self.run = self.run.model_copy(update=changes)
-        # In one step: a reader, or a crash, must not find half a file.
-        new = self.path / f"{RUN}.new"
-        new.write_text(self.run.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        new.replace(self.path / RUN)
+        write_run(self.path, self.run)
 
 
 def read_run(path: Path) -> tuple[Run, list[Sample]]:
-    """What the folder has; raises ``OSError`` or ``ValueError`` if that isn't a run."""
-    run = Run.model_validate_json((path / RUN).read_bytes())
-    lines = (path / SAMPLES).read_text(encoding="utf-8").splitlines()
-    return run, [Sample.model_validate_json(line) for line in lines]
+    """Description and samples; raises ``OSError`` or ``ValueError`` if the folder isn't a run's."""
+    return Run.model_validate_json((path / RUN).read_bytes()), read_records(path / SAMPLES, Sample)
 
 
 def _remove_run(path: Path) -> None:
     # Samples first: those that are left without their run would look like another's.
-    plots = [f"{name}.png" for name in _workloads(path / RUN)]
-    for name in (SAMPLES, *_DERIVED, *plots, RUN):
-        (path / name).unlink(missing_ok=True)
-
-
-def _workloads(file: Path) -> list[str]:
-    """Of the run that is to be removed, if this is its description."""
-    try:
-        return list(Run.model_validate_json(file.read_bytes()).workloads)
-    except (OSError, ValueError):
-        return []
+    remove(path, (SAMPLES, *_DERIVED, RUN))

@@ -6,14 +6,13 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.documents.document import Document
-from measuring.quality.questions.records import QuestionFileError, Record, Text, checked, read_records
+from measuring.quality.questions.records import QuestionFileError, Record, Text, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +73,6 @@ class JsonlRecord(QuestionRecord):
         chunks = tuple(Document(chunk.text, title=chunk.title) for chunk in self.chunks)
         answers = self.answers if self.answer is None else [self.answer]
         return Question(self.id or str(number), self.system, chunks, self.question, tuple(answers or ()))
-
-
-def load_jsonl(path: Path) -> list[Question]:
-    """The questions of a file in Tessera's own format; raises :class:`QuestionFileError`."""
-    return to_questions(read_records(path), JsonlRecord)
 
 
 def to_questions(records: Iterable[Record], model: type[QuestionRecord]) -> list[Question]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results in a run's folder: tables for the terminal, JSON for programs, plots, and a page to pass on."""
+"""The results in a run's folder: tables for the terminal, JSON for programs, and a page to pass on."""
 
-import base64
 import io
 import itertools
 import json
@@ -15,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from measuring.speed.folder import Run
-from measuring.speed.report.plots import draw
 from measuring.speed.report.summary import Results, Row, Section, load
 from measuring.speed.report.words import cells, columns, legend, sentence
 from measuring.speed.samples import Claim
@@ -27,9 +25,8 @@ _WIDTH = 132
 _HTML: Final = """\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>tessera bench</title>
-<style>{stylesheet} body {{ color: {foreground}; background: {background} }} img {{ display: block }}</style>
-</head><body><pre>{code}</pre>
-PLOTS</body></html>
+<style>{stylesheet} body {{ color: {foreground}; background: {background} }}</style>
+</head><body><pre>{code}</pre></body></html>
 """
 
 
@@ -41,19 +38,14 @@ def table(console: Console, folder: Path, claims: Sequence[Claim]) -> None:
 
 
 def write(folder: Path, claims: Sequence[Claim]) -> None:
-    """Writes :data:`SUMMARY`, a plot of each workload that has samples, and :data:`PAGE` into the folder."""
+    """Writes :data:`SUMMARY` and :data:`PAGE` into the folder."""
     results = load(folder, claims)
     summary = json.dumps(_summary(results), indent=1, ensure_ascii=False)
     (folder / SUMMARY).write_text(summary + "\n", encoding="utf-8")
-    plots = {section.name: folder / f"{section.name}.png" for section in results.sections if section.rows}
-    for section in results.sections:
-        if section.rows:
-            title = section.heading + (" (partial run)" if results.partial else "")
-            draw(section.rows, title, section.axis, plots[section.name])
-    (folder / PAGE).write_text(_page(results, plots), encoding="utf-8")
+    (folder / PAGE).write_text(_page(results), encoding="utf-8")
 
 
-def _page(results: Results, plots: dict[str, Path]) -> str:
+def _page(results: Results) -> str:
     """A page of HTML that needs nothing beside itself."""
     console = Console(record=True, width=_WIDTH, file=io.StringIO())
     _print_results(console, results)
@@ -62,9 +54,7 @@ def _page(results: Results, plots: dict[str, Path]) -> str:
         _print(console, f"{section.name}: {sizes or 'no sizes'}")
     for name, value in _setup(results.run).items():
         _print(console, f"{name}: {value}")
-    data = {name: base64.b64encode(path.read_bytes()).decode() for name, path in plots.items()}
-    images = (f'<img alt="{name}" src="data:image/png;base64,{each}">\n' for name, each in data.items())
-    return console.export_html(code_format=_HTML).replace("PLOTS</body>", f"{''.join(images)}</body>")
+    return console.export_html(code_format=_HTML)
 
 
 def _setup(run: Run) -> dict[str, str]:

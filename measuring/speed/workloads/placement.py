@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same chunks for many clients at once, in little memory: copied for each, and shared in place."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +11,9 @@ from measuring.speed.servers import STOCK, TESSERA, Server, Servers
 from measuring.speed.workloads.base import Options, Workload
 from measuring.speed.workloads.loops import Outcome, closed_loop
 
-_SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS = 64, 512, 32
+_CHUNKS, _SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS, _OUTPUT_TOKENS = 8, 64, 512, 32, 16
+_CLIENTS, _REQUESTS, _REQUESTS_ALONE = 16, 16, 5
+"""Each round has so many requests of one client, and then of many."""
 _BLOCK_TOKENS, _CONTEXTS = 32, 3
 _ALONE: Final = "one client"
 _NAMESPACE: Final = "placement"
@@ -24,31 +25,18 @@ _FLAGS: Final[dict[System, tuple[str, tuple[str, ...]]]] = {
 """The name of each system's server, and its own flags."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Each round has so many requests of one client, and then of many."""
-
-    chunks: int
-    alone: int
-    clients: int
-    requests: int
-    output_tokens: int
-
-
 class Placement(Workload):
     """Time to first token for one client, and throughput for many, with KV memory for three contexts."""
 
     name = "placement"
     title = f"the same chunks for all clients, KV memory for {_CONTEXTS} contexts"
     axis = "load"
-    measured = Sizes(chunks=8, alone=5, clients=16, requests=16, output_tokens=16)
 
     def __init__(self, options: Options) -> None:
-        self._sizes = self.measured
         self._texts = options.texts(self.name)
         self._system = self._texts.text(_SYSTEM_TOKENS)
-        self._chunks = self._texts.chunks(self._sizes.chunks, _CHUNK_TOKENS)
-        self._crowd = f"{self._sizes.clients} clients"
+        self._chunks = self._texts.chunks(_CHUNKS, _CHUNK_TOKENS)
+        self._crowd = f"{_CLIENTS} clients"
 
     def claims(self) -> list[Claim]:
         return [
@@ -60,22 +48,22 @@ class Placement(Workload):
     def sizes(self) -> dict[str, Any]:
         return {
             "system_tokens": _SYSTEM_TOKENS,
-            "chunks": self._sizes.chunks,
+            "chunks": _CHUNKS,
             "chunk_tokens": _CHUNK_TOKENS,
             "question_tokens": _QUESTION_TOKENS,
-            "output_tokens": self._sizes.output_tokens,
+            "output_tokens": _OUTPUT_TOKENS,
             "block_tokens": _BLOCK_TOKENS,
             "blocks": self._blocks,
-            "requests_alone": self._sizes.alone,
-            "clients": self._sizes.clients,
-            "requests_per_round": self._sizes.requests,
+            "requests_alone": _REQUESTS_ALONE,
+            "clients": _CLIENTS,
+            "requests_per_round": _REQUESTS,
         }
 
     @property
     def _blocks(self) -> int:
         """For so many contexts of one request each, all that is around its chunks and its answer included."""
-        around = 2 * _SYSTEM_TOKENS + 2 * _QUESTION_TOKENS + self._sizes.output_tokens
-        return _CONTEXTS * -(-(around + self._sizes.chunks * _CHUNK_TOKENS) // _BLOCK_TOKENS)
+        around = 2 * _SYSTEM_TOKENS + 2 * _QUESTION_TOKENS + _OUTPUT_TOKENS
+        return _CONTEXTS * -(-(around + _CHUNKS * _CHUNK_TOKENS) // _BLOCK_TOKENS)
 
     async def prepare(self, servers: Servers) -> None:
         """Starts servers with less memory than those of other workloads, which end."""
@@ -106,8 +94,8 @@ class Placement(Workload):
     async def _turn(self, system: System, server: Server, number: int) -> list[Sample]:
         ask = partial(server.ask, namespace=_NAMESPACE)
         # Of stock vLLM one time to first token is enough: nothing is claimed of it, and it takes long.
-        alone = await closed_loop(ask, [self._query() for _ in range(1 if system == "stock" else self._sizes.alone)], 1)
-        crowd = await closed_loop(ask, [self._query() for _ in range(self._sizes.requests)], self._sizes.clients)
+        alone = await closed_loop(ask, [self._query() for _ in range(1 if system == "stock" else _REQUESTS_ALONE)], 1)
+        crowd = await closed_loop(ask, [self._query() for _ in range(_REQUESTS)], _CLIENTS)
         await server.settle()
         _check(system, [alone, crowd])
         figures: dict[str, dict[Value, float]] = {
@@ -121,7 +109,7 @@ class Placement(Workload):
 
     def _query(self) -> Query:
         chunks = tuple(self._texts.shuffled(self._chunks))
-        return Query(self._system, chunks, self._texts.text(_QUESTION_TOKENS), self._sizes.output_tokens)
+        return Query(self._system, chunks, self._texts.text(_QUESTION_TOKENS), _OUTPUT_TOKENS)
 
 
 def _check(system: System, outcomes: list[Outcome]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.torch_copier import TorchCopier
-from measuring.device import cases, checklist, command, copies, engine, exactness, speed
+from measuring.device import cases, checklist, command, copies, exactness, speed
 from measuring.device.checklist import CHECKS, Check
 from measuring.device.command import Defaults, main, parse
 from measuring.device.context import Context
@@ -178,13 +178,13 @@ async def test_waiting_can_be_noticed_on_cuda_only():
 
 
 @pytest.fixture
-async def running(fakes, model, tmp_path) -> AsyncIterator[Engine]:
+async def running(fakes, model, tmp_path) -> AsyncIterator[Context]:
     """An engine whose server has no model, and answers as it should."""
     asked = partial(_as_asked, fakes)
     fakes.state = {"report": asked, "answer": in_any_order}
     options = EngineOptions(str(model), "bfloat16", tmp_path / "out", 0.05, ("--seed", "1"))
-    async with Engine(options) as running:
-        yield running
+    async with Engine(options) as engine:
+        yield Context(CPU, (torch.bfloat16,), engine)
 
 
 def _as_asked(fakes, report):
@@ -196,7 +196,7 @@ def in_any_order(prompt, max_tokens):
 
 
 async def test_the_cache_is_on(running, fakes):
-    finding = await engine.starts(running)
+    finding = await checklist.engine(running)
     assert finding.message == "vLLM 0.32.0 started, its self-check passed, and the chunk cache is on, for 64000 tokens"
     flags = fakes.flags["tessera"]
     assert flags[:4] == ("--dtype", "bfloat16", "--max-model-len", "2560")
@@ -211,7 +211,7 @@ async def test_the_server_is_stopped_in_the_end(fakes, model, tmp_path):
     assert not fakes.running
 
 
-OF_THE_ENGINE = (engine.starts, exactness.exactness)
+OF_THE_ENGINE = (checklist.engine, exactness.exactness)
 
 
 @pytest.mark.parametrize("check", OF_THE_ENGINE)

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from app.documents.document import Document
-from measuring.quality.questions.questions import Question, digest, load_jsonl
+from measuring.quality.questions.datasets import load_questions
+from measuring.quality.questions.questions import Question, digest
 from measuring.quality.questions.records import QuestionFileError
 from tests.measuring.quality.helpers import make_question
 
@@ -20,7 +21,7 @@ def load(tmp_path):
     def load(*records: object) -> list[Question]:
         file = tmp_path / "questions.jsonl"
         file.write_text("\n".join(record if isinstance(record, str) else json.dumps(record) for record in records))
-        return load_jsonl(file)
+        return load_questions(file, "jsonl")
 
     return load
 

@@ -6,7 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from measuring.quality.results import ResultsError, ResultsFolder
+from measuring.kit.folder import FolderError
+from measuring.quality.results import ResultsFolder
 from tests.measuring.quality.helpers import make_question, make_report, make_result, make_settings
 
 
@@ -70,7 +71,7 @@ def test_a_file_of_nothing_but_a_torn_line(path):
 def test_a_line_that_is_no_result_is_not_passed_over(path):
     file = path / "results.jsonl"
     file.write_text("{}\n" + file.read_text())
-    with pytest.raises(ResultsError, match=r"results\.jsonl, line 1: isn't a result; give another --output, or --over"):
+    with pytest.raises(FolderError, match=r"results\.jsonl, line 1: isn't a record; give another --output, or --over"):
         reopened(path)
 
 
@@ -95,7 +96,7 @@ def test_a_refused_question_is_asked_again_and_the_last_result_counts(tmp_path):
     ],
 )
 def test_other_settings_are_refused_by_name(path, change, words):
-    with pytest.raises(ResultsError, match=rf"has results of another run: {words}\. give another --output, or --over"):
+    with pytest.raises(FolderError, match=rf"has results of another run: {words}\. give another --output, or --over"):
         reopened(path, **change)
     assert len(reopened(path).results) == 2
 
@@ -109,21 +110,21 @@ def test_overwriting_drops_what_was_there(path):
 
 def test_results_of_who_knows_what(path):
     (path / "run.json").unlink()
-    with pytest.raises(ResultsError, match=r"has results, but no run\.json says of what; give another --output"):
+    with pytest.raises(FolderError, match=r"has results, but no run\.json says of what; give another --output"):
         reopened(path)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"questions": 1}', "[]"])
 def test_a_description_that_is_none(path, content):
     (path / "run.json").write_text(content)
-    with pytest.raises(ResultsError, match=r"run\.json isn't a run's description"):
+    with pytest.raises(FolderError, match=r"run\.json isn't a run's description"):
         reopened(path)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_file_in_the_folders_place(tmp_path, overwrite):
     (tmp_path / "run").touch()
-    with pytest.raises(ResultsError, match=r"run(/.*)?: (File exists|Not a directory)"):
+    with pytest.raises(FolderError, match=r"run(/.*)?: (File exists|Not a directory)"):
         reopened(tmp_path / "run", overwrite)
 
 

@@ -57,8 +57,6 @@ def test_a_whole_run(argv, out, fakes, monkeypatch, capsys):
     assert captured.err.splitlines()[-1] == f"tessera: results are in {out}"
     assert "at least 40" in captured.out
     assert sorted(file.name for file in out.iterdir()) == [
-        "chat.png",
-        "context.png",
         "report.html",
         "run.json",
         "samples.jsonl",

@@ -9,8 +9,9 @@ import pytest
 from measuring.speed import servers
 from measuring.speed.answers import DifferentAnswerError
 from measuring.speed.servers import Servers
+from measuring.speed.workloads import placement
 from measuring.speed.workloads.base import Options
-from measuring.speed.workloads.placement import Placement, Sizes
+from measuring.speed.workloads.placement import Placement
 from tests.measuring.helpers import Fakes
 
 
@@ -30,7 +31,9 @@ class PlacedFakes(Fakes):
 
 @pytest.fixture
 def fakes(monkeypatch):
-    monkeypatch.setattr(Placement, "measured", Sizes(2, alone=2, clients=4, requests=6, output_tokens=3))
+    sizes = {"_CHUNKS": 2, "_REQUESTS_ALONE": 2, "_CLIENTS": 4, "_REQUESTS": 6, "_OUTPUT_TOKENS": 3}
+    for name, size in sizes.items():
+        monkeypatch.setattr(placement, name, size)
     with ExitStack() as stack:
         fakes = PlacedFakes(stack)
         monkeypatch.setattr(servers, "running", fakes.start)

@@ -96,21 +96,9 @@ def test_the_summary_has_each_claim_and_what_came_of_it(written):
     assert missing["value"] is None
 
 
-def test_a_workload_with_samples_gets_a_plot(written):
-    assert {path.name for path in written.glob("*.png")} == {"context.png", "load.png"}
-
-
-def test_a_partial_runs_plots_differ_in_their_title(written, tmp_path):
-    partial = make_folder(tmp_path, complete=False)
-    write(partial, CLAIMS)
-    assert (partial / "context.png").read_bytes() != (written / "context.png").read_bytes()
-    assert json.loads((partial / "summary.json").read_text())["run"]["complete"] is False
-
-
 def test_without_a_single_sample_there_is_a_report_still(tmp_path):
     folder = make_folder(tmp_path, complete=False, stopped_by="stock did not start")
     (folder / "samples.jsonl").write_text("")
     write(folder, CLAIMS)
-    assert list(folder.glob("*.png")) == []
     assert "stock did not start" in (folder / "report.html").read_text()
     assert "load: many users: nothing was measured" in printed(folder)

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from measuring.speed.folder import FolderError, Run, RunFolder, WorkloadRun, read_run
+from measuring.kit.folder import FolderError
+from measuring.speed.folder import Run, RunFolder, WorkloadRun, read_run
 from measuring.speed.samples import Sample
 
 SAMPLE = Sample(workload="context", point="1024", system="warm", round=1, values={"ttft_s": 0.5})
@@ -64,7 +65,7 @@ def test_a_folder_of_another_run_is_refused_and_left_as_it_is(name, tmp_path):
 def test_overwriting_removes_the_other_run_and_nothing_else(tmp_path):
     with RunFolder(tmp_path, make_run()) as folder:
         folder.record(SAMPLE)
-    for name in ("summary.json", "report.html", "context.png", "trace.jsonl", "mine.png", "mine.txt"):
+    for name in ("summary.json", "report.html", "trace.jsonl", "mine.png", "mine.txt"):
         (tmp_path / name).write_text("x")
     with RunFolder(tmp_path, make_run(seed=1), overwrite=True):
         assert read_run(tmp_path) == (make_run(seed=1), [])
