@@ -13,7 +13,7 @@ from measuring.device.devices import Device
 from measuring.device.memory import Memory, Shape, frequencies, is_latent
 
 SPANS = ((5, 0), (17, 131_072), (1, -1), (16, 4096), (15, 0), (2, 7), (15, -131_072))
-"""Tokens of each span, and what its keys turn by."""
+"""Tokens of each span, and the delta of its keys."""
 _HEADS = 2
 _LATENT_SIZE, _LATENT_ROTARY_SIZE = 512, 64
 
@@ -67,11 +67,11 @@ class Case:
         return memory
 
     def slots(self) -> Tensor:
-        """Of every token; the first is the second of its block, if that has so many."""
+        """Slot of every token; the first is the second of its block, if the block has two."""
         return _scattered(self.shape.blocks, self.block_size, first=1, seed=1)
 
     def rows(self) -> Tensor:
-        """Of every token."""
+        """Pool row of every token."""
         return _scattered(self.pages, self.page_tokens, first=3, seed=2)
 
 
@@ -89,17 +89,17 @@ def cases(device: Device, dtypes: Sequence[torch.dtype]) -> list[Case]:
 
 
 def num_tokens() -> int:
-    """Of all spans."""
+    """Tokens of all spans."""
     return sum(length for length, _ in SPANS)
 
 
 def deltas() -> Tensor:
-    """What each token's keys turn by."""
+    """Delta of each token's keys."""
     return torch.tensor([delta for length, delta in SPANS for _ in range(length)])
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As people write it."""
+    """Name of the dtype without torch's prefix."""
     return str(dtype).removeprefix("torch.")
 
 

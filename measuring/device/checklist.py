@@ -48,5 +48,5 @@ CHECKS = (
 
 
 def checks_for(kind: Kind) -> tuple[Check, ...]:
-    """Those for a kind of device."""
+    """The checks for a kind of device."""
     return tuple(check for check in CHECKS if kind in check.kinds)

@@ -30,7 +30,7 @@ class Context:
         return None if self.load_writer is None else self.load_writer()
 
     def copier(self, layers: Sequence[LayerKV]) -> KVCopier:
-        """As the engine would make it; Triton's needs no writer."""
+        """The copier that the engine would use; Triton's needs no writer."""
         try:
             writer = self.writer()
         except ImportError:

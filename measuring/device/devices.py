@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device that is checked: what torch knows of it, and what engines do on it."""
+"""The device under test."""
 
 import gc
 import importlib
@@ -24,7 +24,7 @@ _NPU_NEEDS = (
 
 
 class MissingDeviceError(Exception):
-    """There is no such device; the message says how that shows, and what is needed."""
+    """There is no such device; the message names the symptom and the requirements."""
 
 
 class Event(Protocol):

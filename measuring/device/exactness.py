@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of whole answers: they must not depend on what was cached, in which order, and by whom.
+"""The check of whole answers: they must not depend on the state of the cache.
 
 Answers of the engine are compared with answers of the same engine that had to compute more of the same: chunks cached
 and missing, in two orders (with `shared` and `parallel`, where order matters to memory only), and one chunk alone,
@@ -72,7 +72,7 @@ class _Asker:
         self._chunks = [texts.chunk(tokens) for tokens in _CHUNK_TOKENS]
 
     async def pairs(self) -> AsyncIterator[tuple[str, list[Token], list[Token]]]:
-        """What is compared, and two answers that must agree."""
+        """Pairs of answers that must agree, each with a label."""
         await self._ask(self._query(self._chunks), self._kept, "filled")
         for number in range(_ORDERS):
             query = self._query(self._texts.shuffled(self._chunks))
@@ -99,7 +99,7 @@ class _Asker:
             yield f"one chunk {status}, and full attention", chunked, await self._ask_full(query)
 
     async def replaced(self) -> float:
-        """How much another text in place of the longest chunk changes an answer."""
+        """Difference that another text in place of the longest chunk makes."""
         query = self._query(self._chunks)
         chunks = list(self._chunks)
         chunks[_LONGEST] = self._texts.chunk(_CHUNK_TOKENS[_LONGEST])
@@ -149,7 +149,7 @@ def difference(one: list[Token], other: list[Token]) -> float:
 
 
 def _gap(chosen: Token, other: Token) -> float:
-    """How far its log probability in the other answer is off; at least, if it isn't among the likeliest there."""
+    """Difference of a token's log probability in the other answer; a lower bound if it isn't among the likeliest."""
     candidates = {each["token"]: float(each["logprob"]) for each in (*other["top_logprobs"], other)}
     if chosen["token"] in candidates:
         return abs(candidates[chosen["token"]] - float(chosen["logprob"]))

@@ -1,12 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes of a check.
-
-::
-
-    Finding        it passed
-    CheckError     it failed; any other exception means the same, but says less
-    SkippedError   it says nothing here
-"""
+"""Outcomes of a check: a finding, or an error. Any other exception is a failure too, but says less."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +8,7 @@ _LONGEST = 600
 
 
 class CheckError(Exception):
-    """Something isn't as it must be; the message says what was seen. ``values`` is as in :class:`Finding`."""
+    """A check failed; the message has the observation. ``values`` is as in :class:`Finding`."""
 
     def __init__(self, message: str, values: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -23,19 +16,19 @@ class CheckError(Exception):
 
 
 class SkippedError(Exception):
-    """The check can't be made here; the message says why, and what it would take."""
+    """The check can't be made here; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was measured, in words, and in numbers that JSON can hold."""
+    """A result, in words, and as JSON values."""
 
     message: str
     values: dict[str, Any] = field(default_factory=dict)
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, however many lines it takes for that; its type, where that says more."""
+    """An exception's message in one line, with its type unless it is one of these."""
     words = " ".join(str(error).split())
     short = words if len(words) <= _LONGEST else f"{words[:_LONGEST]} …"
     return short if isinstance(error, CheckError | SkippedError) else f"{type(error).__name__}: {short}"

@@ -68,7 +68,7 @@ def _blnhc(flat: Tensor, s: Shape) -> KeyValue:
 
 
 def _mla(flat: Tensor, s: Shape) -> KeyValue:
-    """The latent, which is V here, and behind it what RoPE turns."""
+    """The latent, which is V here, followed by the rotary part."""
     value, key = torch.split(flat.view(s.blocks, s.block_size, 1, -1), [s.value_size, s.key_size], dim=-1)
     return key, value
 
@@ -95,7 +95,7 @@ LAYOUTS: dict[str, Callable[[Tensor, Shape], KeyValue]] = {
 
 
 def is_latent(layout: str) -> bool:
-    """Whether it is one of multi-head latent attention, which has one head."""
+    """Whether the layout is one of multi-head latent attention, which has one head."""
     return layout.endswith("MLA")
 
 
@@ -109,7 +109,7 @@ def make_blocks(
 
 
 def frequencies(width: int, theta: float = 10000.0, is_neox: bool = True) -> RotaryFrequencies:
-    """Those of an ordinary model; on the CPU, since not every device has float64."""
+    """Rotary frequencies of an ordinary model; on the CPU, since not every device has float64."""
     return RotaryFrequencies(theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width), is_neox)
 
 
@@ -151,7 +151,7 @@ class Memory:
         )
 
     def touched_margins(self) -> int:
-        """How many elements around K and V are not NaN any more. Makes K and V themselves NaN."""
+        """Number of elements around K and V that are no longer NaN. Overwrites K and V with NaN."""
         for layer in self.layers:
             for name in VIEWS:
                 getattr(layer, name).fill_(math.nan)

@@ -19,7 +19,7 @@ from measuring.device.memory import Shape, frequencies, make_blocks
 from measuring.kit.statistics import median
 
 LEAST_SHARE = 0.70
-"""Of a plain copy's bandwidth."""
+"""Least share of a plain copy's bandwidth."""
 _DTYPE = torch.bfloat16
 _PAGE_TOKENS = 32
 _CHUNK_TOKENS = 512
@@ -88,7 +88,7 @@ def _judge(copier: str, rates: dict[str, float], host_s: dict[str, float], sizes
 
 
 class _Plan:
-    """What is loaded: pages and blocks in a random order, chunk after chunk turned by its own delta."""
+    """Indices of a load: pages and blocks in random order, each chunk rotated by its own delta."""
 
     def __init__(self, device: Device, sizes: Sizes) -> None:
         self.slots = _shuffled(sizes.tokens, device.block_size, seed=1)
@@ -115,7 +115,7 @@ def _layers(device: Device, sizes: Sizes) -> list[LayerKV]:
 
 
 def _host_seconds(device: Device, works: dict[str, Work]) -> dict[str, float]:
-    """How long each call keeps the host, once all is compiled and allocated."""
+    """Seconds that each call keeps the host, once everything is compiled and allocated."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(2 * _WARM_UPS):
         for name, work in works.items():
@@ -128,7 +128,7 @@ def _host_seconds(device: Device, works: dict[str, Work]) -> dict[str, float]:
 
 
 def _leading_copies(device: Device, copy: Work, host_s: dict[str, float]) -> Work:
-    """Copies that keep the device busy until the host has handed over what is measured."""
+    """Copies that keep the device busy until the host has submitted the measured work."""
     start, end = device.event(), device.event()
     start.record()
     for _ in range(_WARM_UPS):

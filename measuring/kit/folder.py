@@ -35,14 +35,14 @@ class RecordFile:
         self._file.close()
 
 
-def make_folder(path: Path) -> None:
+def make(path: Path) -> None:
     """Makes the folder, unless it is there; raises :class:`FolderError` if it can't be."""
-    with folder_errors():
+    with errors():
         path.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def folder_errors() -> Iterator[None]:
+def errors() -> Iterator[None]:
     """Turns each ``OSError`` into a :class:`FolderError`."""
     try:
         yield

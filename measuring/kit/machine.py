@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where and with what is measured."""
+"""The machine."""
 
 import platform
 from pathlib import Path

@@ -27,7 +27,7 @@ class Texts:
         return self._text(round(tokens * self._characters_per_token))
 
     def chunk(self, tokens: int) -> str:
-        """A chunk that is so long in the prompt, with what the server puts behind it."""
+        """A chunk of this length in the prompt, including the separator that the server adds."""
         return self._text(round(tokens * self._characters_per_token) - _CHUNK_END)
 
     def chunks(self, number: int, tokens: int) -> list[str]:
@@ -47,7 +47,7 @@ class Texts:
 
 
 def characters_per_token(model: Path) -> float:
-    """How many characters of such a text make a token of the model in this folder; raises ``OSError``."""
+    """Characters per token of such a text, with the tokenizer in this folder; raises ``OSError``."""
     from tokenizers import Tokenizer
 
     file = model / "tokenizer.json"

@@ -13,7 +13,7 @@ from measuring.quality.metrics import REFUSAL, normalize
 from measuring.quality.questions.datasets import Format
 
 PLAIN_QUESTIONS, DEMO_QUESTIONS = 100, 250
-"""Questions for each number of chunks, by default: those in plain English, and those of the tiny demo model."""
+"""Default number of questions for each number of chunks: in plain English, and of the tiny demo model."""
 
 Command = Literal["eval", "calibrate"]
 TOLERANCE = 2.0
@@ -69,7 +69,7 @@ Exit status: 0; 1 if the server fails midway; 2 for errors in usage, files or se
 
 
 def parse(argv: Sequence[str], command: Command = "eval") -> argparse.Namespace:
-    """The options, with what follows ``--`` in ``server_arguments``. Raises :class:`UsageError`."""
+    """The options, with the words after ``--`` in ``server_arguments``. Raises :class:`UsageError`."""
     own, server_arguments = _divided(list(argv))
     parser = _parser() if command == "eval" else _calibration_parser()
     args = parser.parse_args(own)
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str], command: Command = "eval") -> argparse.Namespace:
 
 
 def name_of(args: argparse.Namespace) -> str:
-    """What the questions are called."""
+    """Name of the set of questions."""
     if args.demo:
         return "demo"
     if args.questions is None:

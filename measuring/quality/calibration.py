@@ -50,7 +50,7 @@ def _begin(args: argparse.Namespace, info: ServerInfo) -> Report:
 
 
 def _server_flags() -> argparse.ArgumentParser:
-    """Those of vLLM's that say which files the model has."""
+    """Flags of vLLM's that select the model's files."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--revision")
     parser.add_argument("--download-dir")
@@ -115,7 +115,7 @@ def _kind(at: Bin, rows: Sequence[Row], tolerance: float) -> Kind:
 
 
 def _is_within(each: Measured, full: Measured, tolerance: float) -> bool:
-    """Whether it is known well enough, and not worse than it may be. What often fell back says nothing."""
+    """Whether there are enough answers, few fallbacks, and accuracy is within the tolerance."""
     if each.answers < max(LEAST_ANSWERS, 0.9 * full.answers):
         return False
     return each.mode == "full" or (each.difference is not None and each.difference.mean >= -tolerance - _ROUNDING)

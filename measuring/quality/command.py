@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
+from measuring.kit import folder as run_folder
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import ServerError, SetupError
-from measuring.kit.folder import FolderError, make_folder
+from measuring.kit.folder import FolderError
 from measuring.quality.arguments import DEMO_QUESTIONS, PLAIN_QUESTIONS, Command, name_of, parse
 from measuring.quality.client import AskOptions, ServerInfo, TesseraClient
 from measuring.quality.monitor import Monitor
@@ -25,7 +26,7 @@ from tools.progress import say
 from tools.version import tessera_version
 
 Report = Callable[[argparse.Namespace, ResultsFolder], int]
-"""Says what came of the questions; returns the exit code."""
+"""Reports the results; returns the exit code."""
 
 Begin = Callable[[argparse.Namespace, ServerInfo], Report]
 """Called when the server is there, before it is asked; raises ``UsageError`` or ``ServerError``."""
@@ -72,7 +73,7 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
         return
     from measuring.kit.servers import started_server
 
-    make_folder(args.output)
+    run_folder.make(args.output)
     with started_server(model_of(args), _with_forced(args.server_arguments), args.output / LOG) as server:
         yield server.url
 
@@ -119,7 +120,7 @@ def _settings(args: argparse.Namespace, questions: Sequence[Question], info: Ser
 def _run(
     args: argparse.Namespace, url: str, questions: Sequence[Question], folder: ResultsFolder, report: Report
 ) -> int:
-    """Asks what is left to ask, and reports."""
+    """Asks the open questions, and reports."""
     monitor = Monitor(len(questions) * len(args.modes), args.refusal)
     for key in folder.answered():
         monitor.add(folder.results[key])

@@ -20,7 +20,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of one answer, each from 0 to 1."""
+    """Scores of one answer, each from 0 to 1."""
 
     accuracy: float
     """1 if a right answer occurs in it (:func:`contains`), since models answer in sentences."""
@@ -67,7 +67,7 @@ def is_refusal(prediction: str, phrase: str = REFUSAL) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """Normalized words; those of a text that would be left without any, such as the answer "A", stay as they are."""
+    """Normalized words; a text that would lose all of them, such as the answer "A", keeps them."""
     return normalize(text).split() or text.lower().split()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a run is and how it goes."""
+"""Progress and accuracy of a run, in one line."""
 
 import time
 from collections import defaultdict
@@ -23,7 +23,7 @@ class Monitor:
         self._started, self._done_before = time.monotonic(), 0
 
     def start(self) -> None:
-        """The clock starts: what was counted before is an earlier run's, and says nothing about the rate."""
+        """Starts the clock. Results counted before are an earlier run's and don't count for the rate."""
         self._started, self._done_before = time.monotonic(), self.done
 
     def add(self, result: Result) -> None:

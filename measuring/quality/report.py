@@ -36,7 +36,7 @@ _STYLES = (
 
 
 def table(rows: Sequence[Row], console: Console | None = None) -> None:
-    """Prints accuracy, speed, and what didn't run as asked; to standard output unless ``console`` is another."""
+    """Prints accuracy, speed, and fallbacks; to standard output unless ``console`` is another."""
     console = console or Console()
     if not console.is_terminal:
         console.width = _WIDTH

@@ -7,18 +7,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app.modes import mode_of
+from measuring.kit import folder
 from measuring.kit.client import Answer
-from measuring.kit.folder import (
-    ADVICE,
-    RUN,
-    FolderError,
-    RecordFile,
-    folder_errors,
-    make_folder,
-    read_records,
-    remove,
-    write_run,
-)
+from measuring.kit.folder import RUN, FolderError, RecordFile
 from measuring.quality.client import ChunkOrder
 from measuring.quality.questions.questions import Question
 
@@ -57,7 +48,7 @@ class Result(BaseModel):
     answers: tuple[str, ...]
     text: str = ""
     logprob: float | None = None
-    """Of the first right answer, in nats; ``None`` if there is none, or the server could not be made to say it."""
+    """Log probability of the first right answer, in nats; ``None`` if there is none, or the server does not tell it."""
     ttft_s: float | None = None
     total_s: float | None = None
     cache: dict[str, Any] | None = None
@@ -104,15 +95,15 @@ class ResultsFolder:
         self.path = path
         self.settings = settings
         self.results: dict[Key, Result] = {}
-        with folder_errors():
+        with folder.errors():
             if overwrite:
-                remove(path, (RESULTS, RUN, SUMMARY, PLOT))
-            make_folder(path)
+                folder.remove(path, (RESULTS, RUN, SUMMARY, PLOT))
+            folder.make(path)
             self._check()
             if (path / RESULTS).exists():
-                self.results = {result.key: result for result in read_records(path / RESULTS, Result)}
+                self.results = {result.key: result for result in folder.read_records(path / RESULTS, Result)}
             if not (path / RUN).exists():
-                write_run(path, settings)
+                folder.write_run(path, settings)
             self._file = RecordFile(path / RESULTS)
 
     def append(self, result: Result) -> None:
@@ -130,14 +121,14 @@ class ResultsFolder:
     def _check(self) -> None:
         if not (self.path / RUN).exists():
             if (self.path / RESULTS).exists():
-                raise FolderError(f"{self.path} has results, but no {RUN} says of what; {ADVICE}")
+                raise FolderError(f"{self.path} has results, but no {RUN} says of what; {folder.ADVICE}")
             return
         try:
             before = RunSettings.model_validate_json((self.path / RUN).read_bytes()).model_dump()
         except ValidationError as error:
-            raise FolderError(f"{self.path / RUN} isn't a run's description; {ADVICE}") from error
+            raise FolderError(f"{self.path / RUN} isn't a run's description; {folder.ADVICE}") from error
         changes = [
             f"{n} was {before[n]!r}, is {now!r}" for n, now in self.settings.model_dump().items() if before[n] != now
         ]
         if changes:
-            raise FolderError(f"{self.path} has results of another run: {'; '.join(changes)}. {ADVICE}")
+            raise FolderError(f"{self.path} has results of another run: {'; '.join(changes)}. {folder.ADVICE}")

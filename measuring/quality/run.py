@@ -13,7 +13,7 @@ Job = tuple[Question, str]
 
 
 def jobs(questions: Iterable[Question], modes: Sequence[str], answered: set[Key]) -> Iterator[Job]:
-    """What is left to ask. A question's modes follow each other, so that noise of the machine meets all of them.
+    """Questions and modes without an answer. A question's modes follow each other: noise of the machine meets all.
 
     Each question begins with another mode than the one before: of the modes that reuse chunks, the first has to have
     them computed, and the next finds them cached.

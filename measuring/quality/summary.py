@@ -148,7 +148,7 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def _difference(pairs: Iterable[tuple[float | None, float | None]]) -> Estimate | None:
-    """Of pairs whose values are both known: how much more the first are."""
+    """Mean difference over pairs whose values are both known."""
     return _estimate([one - other for one, other in pairs if one is not None and other is not None])
 
 

@@ -61,7 +61,7 @@ async def check_same(query: Query, one: Asked, other: Asked) -> None:
 
 
 def _parts_at_tie(tokens: list[dict[str, Any]], text: str, other: str) -> bool:
-    """Whether both texts go on as likely from the token at which they part, after what they have in common."""
+    """Whether the texts differ first at a token where both continuations are equally likely."""
     same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     said = ""
     for token in tokens:
@@ -73,7 +73,7 @@ def _parts_at_tie(tokens: list[dict[str, Any]], text: str, other: str) -> bool:
 
 
 def _logprob(candidates: list[dict[str, Any]], text: str, start: int, same: int) -> float | None:
-    """Of the likeliest token with which ``text`` may go on from ``start``, beyond what is the ``same``."""
+    """Log probability of the likeliest token that continues ``text`` from ``start`` beyond ``same``."""
     fits = (each for each in candidates if text.startswith(each["token"], start) and start + len(each["token"]) > same)
     return max((each["logprob"] for each in fits), default=None)
 

@@ -75,7 +75,7 @@ def _describe(argv: Sequence[str], options: Options, workloads: Sequence[Workloa
 
 
 def _run(workloads: Sequence[Workload], folder: RunFolder, limit_s: float) -> int:
-    """Measures, and reports; also what was measured before an error or a signal, unless an answer was wrong."""
+    """Measures and reports, also after an error or a signal, unless an answer was wrong."""
     claims = [claim for workload in workloads for claim in workload.claims()]
     status, is_reported = 0, True
     try:

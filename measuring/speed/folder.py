@@ -7,17 +7,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from measuring.kit.folder import (
-    ADVICE,
-    RUN,
-    FolderError,
-    RecordFile,
-    folder_errors,
-    make_folder,
-    read_records,
-    remove,
-    write_run,
-)
+from measuring.kit import folder
+from measuring.kit.folder import RUN, FolderError, RecordFile
 from measuring.speed.samples import Sample
 
 SAMPLES = "samples.jsonl"
@@ -65,12 +56,12 @@ class RunFolder:
         self.path = path
         self.run = run
         self.num_samples = 0
-        make_folder(path)
-        with folder_errors():
+        folder.make(path)
+        with folder.errors():
             if overwrite:
                 _remove_run(path)
             elif left := [name for name in (RUN, SAMPLES) if (path / name).exists()]:
-                raise FolderError(f"{path} has {left[0]} of another run; {ADVICE}")
+                raise FolderError(f"{path} has {left[0]} of another run; {folder.ADVICE}")
             self.mark()
             self._samples = RecordFile(path / SAMPLES)
 
@@ -88,14 +79,14 @@ class RunFolder:
     def mark(self, **changes: Any) -> None:
         """Writes ``run.json`` with these fields changed."""
         self.run = self.run.model_copy(update=changes)
-        write_run(self.path, self.run)
+        folder.write_run(self.path, self.run)
 
 
 def read_run(path: Path) -> tuple[Run, list[Sample]]:
     """Description and samples; raises ``OSError`` or ``ValueError`` if the folder isn't a run's."""
-    return Run.model_validate_json((path / RUN).read_bytes()), read_records(path / SAMPLES, Sample)
+    return Run.model_validate_json((path / RUN).read_bytes()), folder.read_records(path / SAMPLES, Sample)
 
 
 def _remove_run(path: Path) -> None:
     # Samples first: those that are left without their run would look like another's.
-    remove(path, (SAMPLES, *_DERIVED, RUN))
+    folder.remove(path, (SAMPLES, *_DERIVED, RUN))

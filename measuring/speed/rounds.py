@@ -35,6 +35,6 @@ async def measure(workload: Workload, servers: Servers, record: Record, limit_s:
 
 
 def _open_claims(workload: Workload, samples: list[Sample]) -> int:
-    """How many claims are not decided yet."""
+    """Number of claims that are not decided yet."""
     verdicts = [evaluate(claim, samples) for claim in workload.claims()]
     return sum(verdict is not None and not verdict.is_decided for verdict in verdicts)

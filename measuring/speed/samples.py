@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmark measures, and what is claimed of it."""
+"""Samples, and claims about them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -44,7 +44,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How much a system's median grows from one point of a workload to another."""
+    """Growth of a system's value from one point of a workload to another."""
 
     workload: str
     first: str
@@ -56,4 +56,4 @@ class Growth:
 
 
 Claim = Ratio | Growth
-"""What is reported of the samples beside their medians; with bounds, whether it holds is reported too."""
+"""A statement about samples; with bounds, it is judged."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether claims hold, as far as the samples can tell."""
+"""Verdicts on claims."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from measuring.kit.statistics import Floats, interval, median, resampled
 from measuring.speed.samples import Claim, Growth, Ratio, Sample, System, Value
 
 CONFIDENCE: Final = 0.99
-"""Of each interval. Rounds end when an interval decides, so all those before it had a chance to err as well: with 95 %,
+"""Confidence of each interval. It is looked at after each round, and each look may err: with 95 %,
 one verdict in six would be wrong where the truth is at the bound."""
 LEAST_ROUNDS: Final = 6
 """With fewer, an interval of a median says little: it can't be wider than the values seen."""

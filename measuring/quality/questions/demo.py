@@ -22,7 +22,7 @@ def demo_questions(count: int) -> list[Question]:
 
 
 def _shape(chunks: int) -> Shape:
-    """As in the last stage of training."""
+    """Shape of episodes in the last stage of training."""
     return Shape(chunks, _QUESTIONS_PER_EPISODE, statements=PLAIN_STATEMENTS, phrasings=PLAIN_QUESTIONS)
 
 

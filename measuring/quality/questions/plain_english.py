@@ -74,7 +74,7 @@ def _short_chunks(topic: str, asked: _Asked, number: int) -> tuple[Document, ...
 
 
 def _long_chunks(topic: str, asked: _Asked, number: int) -> tuple[Document, ...]:
-    """Chunks of one passage of each topic, those with the question's passages among them."""
+    """Chunks of one passage of each topic, including the question's passages."""
     rng = random.Random(f"{asked.name} {number}")
     chunks = ["\n\n".join(passages) for passages in zip(*(each.passages for each in _topics().values()), strict=True)]
     wanted = [chunks[i] for i in asked.passages]

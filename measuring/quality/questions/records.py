@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads files of JSON records, and says in plain words what is wrong with one, and where."""
+"""Reads files of JSON records; errors name the place and the fault."""
 
 import json
 from dataclasses import dataclass

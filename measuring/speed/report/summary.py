@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a run: medians and 95th percentiles by workload, point and system, and what came of the claims."""
+"""Figures of a run: medians, 95th percentiles and verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _VALUES: tuple[Value, ...] = get_args(Value)
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Of ``n`` samples, in the value's own unit (seconds, or 1/s)."""
+    """Quantiles of ``n`` samples, in the value's own unit (seconds, or 1/s)."""
 
     median: float
     p95: float
@@ -34,7 +34,7 @@ class Row:
 
     @property
     def n(self) -> str:
-        """How many samples its figures are of."""
+        """Number of samples, or its range."""
         counts = [quantiles.n for quantiles in self.figures.values()]
         low, high = min(counts, default=0), max(counts, default=0)
         return str(low) if low == high else f"{low} to {high}"
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One workload. ``verdicts`` has each of its claims with what came of it; ``None``: it was not measured."""
+    """One workload. ``verdicts`` has each claim with its verdict; ``None``: it was not measured."""
 
     name: str
     title: str
@@ -66,14 +66,14 @@ class Results:
 
     @property
     def partial(self) -> str:
-        """Says that the run is partial, and what stopped it; empty if it is complete."""
+        """Note that the run is partial, with the reason; empty if it is complete."""
         if self.run.complete:
             return ""
         return f"Partial run ({self.run.stopped_by or 'it did not end'}): the figures are of what was measured."
 
     @property
     def systems(self) -> list[System]:
-        """Those that were measured, in the order of :data:`System`."""
+        """Measured systems, in the order of :data:`System`."""
         return [system for system in _SYSTEMS if any(row.system == system for s in self.sections for row in s.rows)]
 
 

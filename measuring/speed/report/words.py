@@ -32,12 +32,12 @@ def scaled(value: Value, number: float) -> float:
 
 
 def heading(value: Value) -> str:
-    """What the value is and its unit, where numbers are :func:`scaled`."""
+    """Name of the value, with the unit of :func:`scaled` numbers."""
     return VALUES[value] if value == "requests_per_s" else f"{VALUES[value]}, ms"
 
 
 def legend(systems: Sequence[System]) -> str:
-    """What the short names mean."""
+    """Meaning of the short names."""
     return "; ".join(f"{system}: {SYSTEMS[system]}" for system in systems)
 
 
@@ -71,7 +71,7 @@ def _pair(value: Value, found: Quantiles | None) -> tuple[str, str]:
 
 
 def sentence(claim: Claim, verdict: Verdict | None, axis: str) -> str:
-    """The claim, what was measured with its confidence interval, and whether its bounds hold."""
+    """The claim with its value, confidence interval and outcome."""
     measured = "not measured"
     if verdict:
         measured = f"{_ratio(verdict.value)} ({_ratio(verdict.low)} to {_ratio(verdict.high)})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A workload: what it measures in each round, and what is claimed of it."""
+"""The interface of a workload: rounds, sizes and claims."""
 
 from abc import abstractmethod
 from dataclasses import dataclass

@@ -26,9 +26,9 @@ _SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS, _OUTPUT_TOKENS = 64, 256, 32, 1
 _CONCURRENCY = 8
 """Requests at once in the warm-up, and in the round of which something is claimed."""
 _CHECKED_ANSWERS = 3
-"""Of each round; comparing costs time only where answers differ, but then much."""
+"""Answers compared in each pass; comparing is slow where they differ."""
 _TRACE_REQUESTS = 1000
-"""Of a generated trace. Further rounds start it over, with other questions."""
+"""Requests of a generated trace. Further rounds start it over, with other questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Load(Workload):
         await (await servers.get(TESSERA)).clear(_NAMESPACE)
 
     async def _start(self, servers: Servers) -> None:
-        """Caches all chunks, and starts a server whose pool is a quarter of what they take."""
+        """Caches all chunks, and starts a server with a pool for a quarter of them."""
         tessera = await servers.get(TESSERA)
         before = await tessera.pool()
         self._check_fits(before)
@@ -124,7 +124,7 @@ class Load(Workload):
             raise ServerError(f"{quarter.name}: the pool has {held} pages; a quarter of the chunks takes {pages}")
 
     def _chunk_set(self) -> list[int]:
-        """All generated chunks; of another trace, which may come with more, those that are requested."""
+        """All generated chunks; of a trace from a file, the requested ones."""
         requested = set(itertools.chain.from_iterable(self._trace.requests))
         return list(range(self._sizes.chunks)) if self._is_generated else sorted(requested)
 

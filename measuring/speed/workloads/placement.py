@@ -66,7 +66,7 @@ class Placement(Workload):
         return _CONTEXTS * -(-(around + _CHUNKS * _CHUNK_TOKENS) // _BLOCK_TOKENS)
 
     async def prepare(self, servers: Servers) -> None:
-        """Starts servers with less memory than those of other workloads, which end."""
+        """Starts servers with little memory; the servers of other workloads end."""
         for name in (STOCK, TESSERA):
             await servers.close(name)
         memory = ("--block-size", str(_BLOCK_TOKENS), "--num-gpu-blocks-override", str(self._blocks))
