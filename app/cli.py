@@ -40,17 +40,17 @@ _COMMANDS: Final = {
         "app.commands.model", "smollm2|gemma3-270m", "download a small model with real weights, to try things with"
     ),
     "eval": Command(
-        "evaluation.command",
+        "measuring.quality.command",
         "[MODEL | --server URL] [--questions FILE | --demo] [options]",
         "measure accuracy and speed on questions, with full attention and with chunks reused",
     ),
     "calibrate": Command(
-        "evaluation.calibration",
+        "measuring.quality.calibration",
         "[MODEL] [--questions FILE | --demo] [options]",
         "measure what reuse costs a model, and write a profile for serve --profile",
     ),
     "bench": Command(
-        "benchmarks.command",
+        "measuring.speed.command",
         "[WORKLOAD ...] [options] [any vllm serve flag]",
         "measure speed beside stock vLLM, both on the same model and requests",
     ),

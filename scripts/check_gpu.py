@@ -8,10 +8,13 @@ mostly to compile kernels. Run it with the project's Python: .venv/bin/python sc
 
 import sys
 
-from benchmarks.device_checks.arguments import DTYPES, Defaults
-from benchmarks.device_checks.command import main
+import torch
 
-DEFAULTS = Defaults("cuda", dtypes=DTYPES, model="bench-100m", description=__doc__ or "")
+from measuring.device.command import Defaults, main
+
+DEFAULTS = Defaults(
+    "cuda", dtypes=(torch.float32, torch.float16, torch.bfloat16), model="bench-100m", description=__doc__ or ""
+)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:], DEFAULTS))

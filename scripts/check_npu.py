@@ -8,12 +8,13 @@ mostly to compile kernels. Run it with the project's Python: .venv/bin/python sc
 
 import sys
 
-from benchmarks.device_checks.arguments import Defaults
-from benchmarks.device_checks.command import main
-from kernels.npu_copier import ReshapeAndCache
+import torch
 
-# Engines keep no float32 KV on NPUs; --dtypes float32 still tests it.
-DEFAULTS = Defaults("npu", dtypes=("float16", "bfloat16"), model="bench-100m", description=__doc__ or "")
+from kernels.npu_copier import ReshapeAndCache
+from measuring.device.command import Defaults, main
+
+# Engines keep no float32 KV on NPUs.
+DEFAULTS = Defaults("npu", dtypes=(torch.float16, torch.bfloat16), model="bench-100m", description=__doc__ or "")
 
 
 def load_writer() -> ReshapeAndCache:

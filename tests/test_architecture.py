@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("app", "benchmarks", "cache", "engine_ext", "evaluation", "kernels", "replicas", "tools", "training", "web")
+PACKAGES = ("app", "cache", "engine_ext", "kernels", "measuring", "replicas", "tools", "training", "web")
 MODULES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 ROOMS = (
     "tools",  # processes, progress, folders: independent of the rest
@@ -39,8 +39,10 @@ ROOMS = (
     "app/ray_serve",
     "app/models",
     "training",
-    "evaluation",
-    "benchmarks",
+    "measuring/kit",  # servers, clients, texts, statistics, the folder of a run
+    "measuring/quality",  # tessera eval, tessera calibrate
+    "measuring/speed",  # tessera bench
+    "measuring/device",  # is all right on this GPU or NPU?
     "app/commands",
     "app/cli.py",
 )

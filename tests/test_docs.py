@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "models" / "demo" / "README.md"])
 PATH = re.compile(
-    r"`((?:app|benchmarks|cache|docs|engine_ext|evaluation|kernels|replicas|scripts|tests|tools|training|web)/[\w/.-]+\.\w+)"
+    r"`((?:app|cache|docs|engine_ext|kernels|measuring|replicas|scripts|tests|tools|training|web)/[\w/.-]+\.\w+)"
 )
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([\w-]*))?\)")
 

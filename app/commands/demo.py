@@ -12,9 +12,10 @@ from rich.text import Text
 
 from app.documents.document import Document
 from app.models.default_model import DEFAULT_MODEL_FLAGS, default_model
-from evaluation.client import Answer, AskOptions, ServerError, ServerInfo, TesseraClient
-from evaluation.questions import Question
-from evaluation.server import started_server
+from measuring.kit.client import Answer, ServerError
+from measuring.kit.servers import started_server
+from measuring.quality.client import AskOptions, ServerInfo, TesseraClient
+from measuring.quality.questions.questions import Question
 from tools.folders import tessera_home
 from tools.progress import say
 from tools.server_process import ServerProcess

@@ -18,8 +18,8 @@ WALL_CLOCK = {
     "tools/folders.py": "files' times, written by other processes",
     "app/cluster/router/chooser.py": "a date to be read by people",
     "app/prompt/segments.py": "vLLM's own field, the start of its spans",
-    "benchmarks/command.py": "a date to be read by people",
-    "benchmarks/device_checks/command.py": "a date to be read by people",
+    "measuring/speed/command.py": "a date to be read by people",
+    "measuring/device/command.py": "a date to be read by people",
     "cache/clock.py": "once, at the start",
     "cache/tiers/memory.py": "a date to be read by people; the order of use is a list's",
     "cache/tiers/mooncake.py": "a date to be read by people; the order of use is a list's",
@@ -83,10 +83,9 @@ def test_ages_are_right_though_the_clock_is_set(clocks, jump):
 def test_the_systems_clock_is_looked_at_where_that_is_right():
     packages = (
         "app",
-        "benchmarks",
         "cache",
         "engine_ext",
-        "evaluation",
+        "measuring",
         "kernels",
         "replicas",
         "tools",

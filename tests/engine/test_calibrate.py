@@ -12,10 +12,10 @@ import pytest
 from app.models.demo_model import DEMO_MODEL
 from app.modes import mode_of
 from app.profile import Profile
-from evaluation.calibration import LEAST_ANSWERS
-from evaluation.calibration import main as calibrate
-from evaluation.demo import demo_questions
-from evaluation.metrics import normalize
+from measuring.quality.calibration import LEAST_ANSWERS
+from measuring.quality.calibration import main as calibrate
+from measuring.quality.metrics import normalize
+from measuring.quality.questions.demo import demo_questions
 from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool, TesseraServer
 

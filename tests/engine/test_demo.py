@@ -17,9 +17,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from app.models.demo_model import DEMO_MODEL
-from evaluation.command import main as evaluate
-from evaluation.demo import demo_questions
-from evaluation.questions import Question
+from measuring.quality.command import main as evaluate
+from measuring.quality.questions.demo import demo_questions
+from measuring.quality.questions.questions import Question
 from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import STRATEGIES, Oracle

@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 
 from app.modes import cache_field
 from app.profile import Profile
-from evaluation.calibration import main as calibrate
-from evaluation.command import main as evaluate
-from evaluation.plain_english import plain_questions
-from evaluation.questions import Question
+from measuring.quality.calibration import main as calibrate
+from measuring.quality.command import main as evaluate
+from measuring.quality.questions.plain_english import plain_questions
+from measuring.quality.questions.questions import Question
 from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool, TesseraServer
 from tests.engine.test_exactness import segments

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.device_checks.memory import frequencies
 from engine_ext.core.worker import WorkerHalf, WrongPagesError
 from engine_ext.wire.plan import BlockTransfer, Span
 from kernels.paged import LayerKV, make_pool
+from measuring.device.memory import frequencies
 
 PAGES, PAGE_TOKENS, HEADS, SIZE = 12, 4, 2, 6
 

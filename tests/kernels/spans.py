@@ -9,11 +9,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.device_checks.comparison import rotation_error
-from benchmarks.device_checks.memory import frequencies
 from kernels.paged import KVCopier, LayerKV, make_pool
 from kernels.reference import ReferenceCopier
 from kernels.rope import RotaryFrequencies
+from measuring.device.copies import rotation_error
+from measuring.device.memory import frequencies
 from tests.kernels.fakes import MLA, PAIR, FakeCache, Shape, make_cache
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

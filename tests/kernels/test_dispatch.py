@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.device_checks.memory import frequencies
 from kernels import dispatch, numba_copier
 from kernels.dispatch import copier_for
 from kernels.paged import LayerKV, UnsupportedKVError
+from measuring.device.memory import frequencies
 from tests.kernels.fakes import Shape
 from tests.kernels.spans import Memory
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
-from benchmarks.device_checks.memory import frequencies
 from kernels import dispatch
 from kernels.npu_copier import NpuCopier
 from kernels.paged import UnsupportedKVError
+from measuring.device.memory import frequencies
 from tests.kernels.fake_npu import (
     DEVICE_OPERATORS,
     ContractError,

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.device_checks.memory import frequencies
 from kernels.paged import LayerKV
 from kernels.rope import RotaryFrequencies
+from measuring.device.memory import frequencies
 from tests.kernels.copiers import triton_copier
 from tests.kernels.fakes import Shape
 from tests.kernels.spans import Memory

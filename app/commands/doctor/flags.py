@@ -20,10 +20,10 @@ from vllm.platforms import current_platform
 from app.commands.doctor.finding import Finding
 from app.server import set_cpu_defaults
 from app.settings import Settings
-from benchmarks.machine import cpu_model
 from cache.tiers.config import make_tier, parse_tiers, size_of
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import TierConfigError
+from measuring.kit.machine import cpu_model
 from tools.progress import first_line
 from tools.server_process import is_free
 

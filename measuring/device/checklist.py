@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks, in the order in which they are made."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from measuring.device import copies, exactness, speed
+from measuring.device.context import Context
+from measuring.device.devices import Kind
+from measuring.device.findings import Finding
+
+Make = Callable[[Context], Awaitable[Finding]]
+"""Makes a check; see ``findings`` for its errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check, and the kinds of devices that it is for."""
+
+    name: str
+    title: str
+    make: Make
+    kinds: tuple[Kind, ...] = ("cuda", "npu", "cpu")
+
+
+async def engine(context: Context) -> Finding:
+    """Starts the engine with its chunk cache on.
+
+    Then K and V were found in the memory of its layers, and the self-check at start has found what was loaded and
+    turned to be what the engine computes itself, in every layer.
+    """
+    server = await context.engine.server()
+    version, pool = await server.vllm_version(), await server.pool()
+    tokens = pool.pages * pool.page_tokens
+    message = f"vLLM {version} started, its self-check passed, and the chunk cache is on, for {tokens} tokens"
+    flags = list(context.engine.options.all_flags())
+    return Finding(message, {"vllm": version, "flags": flags, "pool_tokens": tokens})
+
+
+CHECKS = (
+    Check("kernels", "saves and loads in every layout, dtype and page size, against a naive reference", copies.kernels),
+    Check("kernels-operators", "the same by torch_npu's operators, without Triton-Ascend", copies.operators, ("npu",)),
+    Check("no-sync", "saves and loads never wait for the device", speed.no_sync, ("cuda",)),
+    Check("bandwidth", f"loads and saves at {speed.LEAST_SHARE:.2f} of a plain copy's speed or more", speed.bandwidth),
+    Check("engine", "the engine starts, and its self-check passes", engine),
+    Check("exactness", "answers over cached chunks are those over missing ones", exactness.exactness),
+)
+
+
+def checks_for(kind: Kind) -> tuple[Check, ...]:
+    """The checks for a kind of device."""
+    return tuple(check for check in CHECKS if kind in check.kinds)

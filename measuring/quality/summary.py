@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a run: for each mode, over all questions and by their number of chunks."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from app.modes import in_order
+from measuring.kit.statistics import mean_interval
+from measuring.quality.metrics import Scores, score
+from measuring.quality.results import Result
+
+CONFIDENCE = 0.95
+
+# With more different numbers of chunks than this, they are put together by powers of two.
+_MAX_BINS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean, and its bootstrap interval of :data:`CONFIDENCE`."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One mode, on questions with one number of chunks. Shares are from 0 to 1; ``None``: nothing to take it from.
+
+    Only answers that ran in the mode asked for count. ``fell_back`` counts the others by the server's reason, and
+    ``refused`` the requests that it didn't answer, by its message.
+    """
+
+    mode: str
+    chunks: str
+    """``all``, a number, or a range such as ``5–8``."""
+    answers: int
+    accuracy: Estimate | None
+    difference: Estimate | None
+    """Accuracy minus that of mode ``full`` on the same questions; ``None`` for ``full`` itself."""
+    logprob: Estimate | None
+    """Log probability of the right answer, in nats."""
+    logprob_difference: Estimate | None
+    """… minus that of mode ``full`` on the same questions."""
+    exact_match: float | None
+    f1: float | None
+    right_refusals: float | None
+    """Share of refusals where no chunk has the answer …"""
+    false_refusals: float | None
+    """… and where one has."""
+    ttft_cached_s: float | None
+    """Median time to first token of answers whose chunks were all cached …"""
+    ttft_computed_s: float | None
+    """… and of the others; all of mode ``full`` are."""
+    reused_share: float | None
+    """Prompt tokens that weren't computed for the request."""
+    fell_back: dict[str, int]
+    refused: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    result: Result
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Numbers of chunks from ``low`` to ``high``."""
+
+    low: int
+    high: int
+
+    @property
+    def label(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}–{self.high}"
+
+
+def summarize(results: Iterable[Result], refusal: str) -> list[Row]:
+    """Rows for all questions first, then by number of chunks; within these, by mode."""
+    scored = _scored(results, refusal)
+    rows = _rows("all", scored)
+    for _, of_bin in _by_chunks(scored):
+        rows += of_bin
+    return rows
+
+
+def rows_by_chunks(results: Iterable[Result], refusal: str) -> list[tuple[Bin, list[Row]]]:
+    """The rows of each number of chunks, few first; within these, by mode."""
+    return _by_chunks(_scored(results, refusal))
+
+
+def _scored(results: Iterable[Result], refusal: str) -> list[_Scored]:
+    return [_Scored(result, score(result.text, result.answers, refusal)) for result in results]
+
+
+def _by_chunks(scored: Sequence[_Scored]) -> list[tuple[Bin, list[Row]]]:
+    return [
+        (at, _rows(at.label, [s for s in scored if at.low <= s.result.chunks <= at.high]))
+        for at in _bins({s.result.chunks for s in scored})
+    ]
+
+
+def _bins(counts: set[int]) -> list[Bin]:
+    """Each number on its own; or, if there are many, up to 1, 2, 4, 8 and so on."""
+    if len(counts) <= _MAX_BINS:
+        return [Bin(count, count) for count in sorted(counts)]
+    exponents = sorted({(count - 1).bit_length() for count in counts})
+    return [Bin((1 << exponent) // 2 + 1, 1 << exponent) for exponent in exponents]
+
+
+def _rows(label: str, scored: Sequence[_Scored]) -> list[Row]:
+    modes = in_order(s.result.mode for s in scored)
+    full = {s.result.question: s for s in scored if s.result.mode == s.result.ran_as == "full"}
+    return [_row(label, mode, [s for s in scored if s.result.mode == mode], full) for mode in modes]
+
+
+def _row(label: str, mode: str, asked: Sequence[_Scored], full: Mapping[str, _Scored]) -> Row:
+    ran = [s for s in asked if s.result.ran_as == mode]
+    pairs = [(s, full[s.result.question]) for s in ran if s.result.question in full] if mode != "full" else []
+    return Row(
+        mode=mode,
+        chunks=label,
+        answers=len(ran),
+        accuracy=_estimate([s.scores.accuracy for s in ran]),
+        difference=_difference((one.scores.accuracy, other.scores.accuracy) for one, other in pairs),
+        logprob=_estimate([s.result.logprob for s in ran if s.result.logprob is not None]),
+        logprob_difference=_difference((one.result.logprob, other.result.logprob) for one, other in pairs),
+        exact_match=_mean(s.scores.exact_match for s in ran),
+        f1=_mean(s.scores.f1 for s in ran),
+        right_refusals=_mean(s.scores.is_refusal for s in ran if not s.result.answers),
+        false_refusals=_mean(s.scores.is_refusal for s in ran if s.result.answers),
+        ttft_cached_s=_median_ttft(s.result for s in ran if _all_cached(s.result)),
+        ttft_computed_s=_median_ttft(s.result for s in ran if not _all_cached(s.result)),
+        reused_share=_reused_share([s.result for s in ran]),
+        fell_back=_counts(s.result.cache["reason"] for s in asked if s.result.cache and s.result.ran_as != mode),
+        refused=_counts(s.result.error for s in asked if s.result.error is not None),
+    )
+
+
+def _estimate(values: Sequence[float]) -> Estimate | None:
+    if not values:
+        return None
+    return Estimate(fmean(values), *mean_interval(values, CONFIDENCE))
+
+
+def _difference(pairs: Iterable[tuple[float | None, float | None]]) -> Estimate | None:
+    """Mean difference over pairs whose values are both known."""
+    return _estimate([one - other for one, other in pairs if one is not None and other is not None])
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return fmean(listed) if listed else None
+
+
+def _median_ttft(results: Iterable[Result]) -> float | None:
+    times = [result.ttft_s for result in results if result.ttft_s is not None]
+    return median(times) if times else None
+
+
+def _all_cached(result: Result) -> bool:
+    return result.cache is not None and all(chunk["status"] == "hit" for chunk in result.cache["chunks"])
+
+
+def _reused_share(results: Sequence[Result]) -> float | None:
+    tokens = [result.cache["tokens"] for result in results if result.cache is not None]
+    return sum(t["reused"] for t in tokens) / sum(t["prompt"] for t in tokens) if tokens else None
+
+
+def _counts(reasons: Iterable[str | None]) -> dict[str, int]:
+    """The most frequent first."""
+    return dict(Counter(reason or "the server gave no reason" for reason in reasons).most_common())

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends many requests, a fixed number at once."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from measuring.kit.client import Answer
+from measuring.kit.statistics import median
+from measuring.speed.query import Query
+
+Ask = Callable[[Query], Awaitable[Answer]]
+"""Sends one query; raises :class:`measuring.kit.client.ServerError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All answers, in the order of the queries, and the seconds from the first sending to the last answer."""
+
+    answers: list[Answer]
+    seconds: float
+
+    @property
+    def requests_per_s(self) -> float:
+        return len(self.answers) / self.seconds
+
+    def median(self, value: Literal["ttft_s", "latency_s"]) -> float:
+        """Median over all answers."""
+        return median([getattr(answer, value) for answer in self.answers])
+
+
+async def closed_loop(ask: Ask, queries: Sequence[Query], concurrency: int) -> Outcome:
+    """Runs ``concurrency`` clients, each sending a next query as soon as its last one is answered.
+
+    The first :class:`measuring.kit.client.ServerError` ends them all, and is raised.
+    """
+    pending = iter(enumerate(queries))
+    answers: dict[int, Answer] = {}
+
+    async def client() -> None:
+        for number, query in pending:
+            answers[number] = await ask(query)
+
+    started = time.perf_counter()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(client())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    seconds = time.perf_counter() - started
+    return Outcome([answers[number] for number in sorted(answers)], seconds)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the benchmark's tests."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from measuring.speed import servers
+from tests.measuring.helpers import Fakes, write_tokenizer
+
+
+@pytest.fixture
+def fakes(monkeypatch) -> Iterator[Fakes]:
+    """Servers without a model, in place of those that a run would start."""
+    with ExitStack() as stack:
+        fakes = Fakes(stack)
+        monkeypatch.setattr(servers, "running", fakes.start)
+        monkeypatch.setattr(servers, "SETTLE_S", 0)
+        yield fakes
+
+
+@pytest.fixture
+def small_processes(monkeypatch) -> None:
+    """Servers without a model, each a process of its own."""
+    for name in ("VLLM_SERVE", "TESSERA_SERVE"):
+        monkeypatch.setattr(servers, name, ("tests.measuring.fake_process", "serve"))
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A folder with the tokenizer of a byte-level model."""
+    write_tokenizer(tmp_path / "model")
+    return tmp_path / "model"

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which mode a profile has for which requests, from results made up for each."""
+
+from contextlib import nullcontext
+
+import pytest
+
+from app.profile import Profile, ProfileError
+from measuring.quality import calibration
+from measuring.quality.calibration import LEAST_ANSWERS, kinds, main
+from measuring.quality.summary import rows_by_chunks
+from tests.measuring.quality.helpers import Reply, asked_mode, make_report, make_result, write_questions
+from tools.random_model import build_preset
+
+MODES = {"full": 1.0, "shared": 0.1, "offset": 0.105, "link-8": 0.2, "link-16": 0.3}
+"""With times to first token."""
+
+
+def profile(accuracies, chunks=2, count=100, tolerance=0.02, times=MODES, missing=()):
+    """Of modes with these shares of right answers."""
+    results = [
+        make_result(
+            mode,
+            f"{chunks}-{i}",
+            "Riga" if i < round(share * count) else "Paris",
+            chunks=chunks,
+            ttft_s=times[mode],
+            cache=make_report("full") if (mode, i) in missing else make_report(mode),
+        )
+        for mode, share in accuracies.items()
+        for i in range(count)
+    ]
+    return kinds(rows_by_chunks(results, "I don't know"), tolerance)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "mode"),
+    [
+        ({"full": 0.9, "shared": 0.9, "offset": 0.85, "link-8": 0.9}, "shared"),
+        ({"full": 0.9, "shared": 0.88, "offset": 0.89, "link-8": 0.9}, "offset"),
+        ({"full": 0.9, "shared": 0.87, "offset": 0.8, "link-8": 0.89, "link-16": 0.9}, "link-8"),
+        ({"full": 0.9, "shared": 0.5, "offset": 0.6, "link-8": 0.7, "link-16": 0.87}, "full"),
+        ({"full": 0.5, "shared": 0.6}, "shared"),
+        ({"full": 0.9}, "full"),
+    ],
+)
+def test_the_quickest_within_the_tolerance_and_of_those_as_quick_the_best(accuracies, mode):
+    (kind,) = profile(accuracies)
+    assert (kind.mode, kind.max_chunks) == (mode, 2)
+    assert [each.mode for each in kind.measured] == list(accuracies)
+
+
+def test_another_tolerance():
+    accuracies = {"full": 0.9, "shared": 0.84}
+    assert [profile(accuracies, tolerance=t)[0].mode for t in (0.0, 0.05, 0.06)] == ["full", "full", "shared"]
+
+
+def test_reuse_that_saves_no_time():
+    (kind,) = profile({"full": 0.9, "shared": 0.9}, times={"full": 0.1, "shared": 0.2})
+    assert kind.mode == "full"
+
+
+def test_certain_is_what_the_interval_says():
+    (sure,) = profile({"full": 0.5, "shared": 0.5}, count=200)
+    (doubtful,) = profile({"full": 0.5, "shared": 0.49}, count=100)
+    assert (sure.is_certain, doubtful.mode, doubtful.is_certain) == (True, "shared", False)
+    (shared,) = [each for each in doubtful.measured if each.mode == "shared"]
+    assert shared.difference.low < -0.02 < shared.difference.mean
+
+
+@pytest.mark.parametrize(("count", "is_certain"), [(30, False), (149, False), (150, True)])
+def test_answers_that_are_all_alike_are_certain_of_no_more_than_their_number_allows(count, is_certain):
+    (kind,) = profile({"full": 1.0, "shared": 1.0}, count=count)
+    (shared,) = [each for each in kind.measured if each.mode == "shared"]
+    assert (shared.difference.low, shared.difference.high) == (0, 0)
+    assert (kind.mode, kind.is_certain) == ("shared", is_certain)
+
+
+def test_full_attention_is_not_certain_where_reuse_was_never_timed():
+    results = [
+        make_result(mode, f"{i}", chunks=2, cache=make_report(mode, *(() if mode == "full" else ("filled",))))
+        for mode in ("full", "shared")
+        for i in range(200)
+    ]
+    (kind,) = kinds(rows_by_chunks(results, "I don't know"), 0.02)
+    assert (kind.mode, kind.is_certain) == ("full", False)
+
+
+@pytest.fixture
+def calibrated(server, tmp_path, monkeypatch):
+    """Runs the command against the small server, in the place of one that it would start; returns its exit code."""
+    server.model = build_preset("tiny-llama", tmp_path / "model")
+    monkeypatch.setattr("measuring.quality.command._server", lambda _: nullcontext(server.url))
+    questions = str(write_questions(tmp_path / "questions.jsonl", 40))
+
+    def run(*flags):
+        return main([str(server.model), "--questions", questions, "--output", str(tmp_path / "out"), *flags])
+
+    return run
+
+
+def computed_ahead(server):
+    """Has the server say which chunks were computed for the request."""
+    known = set()
+
+    def reply(body):
+        keys = [(body["system"], chunk["text"]) for chunk in body["chunks"]]
+        statuses = ["hit" if key in known else "filled" for key in keys]
+        known.update(keys)
+        return Reply(body["chunks"][0]["text"], make_report(asked_mode(body), *statuses))
+
+    server.reply, server.ingested = (
+        reply,
+        lambda body: known.update((body["system"], c["text"]) for c in body["chunks"]),
+    )
+
+
+def test_chunks_are_cached_when_a_mode_is_timed(calibrated, server, tmp_path, capsys):
+    computed_ahead(server)
+    assert calibrated("--modes", "full,shared", "--limit", "40") == 0
+    made = Profile.read(tmp_path / "out" / "profile.json")
+    assert all(each.first_token_ms is not None for kind in made.kinds for each in kind.measured)
+    assert f"tessera serve {server.model} --profile" in capsys.readouterr().err
+
+
+def test_documents_that_the_server_splits_are_counted_by_their_parts(calibrated, server, tmp_path):
+    def reply(body):
+        full = asked_mode(body) == "full"
+        report = make_report(asked_mode(body), *([] if full else ["hit"] * 5))
+        return Reply("Latvia", {**report, "chunks": make_report("shared", *["hit"] * 5)["chunks"]})
+
+    server.reply = reply
+    assert calibrated("--modes", "full,shared") == 0
+    made = Profile.read(tmp_path / "out" / "profile.json")
+    assert [(kind.min_chunks, kind.max_chunks) for kind in made.kinds] == [(5, 5)]
+
+
+def test_nothing_is_asked_of_a_server_that_reuses_nothing(calibrated, server, capsys):
+    server.stats = {"enabled": False, "reason": "switched off"}
+    assert calibrated() == 2
+    assert "nothing can be measured of chunks that are not reused" in capsys.readouterr().err
+    assert not server.requests
+
+
+def test_nothing_is_asked_if_the_profile_can_not_be_written(calibrated, server, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert calibrated("--profile", str(tmp_path / "file" / "profile.json")) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+    assert not server.requests
+
+
+def test_the_model_is_the_one_that_is_served(calibrated, server, monkeypatch, capsys):
+    asked = []
+
+    def described(*model):
+        asked.append(model)
+        raise ProfileError("no such files")
+
+    monkeypatch.setattr(calibration, "described", described)
+    assert calibrated("--", "--revision", "abc", "--dtype=float32", "--download-dir=/models") == 2
+    assert asked == [(str(server.model), "abc", "/models")]
+    assert "no profile: no such files" in capsys.readouterr().err
+    assert not server.requests
+
+
+def test_too_few_answers_say_nothing():
+    (few,) = profile({"full": 1.0, "shared": 1.0}, count=LEAST_ANSWERS - 1)
+    assert (few.mode, few.is_certain) == ("full", False)
+    (enough,) = profile({"full": 1.0, "shared": 1.0}, count=LEAST_ANSWERS)
+    assert enough.mode == "shared"
+
+
+def test_a_mode_that_often_fell_back_is_not_chosen():
+    (kind,) = profile({"full": 0.9, "shared": 0.9}, missing={("shared", i) for i in range(20)})
+    assert kind.mode == "full"
+
+
+def test_kinds_go_by_the_number_of_chunks():
+    results = [
+        make_result(mode, f"{chunks}-{i}", text, chunks=chunks, ttft_s=MODES[mode], cache=make_report(mode))
+        for chunks, of_shared in ((8, "Paris"), (2, "Riga"))
+        for mode, text in (("full", "Riga"), ("shared", of_shared))
+        for i in range(40)
+    ]
+    found = kinds(rows_by_chunks(results, "I don't know"), 0.02)
+    assert [(kind.min_chunks, kind.max_chunks, kind.mode) for kind in found] == [(2, 2, "shared"), (8, 8, "full")]

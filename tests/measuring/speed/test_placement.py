@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workload `placement`: three servers of its own, asked in turn, and what is refused."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from measuring.speed import servers
+from measuring.speed.answers import DifferentAnswerError
+from measuring.speed.servers import Servers
+from measuring.speed.workloads import placement
+from measuring.speed.workloads.base import Options
+from measuring.speed.workloads.placement import Placement
+from tests.measuring.helpers import Fakes
+
+
+class PlacedFakes(Fakes):
+    """Servers that place chunks as their flags say, or as ``placed`` does."""
+
+    def __init__(self, stack):
+        super().__init__(stack)
+        self.placed = {}
+
+    def start(self, name, model, flags, folder, *, is_stock):
+        placement = self.placed.get(name, flags[-1])
+        extra = {"placement": "in-place"} if placement == "in-place" else {}
+        self.state = {"report": lambda report: {**report, **extra}}
+        return super().start(name, model, flags, folder, is_stock=is_stock)
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    sizes = {"_CHUNKS": 2, "_REQUESTS_ALONE": 2, "_CLIENTS": 4, "_REQUESTS": 6, "_OUTPUT_TOKENS": 3}
+    for name, size in sizes.items():
+        monkeypatch.setattr(placement, name, size)
+    with ExitStack() as stack:
+        fakes = PlacedFakes(stack)
+        monkeypatch.setattr(servers, "running", fakes.start)
+        monkeypatch.setattr(servers, "SETTLE_S", 0)
+        yield fakes
+
+
+async def run():
+    workload = Placement(Options(Path("model"), (), Path("out")))
+    async with Servers("model", (), Path("out")) as running:
+        await workload.prepare(running)
+        samples = [each for number in range(2) for each in await workload.round(running, number)]
+        await workload.finish(running)
+    return samples
+
+
+async def test_every_round_has_samples_of_each_system(fakes):
+    samples = await run()
+    wanted = [
+        (point, number, system)
+        for point in ("one client", "4 clients")
+        for number in range(2)
+        for system in ("stock", "warm", "in place")
+    ]
+    assert sorted((each.point, each.round, each.system) for each in samples) == sorted(wanted)
+    assert all(value > 0 for each in samples for value in each.values.values())
+    assert fakes.running == set()
+
+
+async def test_all_servers_have_the_same_little_memory(fakes):
+    await run()
+    assert set(fakes.flags) == {"stock", "tessera", "in-place"}
+    memory = fakes.flags["stock"]
+    blocks = int(memory[memory.index("--num-gpu-blocks-override") + 1])
+    assert 3 * (64 + 2 * 512 + 32 + 3) < 32 * blocks < 4 * (64 + 2 * 512 + 32 + 3)
+    assert all(flags[: len(memory)] == memory for flags in fakes.flags.values())
+
+
+@pytest.mark.parametrize(("name", "placed"), [("tessera", "in-place"), ("in-place", "copy")])
+async def test_a_request_that_was_placed_otherwise_is_not_reported(name, placed, fakes):
+    fakes.placed[name] = placed
+    with pytest.raises(DifferentAnswerError, match="was placed as"):
+        await run()
