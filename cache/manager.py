@@ -9,81 +9,61 @@ found any more says nothing about its KV. A page is free again when its entry is
 
 import itertools
 import secrets
-from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from cache import clock as steady_clock
 from cache.chunk_ids import ChunkIds
 from cache.config import ChunkCacheConfig
-from cache.errors import CapacityError, IntegrityError
+from cache.errors import CapacityError
 from cache.eviction import EvictionPolicy, make_policy, prefill_cost
 from cache.expiry import ExpiryQueue
 from cache.hashing import CacheScope, ChunkHash, ChunkHasher
 from cache.holdings import DocumentKey, Holdings
 from cache.index import ChunkHashIndex, ChunkKVCache, EntryState, SegmentIdentity
+from cache.integrity import check_fills, check_index, check_leases, check_pages, check_usage
 from cache.layout import ChunkedPrompt, Layout, Placement, pack
 from cache.lease import ChunkStatus, FillJob, Lease, LeasedSegment, fill_jobs, status_of
+from cache.lookup import Fit, Lookup, Wanted
 from cache.metrics import ChunkCacheMetrics
 from cache.pool import ChunkBlockPool
-from cache.quotas import Usage
-
-
-class Removal(StrEnum):
-    """Why an entry can't be found any more."""
-
-    EVICTED = "evicted"
-    EXPIRED = "expired"
-    DELETED = "deleted"
-    CLEARED = "cleared"
-    FILL_FAILED = "fill_failed"
-    REFUSED = "refused"
-    COLLISION = "collision"
-    ASLEEP = "asleep"
-    RESET = "reset"
-    """The weights may have changed, or all KV was to be forgotten."""
-
-
-class Wanted(NamedTuple):
-    """One segment of a prompt: its key, what the key stands for, and the entry if there is one."""
-
-    key: ChunkHash
-    identity: SegmentIdentity
-    is_system: bool
-    entry: ChunkKVCache | None
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """What the index has of one prompt."""
-
-    segments: list[Wanted]
-    pages_needed: int
-    """For the segments that are missing, each distinct one once; likewise ``num_missing``."""
-    num_missing: int
-
+from cache.quotas import Quota, Usage, unlimited
+from cache.removal import Removal
+from cache.victims import victims
 
 _NO_KEY: Final = ChunkHash(b"")
 
 
-class ChunkCacheManager:
-    """The chunk cache of one engine."""
+def _ignore(key: ChunkHash) -> None:
+    pass
 
-    def __init__(self, config: ChunkCacheConfig, clock: Callable[[], float] = steady_clock.now) -> None:
+
+class ChunkCacheManager:
+    """The state of one engine's chunk cache.
+
+    ``quota_of`` gives an owner's quota; ``on_expired`` is called with the key of each segment that has expired.
+    """
+
+    def __init__(
+        self,
+        config: ChunkCacheConfig,
+        clock: Callable[[], float] = steady_clock.now,
+        *,
+        quota_of: Callable[[str], Quota] = unlimited,
+        on_expired: Callable[[ChunkHash], None] = _ignore,
+    ) -> None:
         self.config = config
         self.hasher = ChunkHasher(config.fingerprint, config.hash_algorithm)
         self.pool = ChunkBlockPool(config.num_pages)
         self.index = ChunkHashIndex()
         self.ids = ChunkIds()
         self.holdings = Holdings(config.page_bytes)
-        self.usage = Usage()
+        self.usage = Usage(quota_of)
         self.metrics = ChunkCacheMetrics()
         self.clock = clock
         self._policy: EvictionPolicy[ChunkKVCache] = make_policy(config.eviction)
         self._expiry = ExpiryQueue()
-        self.on_expired: Callable[[ChunkHash], None] = lambda _: None
+        self._on_expired = on_expired
         self._leases: set[Lease] = set()
         self._filling: set[ChunkKVCache] = set()
         self._detached: set[ChunkKVCache] = set()
@@ -114,11 +94,25 @@ class ChunkCacheManager:
         Raises :class:`CapacityError`, having evicted nothing, if they can't all be held.
         """
         self.expire()
+        return self.lease(self.fit(prompt, scope), layout)
+
+    def fit(self, prompt: ChunkedPrompt, scope: CacheScope, links: Sequence[Placement] = ()) -> Fit:
+        """How the pool can hold the prompt's segments now, and ``links`` beside them; changes nothing.
+
+        Raises :class:`CapacityError` if it can't.
+        """
         found = self.look_up(prompt, scope)
-        identities = {wanted.key: wanted.identity for wanted in found.segments}
-        if any(identities[wanted.key] != wanted.identity for wanted in found.segments):
+        if found.is_ambiguous:
             raise CapacityError("two segments of the request have the same hash")
-        self._make_room(found, scope.owner)
+        if links:
+            self._evictions(found, scope.owner, sum(self.config.pages_for(at.length) for at in links), len(links))
+        return Fit(found, self._evictions(found, scope.owner))
+
+    def lease(self, fit: Fit, layout: Layout) -> Lease:
+        """Leases the segments of ``fit``, which must be the cache's state now."""
+        found = fit.found
+        for entry in fit.evicted:
+            self.detach(entry, Removal.EVICTED)
         for entry in {wanted.entry: None for wanted in found.segments if wanted.entry is not None}:
             self._use(entry)
         created = {w.key: self._create(w) for w in {w.key: w for w in found.segments if w.entry is None}.values()}
@@ -133,7 +127,8 @@ class ChunkCacheManager:
         """
         wanted = [Wanted(_NO_KEY, identity, False, None) for identity in identities]
         pages = sum(self.config.pages_for(identity.num_tokens) for identity in identities)
-        self._make_room(Lookup(wanted, pages, len(wanted)), identities[0].scope.owner)
+        for entry in self._evictions(Lookup(wanted, pages, len(wanted)), identities[0].scope.owner):
+            self.detach(entry, Removal.EVICTED)
         segments = []
         for each, placement in zip(wanted, placements, strict=True):
             entry = self._allocated(each)
@@ -209,7 +204,7 @@ class ChunkCacheManager:
         """Detaches what has expired."""
         for entry in self._expiry.due(self.clock()):
             self.detach(entry, Removal.EXPIRED)
-            self.on_expired(entry.key)
+            self._on_expired(entry.key)
 
     def detach(self, entry: ChunkKVCache, why: Removal) -> None:
         """Makes ``entry`` unfindable; its pages are freed once nobody reads or writes them."""
@@ -229,25 +224,15 @@ class ChunkCacheManager:
 
     def check_integrity(self) -> None:
         """Raises :class:`IntegrityError` unless every page has one owner and every lease is accounted for."""
-        entries = [*self.index, *self._detached]
-        owned = list(itertools.chain.from_iterable(entry.pages for entry in entries))
-        free = self.pool.free_pages()
-        if len(owned) + len(free) != self.config.num_pages or len(set(owned) | free) != self.config.num_pages:
-            raise IntegrityError(f"{len(owned)} pages owned and {len(free)} free of {self.config.num_pages}")
-        leases = Counter(segment.entry.tag for lease in self._leases for segment in lease.segments)
-        if leases != Counter({entry.tag: entry.leases for entry in entries if entry.leases}):
-            raise IntegrityError(f"segments leased are {leases}, but entries count {[e.leases for e in entries]}")
-        if self._filling != {entry for entry in entries if entry.state is EntryState.FILLING}:
-            raise IntegrityError(f"{len(self._filling)} fills are under way, but entries say otherwise")
-        if any(entry.detached or entry.state is EntryState.FAILED for entry in self.index):
-            raise IntegrityError("the index finds an entry that was detached")
-        counted = Usage()
-        for entry in entries:
-            counted.add(entry)
-        if counted != self.usage:
-            raise IntegrityError("what owners have of the pool is not what is counted for them")
-        if self._pinned_pages != sum(entry.num_pages for entry in self.index if entry.pinned):
-            raise IntegrityError(f"{self._pinned_pages} pages are pinned, but entries say otherwise")
+        check_pages(self.config.num_pages, self.pool, self._entries())
+        check_leases(self._leases, self._entries())
+        check_fills(self._filling, self._entries())
+        check_index(self.index, self._pinned_pages)
+        check_usage(self.usage, self._entries())
+
+    def _entries(self) -> list[ChunkKVCache]:
+        """Entries that have pages."""
+        return [*self.index, *self._detached]
 
     def occupancy(self) -> dict[str, int]:
         """Sizes, in pages, segments and leases."""
@@ -263,6 +248,11 @@ class ChunkCacheManager:
             "segments_detached": len(self._detached),
             "leases": len(self._leases),
         }
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that hold nothing."""
+        return self.pool.num_free
 
     def num_pages_held(self) -> int:
         """Pages that can't be freed for others now: pinned, leased, or being computed."""
@@ -291,45 +281,29 @@ class ChunkCacheManager:
         if not entry.pinned:
             self._policy.used(entry)
 
-    def _make_room(self, found: Lookup, owner: str) -> None:
-        """Evicts, as the policy has it, until what is missing fits, sparing what was found.
+    def _evictions(self, found: Lookup, owner: str, more_pages: int = 0, more_segments: int = 0) -> list[ChunkKVCache]:
+        """Entries to evict, as the policy has it, until what is missing fits, sparing what was found.
 
-        An owner that would exceed its quota makes room for itself first.
+        An owner that would exceed its quota makes room for itself first. Raises :class:`CapacityError`.
         """
-        spared = {wanted.entry for wanted in found.segments if wanted.entry is not None}
-        pages, segments = self.usage.surplus(owner, found.pages_needed, found.num_missing)
-        own = self._victims(pages, segments, spared, owner)
+        pages_needed = found.pages_needed + more_pages
+        spared = found.entries
+        pages, segments = self.usage.surplus(owner, pages_needed, found.num_missing + more_segments)
+        own = victims(self._policy, pages, segments, spared, owner)
         if own is None:
             raise CapacityError(f"the chunks need more than what {owner!r} may have of the pool")
         free = self.pool.num_free + sum(entry.num_pages for entry in own)
-        others = self._victims(found.pages_needed - free, 0, spared | set(own))
+        others = victims(self._policy, pages_needed - free, 0, spared | set(own))
         if others is None:
-            raise CapacityError(self._capacity_message(found, self.available_pages(spared)))
-        for entry in (*own, *others):
-            self.detach(entry, Removal.EVICTED)
+            raise CapacityError(self._capacity_message(found, pages_needed, self.available_pages(spared)))
+        return [*own, *others]
 
-    def _victims(
-        self, pages: int, segments: int, spared: Set[ChunkKVCache], owner: str | None = None
-    ) -> list[ChunkKVCache] | None:
-        """So many pages and segments (of ``owner``, if given) to give up; ``None`` if there aren't so many."""
-        victims: list[ChunkKVCache] = []
-        if max(pages, segments) <= 0:
-            return victims
-        for entry in self._policy.victims():
-            is_free = entry.state is EntryState.READY and not entry.leases and entry not in spared
-            if is_free and owner in (None, entry.identity.scope.owner):
-                victims.append(entry)
-                pages, segments = pages - entry.num_pages, segments - 1
-                if max(pages, segments) <= 0:
-                    return victims
-        return None
-
-    def _capacity_message(self, found: Lookup, available: int) -> str:
+    def _capacity_message(self, found: Lookup, pages_needed: int, available: int) -> str:
         total, page = self.config.num_pages, self.config.page_tokens
         longest = max(wanted.identity.num_tokens for wanted in found.segments)
         if self.config.pages_for(longest) > total:
             return f"a segment of {longest} tokens is longer than the chunk pool of {total * page} tokens"
-        return f"the chunks need {found.pages_needed} more pages of {page} tokens; {available} of {total} can be freed"
+        return f"the chunks need {pages_needed} more pages of {page} tokens; {available} of {total} can be freed"
 
     def _create(self, wanted: Wanted) -> ChunkKVCache:
         entry = self._allocated(wanted)

@@ -15,11 +15,16 @@ class Quota(NamedTuple):
     segments: int | None = None
 
 
-class Usage:
-    """Pages and segments by owner, those that can't be found any more but are still in use among them."""
+def unlimited(owner: str) -> Quota:
+    """No limit for any owner."""
+    return Quota()
 
-    def __init__(self) -> None:
-        self.quota_of: Callable[[str], Quota] = lambda _: Quota()
+
+class Usage:
+    """Pages and segments by owner, including segments that are detached but still in use."""
+
+    def __init__(self, quota_of: Callable[[str], Quota] = unlimited) -> None:
+        self._quota_of = quota_of
         self._pages: Counter[str] = Counter()
         self._segments: Counter[str] = Counter()
 
@@ -45,7 +50,7 @@ class Usage:
 
     def surplus(self, owner: str, pages: int, segments: int) -> tuple[int, int]:
         """How many pages and segments ``owner`` would have to give up for so many new ones; 0 or less is none."""
-        quota = self.quota_of(owner)
+        quota = self._quota_of(owner)
         return (
             0 if quota.pages is None else self._pages[owner] + pages - quota.pages,
             0 if quota.segments is None else self._segments[owner] + segments - quota.segments,

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from app.cluster.peers import Peers
 from app.settings import Settings
+from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import num_unfinished_requests
 from replicas.publisher import Publisher
@@ -37,7 +38,7 @@ async def registered(app: FastAPI, args: argparse.Namespace, settings: Settings)
     )
     app.state.tessera_registry = registry
     engine: ChunkEngine = app.state.engine_client
-    publisher = Publisher(registry, description(app, args, settings), engine.holdings)
+    publisher = Publisher(registry, description(app, args, settings), engine.cache.holdings)
     collector = _PublisherCollector(publisher)
     task = asyncio.create_task(publisher.run(), name="publisher")
     REGISTRY.register(collector)
@@ -58,25 +59,23 @@ async def _fetching(
     engine: ChunkEngine, registry: Registry, publisher: Publisher, settings: Settings
 ) -> AsyncIterator[None]:
     """Missing chunks come from other replicas meanwhile, if they may."""
-    if engine.manager is None or engine.fills is None or engine.transfers is None or settings.peer_secret is None:
+    cache = engine.cache
+    if isinstance(cache, CacheOff) or cache.transfers is None or settings.peer_secret is None:
         yield
         return
     async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
         peers = Peers(
             registry,
             lambda: publisher.replica_id,
-            engine.manager,
-            lambda: engine.transfers,
-            engine.fills.costs,
+            cache.manager,
+            lambda: cache.transfers,
+            cache.costs,
             client,
             secret=settings.peer_secret.get_secret_value(),
             wait_s=settings.peer_wait,
         )
-        engine.fills.sources.append(peers)
-        try:
+        with cache.fills.also_from(peers):
             yield
-        finally:
-            engine.fills.sources.remove(peers)
 
 
 def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> Callable[[str], Replica | None]:
@@ -90,11 +89,10 @@ def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> C
             return None
         held = capacity = 0
         fingerprint = ""
-        if (manager := engine.manager) is not None:
-            config = manager.config
-            fingerprint = config.fingerprint if engine.transfers is not None else ""
-            capacity = config.num_pages * config.page_tokens
-            held = capacity - manager.pool.num_free * config.page_tokens
+        if not isinstance(cache := engine.cache, CacheOff):
+            fingerprint = cache.config.fingerprint if cache.transfers is not None else ""
+            capacity = cache.num_tokens
+            held = capacity - cache.manager.num_free_pages * cache.config.page_tokens
         load = num_unfinished_requests(engine.llm)
         return Replica(id, name, url, _models(app), fingerprint, load, held, capacity)
 

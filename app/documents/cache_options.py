@@ -11,7 +11,16 @@ from app.profile import Profile
 from app.settings import Settings
 from cache.layout import PositionStrategy
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
-from engine_ext.wire.request import MAX_LINK_TOKENS, CacheMode, CacheOptions, ChunkOrder, Decide, LinkContext, ScopeName
+from engine_ext.wire.request import (
+    MAX_LINK_TOKENS,
+    CacheMode,
+    CacheOptions,
+    ChunkOrder,
+    Decide,
+    LinkContext,
+    ScopeName,
+    salted_namespace,
+)
 
 
 class CacheField(BaseModel):
@@ -66,8 +75,10 @@ class CacheField(BaseModel):
         is_open = self.position_strategy is None and self.link_tokens is None
         return is_open and (self.mode, self.scope, self.link_context) == ("auto", "system", "chained")
 
-    def options(self, defaults: CacheOptions | None = None) -> CacheOptions:
+    def options(self, cache_salt: str | None, defaults: CacheOptions | None = None) -> CacheOptions:
         """The options as the engine takes them, from the server's where the request says nothing.
+
+        ``cache_salt`` is the request's field of that name.
 
         Raises :class:`BadRequestError` for another's namespace, and for link tokens of chunks that overlap.
         """
@@ -78,7 +89,7 @@ class CacheField(BaseModel):
         if link_tokens and overlap:
             raise BadRequestError("link tokens need the position strategy offset", "cache.link_tokens")
         try:
-            namespace = own_namespace(self.namespace)
+            namespace = salted_namespace(own_namespace(self.namespace), cache_salt)
         except NamespaceRefusedError as error:
             raise BadRequestError(str(error), "cache.namespace") from error
         strategy = PositionStrategy.OFFSET if link_tokens else self.position_strategy or defaults.position_strategy
@@ -87,13 +98,13 @@ class CacheField(BaseModel):
         )
 
 
-def options_of(field: CacheField, state: State) -> CacheOptions:
-    """What a request's field asks for, and the server's defaults where it asks for nothing.
+def options_of(field: CacheField, cache_salt: str | None, state: State) -> CacheOptions:
+    """A request's options, from the server's defaults where its fields say nothing.
 
     Raises :class:`BadRequestError`.
     """
     settings: Settings = state.tessera_settings
-    return field.options(settings.cache_defaults())
+    return field.options(cache_salt, settings.cache_defaults())
 
 
 def decide_of(field: CacheField, state: State) -> Decide | None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.http.answers import CacheStats, Cleared, Slept, answers
 from cache.manager import ChunkCacheManager
+from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
@@ -53,8 +54,8 @@ async def clear(request: Request, body: ClearRequest | None = None) -> dict[str,
     Requests that run with them now keep them until they end. What is in tiers alone stays there.
     """
     engine: ChunkEngine = request.app.state.engine_client
-    keys = engine.manager.clear(body.namespace if body else None) if engine.manager is not None else []
-    await engine.drop_from_tiers(keys)
+    keys = engine.cache.clear(body.namespace if body else None)
+    await engine.cache.drop_from_tiers(keys)
     return {"cleared": len(keys)}
 
 
@@ -77,36 +78,42 @@ class SleepRequest(BaseModel):
 async def sleep(request: Request, body: SleepRequest | None = None) -> dict[str, int]:
     """They are loaded again when they are asked about, or by ``POST /v1/rag/chunks``. Pinned chunks stay."""
     engine: ChunkEngine = request.app.state.engine_client
-    archive = engine.fills.archive if engine.fills is not None else None
-    if archive is None:
+    cache = engine.cache
+    if isinstance(cache, CacheOff) or not cache.tier_writer.tiers:
         raise GracefulHTTPError("there are no tiers (--chunk-cache-tiers)", HTTPStatus.CONFLICT)
-    segments, pages = archive.sleep_cold((body or SleepRequest()).idle_s)
+    segments, pages = cache.tier_writer.sleep_cold((body or SleepRequest()).idle_s)
     return {"segments": segments, "pages": pages}
 
 
 def cache_stats(engine: ChunkEngine, *, is_checked: bool = True) -> dict[str, Any]:
     """The JSON of ``GET /v1/cache/stats``."""
-    if engine.manager is not None and is_checked:
-        engine.check_integrity()
-    state: dict[str, Any] = {"enabled": engine.disabled_reason is None, "reason": engine.disabled_reason}
-    if engine.manager is not None and engine.fills is not None:
-        state["placement"] = engine.placement
-        state["position_strategy"] = engine.strategy.strategy
-        state["occupancy"] = {
-            **engine.manager.occupancy(),
-            "running_fills": engine.fills.num_running,
-            "queued_fills": engine.fills.num_queued,
-            "registered_ids": len(engine.manager.ids),
-            "archive_waiting": len(engine.fills.archive or ()),
-        }
-        sizes = engine.fills.archive.tiers if engine.fills.archive is not None else {}
-        held = engine.manager.metrics.tier_bytes
-        state["tiers"] = {
-            "pool": _pool_bytes(engine.manager),
-            **{name: {"bytes_total": size, "bytes_used": held.get(name, 0)} for name, size in sizes.items()},
-        }
-        state["counters"] = engine.manager.metrics.snapshot()
-    return state
+    cache = engine.cache
+    if isinstance(cache, CacheOff):
+        return {"enabled": False, "reason": cache.reason}
+    if is_checked:
+        cache.check_integrity()
+    held = cache.metrics.tier_bytes
+    return {
+        "enabled": cache.reason is None,
+        "reason": cache.reason,
+        "placement": cache.placement,
+        "position_strategy": engine.strategy.strategy,
+        "occupancy": {
+            **cache.manager.occupancy(),
+            "running_fills": cache.fills.num_running,
+            "queued_fills": cache.fills.num_queued,
+            "registered_ids": len(cache.manager.ids),
+            "archive_waiting": len(cache.tier_writer),
+        },
+        "tiers": {
+            "pool": _pool_bytes(cache.manager),
+            **{
+                name: {"bytes_total": size, "bytes_used": held.get(name, 0)}
+                for name, size in cache.tier_writer.tiers.items()
+            },
+        },
+        "counters": cache.metrics.snapshot(),
+    }
 
 
 def _pool_bytes(manager: ChunkCacheManager) -> dict[str, int]:

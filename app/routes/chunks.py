@@ -17,7 +17,7 @@ from vllm.exceptions import VLLMValidationError
 from app.documents.document import Document
 from app.documents.rag_request import RagRequest, chat_completion, system_and_user
 from app.http.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, JsonLines, SegmentList, answers
-from app.prompt.rendering import Rendered, open_ticket, render
+from app.prompt.rendering import open_ticket, render
 from app.prompt.segments import SegmentRenderer
 from cache.chunk_ids import IdConflictError, RegisteredText
 from cache.errors import CapacityError
@@ -25,11 +25,13 @@ from cache.hashing import ChunkHash
 from cache.holdings import DocumentKey
 from cache.index import ChunkKVCache, EntryState
 from cache.layout import Chunk
-from cache.manager import ChunkCacheManager, Removal
+from cache.manager import ChunkCacheManager
+from cache.removal import Removal
 from engine_ext.client.background import Ingested, Ingestion
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.wire.caller import CALLER
-from engine_ext.wire.request import RequestContext
+from engine_ext.wire.request import FullAttentionError, RequestContext
 from engine_ext.wire.vllm_compat import ErrorResponse, GracefulHTTPError
 from replicas.document_keys import id_key
 
@@ -197,7 +199,7 @@ async def delete_chunk(key: Annotated[str, Path()], raw_request: Request) -> dic
     manager = _manager(engine)
     entry = _entry(manager, key)
     manager.detach(entry, Removal.DELETED)
-    await engine.drop_from_tiers([entry.key])
+    await engine.cache.drop_from_tiers([entry.key])
     return {"key": key, "deleted": True}
 
 
@@ -208,7 +210,7 @@ class _Ingest:
         self,
         request: IngestRequest,
         engine: ChunkEngine,
-        rendered: Rendered,
+        rendered: ResolvedRequest,
         documents: list[Document],
         document_keys: Sequence[DocumentKey],
     ) -> None:
@@ -227,16 +229,8 @@ class _Ingest:
         """A JSON line per chunk, and the summary."""
         started = time.monotonic()
         background, renderer = self.engine.background, self.engine.renderer
-        assert background is not None
-        assert self.rendered.prompt is not None
         chunks = await asyncio.to_thread(_chunks, renderer, self.documents, self.rendered.scope.namespace)
-        ingestion = Ingestion(
-            self.rendered.prompt,
-            self.rendered.scope,
-            self.rendered.cache_salt,
-            self.rendered.lora_request,
-            self._keep,
-        )
+        ingestion = Ingestion(self.rendered, self._keep)
         done = 0
         async for result in background.run(ingestion, chunks):
             part = result.chunk.part
@@ -288,12 +282,12 @@ def _chunks(renderer: SegmentRenderer, documents: list[Document], namespace: str
     return [chunk for i, document in enumerate(documents) for chunk in renderer.chunks(document, i, namespace)]
 
 
-async def _frame(request: IngestRequest, ticket: RequestContext, state: Any) -> Rendered | ErrorResponse:
+async def _frame(request: IngestRequest, ticket: RequestContext, state: Any) -> ResolvedRequest | ErrorResponse:
     """The request rendered with one stand-in for its chunks: their number does not matter, and they may not fit."""
     frame = RequestContext(ticket.options, (None,))
     with state.tessera_marks.issue(frame, [Document("-")]) as marked:
         messages = system_and_user(request.system, marked + "?")
-        return await render(state, frame, chat_completion(request, messages))
+        return await render(state, frame, chat_completion(request, messages), for_run=False)
 
 
 def _check_ids(manager: ChunkCacheManager, namespace: str, documents: list[Document]) -> None:
@@ -312,9 +306,10 @@ def _check_ids(manager: ChunkCacheManager, namespace: str, documents: list[Docum
 
 
 def _manager(engine: ChunkEngine) -> ChunkCacheManager:
-    if engine.manager is None or engine.disabled_reason:
-        raise GracefulHTTPError(f"the chunk cache is off: {engine.disabled_reason}", HTTPStatus.CONFLICT)
-    return engine.manager
+    try:
+        return engine.cache.usable().manager
+    except FullAttentionError as error:
+        raise GracefulHTTPError(f"the chunk cache is off: {error}", HTTPStatus.CONFLICT) from error
 
 
 def _entry(manager: ChunkCacheManager, key: str) -> ChunkKVCache:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from app.cluster.peers import FINGERPRINT_HEADER, PATH
 from app.settings import Settings
 from cache.hashing import ChunkHash
+from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import GracefulHTTPError
@@ -25,21 +26,22 @@ async def chunk(
     settings: Settings = request.app.state.tessera_settings
     engine: ChunkEngine = request.app.state.engine_client
     _check_secret(request, settings)
-    if engine.transfers is None or engine.manager is None:
+    cache = engine.cache
+    if isinstance(cache, CacheOff) or (transfers := cache.transfers) is None:
         raise GracefulHTTPError("this replica shares nothing", HTTPStatus.NOT_FOUND)
-    if request.headers.get(FINGERPRINT_HEADER) != engine.manager.config.fingerprint:
+    if request.headers.get(FINGERPRINT_HEADER) != cache.config.fingerprint:
         raise GracefulHTTPError("this replica's KV is that of another engine", HTTPStatus.CONFLICT)
-    if rank >= engine.transfers.num_workers:
+    if rank >= transfers.num_workers:
         raise GracefulHTTPError(f"this replica has no worker {rank}", HTTPStatus.NOT_FOUND)
-    lease = engine.manager.hold(ChunkHash(bytes.fromhex(key)))
+    lease = cache.manager.hold(ChunkHash(bytes.fromhex(key)))
     if lease is None:
         raise GracefulHTTPError(f"no cached segment has the key {key}", HTTPStatus.NOT_FOUND)
     try:
-        file = await engine.transfers.read(lease.chunks[0].entry, rank)
+        file = await transfers.read(lease.chunks[0].entry, rank)
     except TransferError as error:
         raise GracefulHTTPError(str(error), HTTPStatus.NOT_FOUND) from error
     finally:
-        engine.release(lease)
+        cache.release(lease)
     return Response(file, media_type="application/octet-stream")
 
 

@@ -61,20 +61,11 @@ async def rag_plan(request: RagChatRequest, raw_request: Request) -> JSONRespons
     state = raw_request.app.state
     ticket, documents = open_ticket(request, state)
     with state.tessera_marks.issue(ticket, documents) as marked:
-        rendered = await render(state, ticket, chat_completion(request, chat_messages(request, marked)))
+        chat_request = chat_completion(request, chat_messages(request, marked))
+        rendered = await render(state, ticket, chat_request, for_run=True)
     if isinstance(rendered, ErrorResponse):
         return JSONResponse(rendered.model_dump(), status_code=rendered.error.code)
-    wants_prompt_logprobs = (request.model_extra or {}).get("prompt_logprobs") is not None
-    return JSONResponse(
-        preview(
-            state.engine_client,
-            rendered.options,
-            rendered.prompt,
-            rendered.scope,
-            wants_prompt_logprobs=wants_prompt_logprobs,
-            lora_request=rendered.lora_request,
-        )
-    )
+    return JSONResponse(preview(state.engine_client.cache, rendered))
 
 
 def _with_report(response: dict[str, Any], ticket: RequestContext) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,10 +15,10 @@ from cache.costs import Costs
 from cache.holdings import DocumentKey
 from cache.index import ChunkKVCache, EntryState
 from cache.lease import ChunkStatus, FillJob, Lease
-from cache.manager import ChunkCacheManager, Removal
+from cache.manager import ChunkCacheManager
+from cache.removal import Removal
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.chunks.source import ChunkSource, SourceResult
-from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.wire.plan import TransferPlan
 from engine_ext.wire.request import FullAttentionError
 
@@ -44,24 +45,52 @@ class FillResult:
 FillTask = asyncio.Task[FillResult]
 
 
+@dataclass(frozen=True, slots=True)
+class FillLimits:
+    """How many fill requests may be in the engine at once, and how many may wait for that."""
+
+    max_running: int = 16
+    max_queued: int = 1024
+
+
 class FillRunner:
     """Runs fill jobs as tasks of their own, so that a fill outlives the request that started it.
 
-    A fill is aborted only when no lease is left on what it computes. At most ``max_running`` are in the engine at
-    once; the others wait for their turn.
+    A fill is aborted only when no lease is left on its entries. ``on_computed`` is called with entries that other
+    processes may store, ``on_end`` after each fill.
     """
 
-    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager, on_end: Callable[[], None], max_running: int) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        manager: ChunkCacheManager,
+        limits: FillLimits,
+        costs: Costs,
+        sources: Iterable[ChunkSource],
+        *,
+        on_computed: Callable[[Iterable[ChunkKVCache]], None],
+        on_end: Callable[[], None],
+    ) -> None:
         self._llm = llm
         self._manager = manager
+        self._costs = costs
+        self._sources = list(sources)
+        self._on_computed = on_computed
         self._on_end = on_end
-        self._turns = asyncio.Semaphore(max_running)
-        self.sources: list[ChunkSource] = []
-        self.archive: TierWriter | None = None
-        self.costs = Costs()
+        self._turns = asyncio.Semaphore(limits.max_running)
+        self._max_queued = limits.max_queued
         self.num_running = 0
         self._tasks: dict[FillJob, FillTask] = {}
         self._jobs: dict[ChunkKVCache, FillJob] = {}
+
+    @contextmanager
+    def also_from(self, source: ChunkSource) -> Iterator[None]:
+        """Asks ``source`` for missing segments meanwhile, after all other sources."""
+        self._sources.append(source)
+        try:
+            yield
+        finally:
+            self._sources.remove(source)
 
     def start(
         self,
@@ -117,6 +146,11 @@ class FillRunner:
         """Fills that wait for their turn."""
         return len(self._tasks) - self.num_running
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether as many fills wait as may wait."""
+        return self.num_queued >= self._max_queued
+
     async def _fill(
         self,
         job: FillJob,
@@ -126,7 +160,7 @@ class FillRunner:
         generate_kwargs: dict[str, Any],
     ) -> FillResult:
         found: SourceResult | None = None
-        for source in [] if job.is_private else self.sources:
+        for source in [] if job.is_private else self._sources:
             found = await source.fetch(job, documents) or found
             if found is not None and found.status is not ChunkStatus.FILLED:
                 return FillResult(0, 0, found)
@@ -156,7 +190,7 @@ class FillRunner:
         self._manager.metrics.fill_seconds.observe(seconds)
         result = _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
         if result.num_computed:
-            self.costs.computing.observe(result.num_computed, seconds)
+            self._costs.computing.observe(result.num_computed, seconds)
         return result
 
     async def _end_of_prefix(self, job: FillJob) -> None:
@@ -178,8 +212,8 @@ class FillRunner:
             self._manager.fill_succeeded(job, "succeeded" if status is ChunkStatus.FILLED else status)
             for entry in job.entries:
                 entry.stored = status is ChunkStatus.LOADED
-            if self.archive is not None and status is not ChunkStatus.LOADED and not job.is_private:
-                self.archive.add(job.entries)
+            if status is not ChunkStatus.LOADED and not job.is_private:
+                self._on_computed(job.entries)
         self._on_end()
 
 

@@ -13,6 +13,7 @@ once. With ``chained`` they see earlier chunks with their link tokens, so each w
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -56,35 +57,38 @@ def borrow_links(
         raise FullAttentionError("capacity", str(error)) from error
 
 
-class Linker:
-    """Sends the link requests of one request. ``salt_of`` gives each the salt of what it composes."""
+@dataclass(frozen=True, slots=True)
+class LinkRequests:
+    """How the link requests of one request are sent.
 
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        manager: ChunkCacheManager,
-        request_id: str,
-        salt_of: Callable[[int], str],
-        generate_kwargs: dict[str, Any],
-    ) -> None:
+    ``salt_of`` gives the cache salt of the KV that each composes, by its number.
+    """
+
+    name: str
+    context: LinkContext
+    salt_of: Callable[[int], str]
+    generate_kwargs: dict[str, Any]
+
+
+class Linker:
+    """Sends link requests."""
+
+    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager) -> None:
         self._llm = llm
         self._manager = manager
-        self._request_id = request_id
-        self._salt_of = salt_of
-        self._generate_kwargs = generate_kwargs
 
-    async def link(self, lease: Lease, links: Lease, context: LinkContext) -> list[FillResult]:
+    async def link(self, lease: Lease, links: Lease, requests: LinkRequests) -> list[FillResult]:
         """Computes ``links`` behind the segments of ``lease``; raises :class:`LinkError`.
 
         When it returns, whatever happened, all link requests have ended.
         """
-        is_chained = context == "chained"
+        is_chained = requests.context == "chained"
         plan = TransferPlan.for_answer(lease, links if is_chained else None)
         try:
             if is_chained:
-                return [await self._send(i, job, plan) for i, job in enumerate(links.fills)]
+                return [await self._send(requests, i, job, plan) for i, job in enumerate(links.fills)]
             async with asyncio.TaskGroup() as group:
-                sent = [group.create_task(self._send(i, job, plan)) for i, job in enumerate(links.fills)]
+                sent = [group.create_task(self._send(requests, i, job, plan)) for i, job in enumerate(links.fills)]
             return [task.result() for task in sent]
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
@@ -93,13 +97,13 @@ class Linker:
                 if job.is_under_way:
                     self._manager.fill_failed(job, "aborted")
 
-    async def _send(self, number: int, job: FillJob, plan: TransferPlan) -> FillResult:
+    async def _send(self, requests: LinkRequests, number: int, job: FillJob, plan: TransferPlan) -> FillResult:
         prompt_ids = job.prompt_ids
         saved = TransferPlan.for_fill(job, None).saves
         own = TransferPlan(plan.before(saved[0].start), saved)
-        name = f"{self._request_id}-link-{number}"
+        name, salt = f"{requests.name}-link-{number}", requests.salt_of(number)
         try:
-            output = await run_prefill(self._llm, prompt_ids, own, name, self._salt_of(number), **self._generate_kwargs)
+            output = await run_prefill(self._llm, prompt_ids, own, name, salt, **requests.generate_kwargs)
         except NotSavedError as error:
             self._manager.fill_failed(job)
             raise LinkError(str(error)) from error

@@ -12,7 +12,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from cache.hashing import ChunkHash
 from cache.index import ChunkKVCache
 from cache.lease import Lease
-from cache.manager import ChunkCacheManager, Removal
+from cache.manager import ChunkCacheManager
+from cache.removal import Removal
 from cache.tiers.memory import MemoryTier
 from engine_ext.chunks.tier_source import note_events
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
@@ -55,11 +56,13 @@ class TierWriter:
 
     @property
     def num_to_keep(self) -> int:
-        """How many of those would be found again after the server has stopped."""
+        """Waiting segments that tiers would keep after the server has stopped."""
         return len(self) if any(tier != MemoryTier.name for tier in self.tiers) else 0
 
     def add(self, entries: Iterable[ChunkKVCache]) -> None:
-        """Says that segments have been filled."""
+        """Queues filled segments; without tiers there is nothing to queue."""
+        if not self.tiers:
+            return
         for entry in entries:
             self._waiting[entry.key] = None
             if len(self._waiting) > MOST_WAITING:
@@ -67,13 +70,14 @@ class TierWriter:
         self._has_work.set()
 
     def drop_later(self, key: ChunkHash) -> None:
-        """Says that a segment is to be kept nowhere any more."""
-        self._to_drop.add(key)
-        self._has_work.set()
+        """Queues a segment to be dropped from all tiers."""
+        if self.tiers:
+            self._to_drop.add(key)
+            self._has_work.set()
 
     async def drop(self, keys: Iterable[ChunkHash]) -> None:
         """Drops segments from all tiers."""
-        for key in keys:
+        for key in keys if self.tiers else ():
             self._waiting.pop(key, None)
             if (transfers := self._transfers()) is not None:
                 try:

@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from cache.config import ChunkCacheConfig
 from cache.pool import ChunkBlockPool
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.wire.plan import Composition, Span, TransferPlan
@@ -32,12 +33,12 @@ class SelfCheckError(Exception):
 
 
 class SelfCheck:
-    """Runs before the engine serves anybody, on pages borrowed from the empty pool."""
+    """Runs before the engine serves anybody, on pages of the empty pool."""
 
-    def __init__(self, llm: AsyncLLM, pool: ChunkBlockPool, page_tokens: int) -> None:
+    def __init__(self, llm: AsyncLLM, config: ChunkCacheConfig) -> None:
         self._llm = llm
-        self._pool = pool
-        self._page_tokens = page_tokens
+        self._config = config
+        self._pool = ChunkBlockPool(config.num_pages)
         self._random = random.Random(0)
         self._borrowed: list[int] = []
         self._tag = 0
@@ -127,7 +128,7 @@ class SelfCheck:
             self._borrowed = []
 
     def _span(self, start: int, length: int) -> Span:
-        pages = self._pool.allocate(-(-length // self._page_tokens))
+        pages = self._pool.allocate(self._config.pages_for(length))
         self._borrowed += pages
         self._tag += 1
         return Span(start, length, 0, self._tag, tuple(pages))

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from cache.hashing import CacheScope
 from cache.holdings import DocumentKey
 from cache.layout import ChunkedPrompt, PositionStrategy
 from cache.report import CacheReport
@@ -48,7 +47,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """What a client may choose. ``chunked`` is ``auto`` that fails instead of falling back to full attention.
+    """A client's choices. ``chunked`` is ``auto`` that fails instead of falling back to full attention.
+
+    ``namespace`` includes the client's ``cache_salt`` (:func:`salted_namespace`).
 
     In scope ``system`` a chunk is computed, and reused, behind the same system segment only; in scope ``isolated`` it
     is computed behind the chat template's constant opening, and reused behind any system segment.
@@ -104,16 +105,12 @@ class ChunkedRequest:
     prompt: ChunkedPrompt | None
 
     def options(self, adapter: str) -> CacheOptions:
-        """The request's options, with what the server chooses; ``adapter`` as of :func:`cache_scope`."""
+        """The request's options, with what the server chooses; ``adapter`` tells its weights apart."""
         if self.ticket.decide is None or self.prompt is None:
             return self.ticket.options
         return self.ticket.decide(self.ticket.options, len(self.prompt.chunks), adapter)
 
 
-def cache_scope(options: CacheOptions, cache_salt: str | None, adapter: str = "") -> CacheScope:
-    """What the request's keys are separated by. A client's own ``cache_salt`` works like a namespace of its own.
-
-    ``adapter`` is what :meth:`engine_ext.client.adapters.Adapters.name` says.
-    """
-    namespace = f"{options.namespace}\0{cache_salt}" if cache_salt else options.namespace
-    return CacheScope(namespace, adapter)
+def salted_namespace(namespace: str, cache_salt: str | None) -> str:
+    """The namespace of a request's keys: a client's own ``cache_salt`` separates them like another namespace."""
+    return f"{namespace}\0{cache_salt}" if cache_salt else namespace

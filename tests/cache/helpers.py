@@ -2,6 +2,7 @@
 """Small prompts and managers."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cache import clock as steady_clock
 from cache.config import ChunkCacheConfig
@@ -46,8 +47,10 @@ def make_manager(
     hasher: ChunkHasher | None = None,
     clock: Callable[[], float] = steady_clock.now,
     eviction: EvictionPolicyName = "lru",
+    **listeners: Any,
 ) -> ChunkCacheManager:
-    manager = ChunkCacheManager(ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine", eviction=eviction), clock)
+    config = ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine", eviction=eviction)
+    manager = ChunkCacheManager(config, clock, **listeners)
     if hasher is not None:
         manager.hasher = hasher
     return manager

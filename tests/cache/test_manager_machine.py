@@ -27,8 +27,8 @@ from cache.hashing import CacheScope
 from cache.index import ChunkKVCache, EntryState, SegmentIdentity
 from cache.layout import Placement, PositionReindexer, PositionStrategy, pack
 from cache.lease import ChunkStatus, FillJob, Lease
-from cache.manager import Removal
 from cache.quotas import Quota
+from cache.removal import Removal
 from tests.cache.helpers import PAGE_TOKENS, Clock, make_manager, make_prompt, tokens
 
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "200"))
@@ -69,8 +69,12 @@ class Books(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock = Clock()
-        self.manager = make_manager(NUM_PAGES, clock=self.clock, eviction=self.policy)
-        self.manager.usage.quota_of = lambda owner: QUOTAS.get(owner, Quota())
+        self.manager = make_manager(
+            NUM_PAGES,
+            clock=self.clock,
+            eviction=self.policy,
+            quota_of=lambda owner: QUOTAS.get(owner, Quota()),
+        )
         self.cached: dict[Name, Known] = {}
         self.gone: list[Known] = []
         self.leases: list[Lease] = []

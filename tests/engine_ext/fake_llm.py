@@ -11,9 +11,10 @@ from vllm.sampling_params import SamplingParams
 
 from cache.config import ChunkCacheConfig
 from cache.layout import Chunk, ChunkedPrompt, pack
-from cache.manager import ChunkCacheManager
 from cache.report import CacheReport
-from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.chunks.chunk_cache import ChunkCache
+from engine_ext.chunks.fills import FillLimits
+from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.plan import Span, TransferPlan
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
 from tests.cache.helpers import PAGE_TOKENS, Clock
@@ -90,10 +91,17 @@ async def turns(number: int) -> None:
         await asyncio.sleep(0)
 
 
-def make_engine(num_pages: int = 64, max_running: int = 4) -> tuple[ChunkEngine, FakeLLM]:
+def make_cache(
+    llm: Any, num_pages: int = 64, max_running: int = 4, max_queued: int = 1024, **options: Any
+) -> ChunkCache:
+    config = ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine")
+    return ChunkCache(llm, config, FillLimits(max_running, max_queued), clock=Clock(), **options)
+
+
+def make_engine(*sizes: int, **options: Any) -> tuple[ChunkEngine, FakeLLM]:
+    """With the arguments of :func:`make_cache`."""
     llm: Any = FakeLLM()
-    manager = ChunkCacheManager(ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine"), Clock())
-    return ChunkEngine(llm, manager, None, FillLimits(max_running)), llm
+    return ChunkEngine(llm, make_cache(llm, *sizes, **options)), llm
 
 
 async def ask(

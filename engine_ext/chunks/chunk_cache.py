@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chunk cache of one engine, or the reason why there is none."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NoReturn
+
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from cache import clock as steady_clock
+from cache.chunk_ids import ChunkIds
+from cache.config import ChunkCacheConfig
+from cache.costs import Costs
+from cache.errors import IntegrityError
+from cache.hashing import ChunkHash, ChunkHasher
+from cache.holdings import Holdings
+from cache.layout import BlockSharing, ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
+from cache.lease import Lease
+from cache.manager import ChunkCacheManager
+from cache.metrics import ChunkCacheMetrics
+from cache.quotas import Quota, unlimited
+from cache.removal import Removal
+from engine_ext.chunks.fills import FillLimits, FillRunner
+from engine_ext.chunks.links import Linker
+from engine_ext.chunks.tier_source import TierSource
+from engine_ext.chunks.tier_writer import TierWriter
+from engine_ext.chunks.transfers import PoolTransfers
+from engine_ext.wire.request import FullAttentionError, PlacementName
+
+logger = logging.getLogger(__name__)
+
+
+class CacheOff:
+    """No chunk cache: nothing is found, held or stored, and every use is refused for ``reason``."""
+
+    sharing: Final = None
+    transfers: Final = None
+    num_tokens: Final = 0
+    num_to_store: Final = 0
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.hasher = ChunkHasher("", "sha256")
+        self.holdings = Holdings(page_bytes=0)
+        self.metrics = ChunkCacheMetrics()
+
+    def usable(self) -> NoReturn:
+        """Raises :class:`FullAttentionError`."""
+        raise FullAttentionError("cache off", self.reason)
+
+    def expire(self) -> None:
+        """Nothing to drop."""
+
+    def known_ids(self) -> None:
+        """No registered chunk ids."""
+
+    def is_crowded(self) -> bool:
+        """False: no fill waits."""
+        return False
+
+    def clear(self, namespace: str | None = None, why: Removal = Removal.CLEARED) -> list[ChunkHash]:
+        """Nothing to drop."""
+        return []
+
+    async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
+        """Nothing to drop."""
+
+    def stop_sharing(self) -> None:
+        """Nothing is shared."""
+
+
+class ChunkCache:
+    """What is cached, how it gets into the pool, and where else it is kept.
+
+    ``sharing`` describes the blocks that requests share in place; ``None``: they copy. ``transfers`` is ``None`` if KV
+    must not leave this process. ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers
+    together. ``quota_of`` gives an owner's quota.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        config: ChunkCacheConfig,
+        limits: FillLimits = FillLimits(),  # noqa: B008  (frozen)
+        *,
+        transfers: PoolTransfers | None = None,
+        tiers: dict[str, int] | None = None,
+        sharing: BlockSharing | None = None,
+        quota_of: Callable[[str], Quota] = unlimited,
+        clock: Callable[[], float] = steady_clock.now,
+    ) -> None:
+        tiers = tiers or {}
+        self.reason: str | None = None
+        """Why the cache may not be used any more; ``None`` while it may."""
+        self.sharing = sharing
+        self.transfers = transfers
+        self.config = config
+        self.manager = ChunkCacheManager(config, clock, quota_of=quota_of, on_expired=self._expired)
+        self.hasher, self.holdings, self.metrics = self.manager.hasher, self.manager.holdings, self.manager.metrics
+        self.costs = Costs()
+        self.tier_writer = TierWriter(llm, self.manager, self.release, tiers, lambda: self.transfers)
+        from_tiers = [TierSource(list(tiers), self.manager, lambda: self.transfers, self.costs)] if tiers else []
+        self.fills = FillRunner(
+            llm,
+            self.manager,
+            limits,
+            self.costs,
+            from_tiers,
+            on_computed=self.tier_writer.add,
+            on_end=self._check_if_idle,
+        )
+        self.linker = Linker(llm, self.manager)
+        self._llm = llm
+        self._reindexer = PositionReindexer(sharing)
+        self._next_integrity_check = 0.0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Stores filled segments in the tiers meanwhile, if there are any."""
+        if not self.tier_writer.tiers:
+            yield
+            return
+        task = asyncio.create_task(self.tier_writer.run(), name="tier-writer")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def usable(self) -> "ChunkCache":
+        """This cache; raises :class:`FullAttentionError` if its books were found wrong."""
+        if self.reason is not None:
+            raise FullAttentionError("cache off", self.reason)
+        return self
+
+    @property
+    def placement(self) -> PlacementName:
+        """How requests get their chunks."""
+        return "copy" if self.sharing is None else "in-place"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the pool can hold."""
+        return self.config.num_pages * self.config.page_tokens
+
+    @property
+    def num_to_store(self) -> int:
+        """Segments still to be stored in tiers that outlive the server."""
+        return self.tier_writer.num_to_keep
+
+    def expire(self) -> None:
+        """Drops expired segments."""
+        self.manager.expire()
+
+    def known_ids(self) -> ChunkIds:
+        """The registered chunk ids, without those of expired chunks."""
+        self.manager.expire()
+        return self.manager.ids
+
+    def is_crowded(self) -> bool:
+        """Whether as many fills wait as may wait."""
+        return self.fills.is_crowded
+
+    def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
+        """The place of each of the prompt's segments."""
+        return self._reindexer.layout(prompt, strategy)
+
+    def release(self, lease: Lease) -> None:
+        """Ends a lease, and aborts fills that no lease wants any more."""
+        self.fills.release(lease)
+        self._check_if_idle()
+
+    async def forget_refused(self, lease: Lease, request_id: str) -> bool:
+        """Drops the segments that a worker refused to load, so that the next request fills them anew.
+
+        False if there are none: the engine's error has another cause.
+        """
+        tags = [segment.entry.tag for segment in lease.segments]
+        by_worker: Sequence[Iterable[int]] = await self._llm.collective_rpc("chunk_cache_refused_tags", args=(tags,))
+        refused = set[int]().union(*by_worker)
+        if not refused:
+            return False
+        self.metrics.refused_loads += 1
+        logger.error("request %s: a worker refused to load cached chunks; recomputing", request_id)
+        for segment in lease.segments:
+            if segment.entry.tag in refused:
+                self.manager.detach(segment.entry, Removal.REFUSED)
+        return True
+
+    def clear(self, namespace: str | None = None, why: Removal = Removal.CLEARED) -> list[ChunkHash]:
+        """Drops all segments (of ``namespace``, if given) from the pool; returns their keys."""
+        return self.manager.clear(namespace, why)
+
+    async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
+        """Drops segments from all tiers."""
+        await self.tier_writer.drop(keys)
+
+    def stop_sharing(self) -> None:
+        """Stores and shares nothing from now on: the weights may have changed."""
+        if self.transfers is not None:
+            logger.warning("chunks are no longer stored nor shared: the weights may have changed")
+            self.transfers = None
+
+    def check_integrity(self) -> None:
+        """Checks the manager's books; turns the cache off for good if they are wrong."""
+        started = time.monotonic()
+        try:
+            self.manager.check_integrity()
+        except IntegrityError as error:
+            self.reason = f"integrity check failed: {error}"
+            logger.critical("chunk cache disabled: %s", self.reason)
+        ended = time.monotonic()
+        self._next_integrity_check = ended + max(1.0, 100 * (ended - started))
+
+    def _check_if_idle(self) -> None:
+        """Checks the books if nothing is under way, in at most a hundredth of the time."""
+        if time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
+            self.check_integrity()
+
+    def _expired(self, key: ChunkHash) -> None:
+        self.tier_writer.drop_later(key)
