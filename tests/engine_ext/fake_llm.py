@@ -65,7 +65,7 @@ class FakeLLM:
 
     def _load(self, spans: Sequence[Span], prompt_ids: tuple[int, ...]) -> None:
         for span in spans:
-            wanted = (span.tag, prompt_ids[span.start : span.end])
+            wanted = (span.tag, prompt_ids[span.start - span.skipped : span.end])
             assert [self.pages.get(page) for page in span.pages] == [wanted] * len(span.pages)
 
     def _save(self, spans: Sequence[Span], prompt_ids: tuple[int, ...]) -> None:
@@ -105,12 +105,17 @@ def make_engine(*sizes: int, **options: Any) -> tuple[ChunkEngine, FakeLLM]:
 
 
 async def ask(
-    engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions | None = None, **kwargs: Any
+    engine: ChunkEngine,
+    prompt: ChunkedPrompt,
+    options: CacheOptions | None = None,
+    params: SamplingParams | None = None,
+    **kwargs: Any,
 ) -> CacheReport:
     """The report of one request."""
+    params = params or SamplingParams(max_tokens=1)
     ticket = RequestContext(options or CacheOptions(), (None,) * len(prompt.chunks))
     engine_input: Any = {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: ChunkedRequest(ticket, prompt)}
-    async for _ in engine.generate(engine_input, SamplingParams(max_tokens=1), f"request-{id(ticket)}", **kwargs):
+    async for _ in engine.generate(engine_input, params, f"request-{id(ticket)}", **kwargs):
         pass
     assert ticket.report is not None
     return ticket.report
