@@ -12,10 +12,10 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus
 from cache.manager import ChunkCacheManager
 from cache.metrics import TIER_EVENTS
-from cache.removal import Removal
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 
 if TYPE_CHECKING:

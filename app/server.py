@@ -36,7 +36,7 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, peer, rag, split
 from app.settings import Settings
-from cache.strategy import DefaultStrategy
+from cache.positions.strategy import DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.chunks.fills import FillLimits

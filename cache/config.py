@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from cache.eviction import EvictionPolicyName
+from cache.eviction.policies import EvictionPolicyName
 
 HashAlgorithm = Literal["xxh3_128", "sha256"]
 

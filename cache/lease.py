@@ -4,8 +4,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cache.index import ChunkKVCache, EntryState
-from cache.layout import Placement
+from cache.positions.layout import Placement
+from cache.segments.index import ChunkKVCache, EntryState
 
 
 class ChunkStatus(StrEnum):

@@ -13,23 +13,24 @@ from collections.abc import Callable, Sequence, Set
 from typing import Final
 
 from cache import clock as steady_clock
-from cache.chunk_ids import ChunkIds
+from cache.books import Books
 from cache.config import ChunkCacheConfig
 from cache.errors import CapacityError
-from cache.eviction import EvictionPolicy, make_policy, prefill_cost
-from cache.expiry import ExpiryQueue
-from cache.hashing import CacheScope, ChunkHash, ChunkHasher
-from cache.holdings import DocumentKey, Holdings
-from cache.index import ChunkHashIndex, ChunkKVCache, EntryState, SegmentIdentity
-from cache.integrity import check_fills, check_index, check_leases, check_pages, check_usage
-from cache.layout import ChunkedPrompt, Layout, Placement, pack
+from cache.eviction.expiry import ExpiryQueue
+from cache.eviction.pins import Pins
+from cache.eviction.policies import EvictionPolicy, make_policy, prefill_cost
+from cache.eviction.quotas import Quota, Usage, unlimited
+from cache.eviction.removal import Removal
+from cache.eviction.room import Room
 from cache.lease import ChunkStatus, FillJob, Lease, LeasedSegment, fill_jobs, status_of
-from cache.lookup import Fit, Lookup, Wanted
 from cache.metrics import ChunkCacheMetrics
 from cache.pool import ChunkBlockPool
-from cache.quotas import Quota, Usage, unlimited
-from cache.removal import Removal
-from cache.victims import victims
+from cache.positions.layout import ChunkedPrompt, Layout, Placement
+from cache.segments.chunk_ids import ChunkIds
+from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
+from cache.segments.holdings import DocumentKey, Holdings
+from cache.segments.index import ChunkHashIndex, ChunkKVCache, EntryState, SegmentIdentity
+from cache.segments.lookup import Fit, Lookup, Wanted, look_up
 
 _NO_KEY: Final = ChunkHash(b"")
 
@@ -67,7 +68,11 @@ class ChunkCacheManager:
         self._leases: set[Lease] = set()
         self._filling: set[ChunkKVCache] = set()
         self._detached: set[ChunkKVCache] = set()
-        self._pinned_pages = 0
+        self._pins = Pins(config.num_pages, config.max_pinned_share)
+        self._books = Books(
+            config, self.pool, self.index, self.usage, self._pins, self._leases, self._filling, self._detached
+        )
+        self._room = Room(self._policy, self._books)
         # Tags start at random, so a page of an earlier process in the same memory can't match by accident.
         self._tags = itertools.count(secrets.randbits(61))
 
@@ -77,16 +82,8 @@ class ChunkCacheManager:
         return not self._leases and not self._detached and not self._filling
 
     def look_up(self, prompt: ChunkedPrompt, scope: CacheScope) -> Lookup:
-        """What is cached of the system segment (if not empty) and of each chunk; changes nothing."""
-        system, prefix = pack(prompt.system), pack(prompt.chunk_prefix)
-        system_key, prefix_key = self.hasher.system_key(scope, system), self.hasher.system_key(scope, prefix)
-        segments = [self._wanted(system_key, SegmentIdentity(scope, b"", system), is_system=True)] if system else []
-        chunks = [chunk.packed for chunk in prompt.chunks]
-        for key, tokens in zip(self.hasher.chunk_keys(scope, prefix_key, chunks), chunks, strict=True):
-            segments.append(self._wanted(key, SegmentIdentity(scope, prefix, tokens), is_system=False))
-        missing = {wanted.key: wanted.identity for wanted in segments if wanted.entry is None}
-        pages = sum(self.config.pages_for(identity.num_tokens) for identity in missing.values())
-        return Lookup(segments, pages, len(missing))
+        """The system segment (if not empty) and each chunk, found or missing; changes nothing."""
+        return look_up(prompt, scope, self.hasher, self.index, self.config)
 
     def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease:
         """Leases every segment before the question, allocating pages for those missing.
@@ -105,8 +102,8 @@ class ChunkCacheManager:
         if found.is_ambiguous:
             raise CapacityError("two segments of the request have the same hash")
         if links:
-            self._evictions(found, scope.owner, sum(self.config.pages_for(at.length) for at in links), len(links))
-        return Fit(found, self._evictions(found, scope.owner))
+            self._room.evictions(found, scope.owner, sum(self.config.pages_for(at.length) for at in links), len(links))
+        return Fit(found, self._room.evictions(found, scope.owner))
 
     def lease(self, fit: Fit, layout: Layout) -> Lease:
         """Leases the segments of ``fit``, which must be the cache's state now."""
@@ -127,7 +124,7 @@ class ChunkCacheManager:
         """
         wanted = [Wanted(_NO_KEY, identity, False, None) for identity in identities]
         pages = sum(self.config.pages_for(identity.num_tokens) for identity in identities)
-        for entry in self._evictions(Lookup(wanted, pages, len(wanted)), identities[0].scope.owner):
+        for entry in self._room.evictions(Lookup(wanted, pages, len(wanted)), identities[0].scope.owner):
             self.detach(entry, Removal.EVICTED)
         segments = []
         for each, placement in zip(wanted, placements, strict=True):
@@ -176,20 +173,12 @@ class ChunkCacheManager:
             self.detach(entry, Removal.FILL_FAILED)
 
     def retain(self, entry: ChunkKVCache, *, pinned: bool, expires_at: float | None) -> None:
-        """Says how long to keep an entry that the index holds; the last word counts.
+        """Sets how long to keep an entry that the index holds; a later call replaces it.
 
-        Raises :class:`CapacityError` if pinning it would leave too little for everybody else.
+        Raises :class:`CapacityError` if pinning the entry would leave too little for others.
         """
-        if pinned and not entry.pinned:
-            limit = int(self.config.num_pages * self.config.max_pinned_share)
-            if self._pinned_pages + entry.num_pages > limit:
-                raise CapacityError(
-                    f"pinning {entry.num_pages} more pages would exceed {limit} of {self.config.num_pages} pages; "
-                    f"{self._pinned_pages} are pinned"
-                )
         if pinned != entry.pinned:
-            entry.pinned = pinned
-            self._pinned_pages += entry.num_pages if pinned else -entry.num_pages
+            (self._pins.pin if pinned else self._pins.unpin)(entry)
             (self._policy.removed if pinned else self._policy.added)(entry)
         entry.expires_at = expires_at
         if expires_at is not None:
@@ -224,30 +213,11 @@ class ChunkCacheManager:
 
     def check_integrity(self) -> None:
         """Raises :class:`IntegrityError` unless every page has one owner and every lease is accounted for."""
-        check_pages(self.config.num_pages, self.pool, self._entries())
-        check_leases(self._leases, self._entries())
-        check_fills(self._filling, self._entries())
-        check_index(self.index, self._pinned_pages)
-        check_usage(self.usage, self._entries())
-
-    def _entries(self) -> list[ChunkKVCache]:
-        """Entries that have pages."""
-        return [*self.index, *self._detached]
+        self._books.check()
 
     def occupancy(self) -> dict[str, int]:
         """Sizes, in pages, segments and leases."""
-        leased = {segment.entry for lease in self._leases for segment in lease.segments}
-        return {
-            "pages_total": self.config.num_pages,
-            "pages_free": self.pool.num_free,
-            "pages_leased": sum(entry.num_pages for entry in leased if not entry.detached),
-            "pages_pinned": self._pinned_pages,
-            "page_tokens": self.config.page_tokens,
-            "segments": len(self.index),
-            "segments_filling": len(self._filling),
-            "segments_detached": len(self._detached),
-            "leases": len(self._leases),
-        }
+        return self._books.occupancy()
 
     @property
     def num_free_pages(self) -> int:
@@ -256,54 +226,22 @@ class ChunkCacheManager:
 
     def num_pages_held(self) -> int:
         """Pages that can't be freed for others now: pinned, leased, or being computed."""
-        leased = {segment.entry for lease in self._leases for segment in lease.segments}
-        held = leased | self._filling | self._detached
-        return self._pinned_pages + sum(entry.num_pages for entry in held if not entry.pinned)
+        return self._books.num_pages_held()
 
     def available_pages(self, sparing: Set[ChunkKVCache]) -> int:
-        """Pages that are free, or could be freed by evicting anything that is in the index but not in ``sparing``."""
-        leased = {segment.entry for lease in self._leases for segment in lease.segments}
-        held = leased | self._filling | self._detached | sparing
-        pinned = self._pinned_pages - sum(entry.num_pages for entry in held if entry.pinned)
-        return self.config.num_pages - sum(entry.num_pages for entry in held) - pinned
+        """Pages that are free, or could be freed by evicting any entry of the index but those in ``sparing``."""
+        return self._books.available_pages(sparing)
 
     def oldest_lease_seconds(self) -> float:
         """Age of the oldest lease; 0 without any."""
         now = self.clock()
         return now - min((lease.since for lease in self._leases), default=now)
 
-    def _wanted(self, key: ChunkHash, identity: SegmentIdentity, *, is_system: bool) -> Wanted:
-        return Wanted(key, identity, is_system, self.index.get(key, identity))
-
     def _use(self, entry: ChunkKVCache) -> None:
         entry.hits += 1
         entry.last_used_at = self.clock()
         if not entry.pinned:
             self._policy.used(entry)
-
-    def _evictions(self, found: Lookup, owner: str, more_pages: int = 0, more_segments: int = 0) -> list[ChunkKVCache]:
-        """Entries to evict, as the policy has it, until what is missing fits, sparing what was found.
-
-        An owner that would exceed its quota makes room for itself first. Raises :class:`CapacityError`.
-        """
-        pages_needed = found.pages_needed + more_pages
-        spared = found.entries
-        pages, segments = self.usage.surplus(owner, pages_needed, found.num_missing + more_segments)
-        own = victims(self._policy, pages, segments, spared, owner)
-        if own is None:
-            raise CapacityError(f"the chunks need more than what {owner!r} may have of the pool")
-        free = self.pool.num_free + sum(entry.num_pages for entry in own)
-        others = victims(self._policy, pages_needed - free, 0, spared | set(own))
-        if others is None:
-            raise CapacityError(self._capacity_message(found, pages_needed, self.available_pages(spared)))
-        return [*own, *others]
-
-    def _capacity_message(self, found: Lookup, pages_needed: int, available: int) -> str:
-        total, page = self.config.num_pages, self.config.page_tokens
-        longest = max(wanted.identity.num_tokens for wanted in found.segments)
-        if self.config.pages_for(longest) > total:
-            return f"a segment of {longest} tokens is longer than the chunk pool of {total * page} tokens"
-        return f"the chunks need {pages_needed} more pages of {page} tokens; {available} of {total} can be freed"
 
     def _create(self, wanted: Wanted) -> ChunkKVCache:
         entry = self._allocated(wanted)
@@ -345,8 +283,7 @@ class ChunkCacheManager:
     def _forget(self, entry: ChunkKVCache, why: Removal) -> None:
         """Takes a detached entry out of everything that only concerns what can be found."""
         if entry.pinned:
-            entry.pinned = False
-            self._pinned_pages -= entry.num_pages
+            self._pins.unpin(entry)
         elif why is Removal.EVICTED:
             self._policy.evicted(entry)
         else:

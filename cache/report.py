@@ -4,8 +4,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cache.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds
 from cache.lease import ChunkStatus
+from cache.positions.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds
 
 
 @dataclass(slots=True)

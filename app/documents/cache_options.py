@@ -9,7 +9,7 @@ from starlette.datastructures import State
 from app.documents.document import BadRequestError
 from app.profile import Profile
 from app.settings import Settings
-from cache.layout import PositionStrategy
+from cache.positions.layout import PositionStrategy
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
 from engine_ext.wire.request import (
     MAX_LINK_TOKENS,

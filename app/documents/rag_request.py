@@ -11,7 +11,7 @@ from vllm.exceptions import VLLMValidationError
 
 from app.documents.cache_options import CacheField
 from app.documents.document import Document, is_unicode
-from cache.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
+from cache.segments.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, GracefulHTTPError
 
 # Fields of vLLM's chat completions that have no meaning with chunks.

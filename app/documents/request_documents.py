@@ -8,7 +8,7 @@ from typing import Any
 from app.documents.cache_options import parse_cache_field
 from app.documents.document import BadRequestError, Document
 from app.documents.openai_documents import EXTRACTORS, system_texts
-from cache.holdings import DocumentKey
+from cache.segments.holdings import DocumentKey
 from engine_ext.wire.request import CacheOptions
 from replicas.document_keys import id_key, text_keys
 from replicas.routing import Wanted

@@ -10,8 +10,8 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
 from app.http.refusals import Reason
-from cache.layout import PositionStrategy
 from cache.lease import ChunkStatus
+from cache.positions.layout import PositionStrategy
 from engine_ext.wire.request import LinkContext, PlacementName, ScopeName
 from engine_ext.wire.vllm_compat import ChatCompletionResponse
 

@@ -13,7 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from app.documents.document import Document
 from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.prompt.tokenization import SegmentTokenizer
-from cache.layout import Chunk, ChunkedPrompt, PackedTokens, pack, packed_length, split_packed, unpack
+from cache.positions.layout import Chunk, ChunkedPrompt, PackedTokens, pack, packed_length, split_packed, unpack
 from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
 

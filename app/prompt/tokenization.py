@@ -13,7 +13,7 @@ from typing import Any
 from cachetools import LRUCache, cachedmethod
 from tokenizers import Tokenizer
 
-from cache.layout import PackedTokens, pack
+from cache.positions.layout import PackedTokens, pack
 
 REMEMBERED_BYTES = 32 << 20
 """Of documents' packed tokens; their text takes about as much again."""

@@ -19,14 +19,14 @@ from app.documents.rag_request import RagRequest, chat_completion, system_and_us
 from app.http.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, JsonLines, SegmentList, answers
 from app.prompt.rendering import open_ticket, render
 from app.prompt.segments import SegmentRenderer
-from cache.chunk_ids import IdConflictError, RegisteredText
 from cache.errors import CapacityError
-from cache.hashing import ChunkHash
-from cache.holdings import DocumentKey
-from cache.index import ChunkKVCache, EntryState
-from cache.layout import Chunk
+from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
-from cache.removal import Removal
+from cache.positions.layout import Chunk
+from cache.segments.chunk_ids import IdConflictError, RegisteredText
+from cache.segments.hashing import ChunkHash
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache, EntryState
 from engine_ext.client.background import Ingested, Ingestion
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.resolved import ResolvedRequest

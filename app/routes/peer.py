@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.cluster.peers import FINGERPRINT_HEADER, PATH
 from app.settings import Settings
-from cache.hashing import ChunkHash
+from cache.segments.hashing import ChunkHash
 from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine

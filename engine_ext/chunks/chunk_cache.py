@@ -11,18 +11,18 @@ from typing import Final, NoReturn
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache import clock as steady_clock
-from cache.chunk_ids import ChunkIds
 from cache.config import ChunkCacheConfig
 from cache.costs import Costs
 from cache.errors import IntegrityError
-from cache.hashing import ChunkHash, ChunkHasher
-from cache.holdings import Holdings
-from cache.layout import BlockSharing, ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
+from cache.eviction.quotas import Quota, unlimited
+from cache.eviction.removal import Removal
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
 from cache.metrics import ChunkCacheMetrics
-from cache.quotas import Quota, unlimited
-from cache.removal import Removal
+from cache.positions.layout import BlockSharing, ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
+from cache.segments.chunk_ids import ChunkIds
+from cache.segments.hashing import ChunkHash, ChunkHasher
+from cache.segments.holdings import Holdings
 from engine_ext.chunks.fills import FillLimits, FillRunner
 from engine_ext.chunks.links import Linker
 from engine_ext.chunks.tier_source import TierSource

@@ -12,11 +12,11 @@ from typing import Any
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.costs import Costs
-from cache.holdings import DocumentKey
-from cache.index import ChunkKVCache, EntryState
+from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus, FillJob, Lease
 from cache.manager import ChunkCacheManager
-from cache.removal import Removal
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache, EntryState
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.chunks.source import ChunkSource, SourceResult
 from engine_ext.wire.plan import TransferPlan

@@ -19,11 +19,11 @@ from typing import Any
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.errors import CapacityError
-from cache.hashing import CacheScope
-from cache.index import SegmentIdentity
-from cache.layout import Layout, Placement, pack, take
 from cache.lease import FillJob, Lease
 from cache.manager import ChunkCacheManager
+from cache.positions.layout import Layout, Placement, pack, take
+from cache.segments.hashing import CacheScope
+from cache.segments.index import SegmentIdentity
 from engine_ext.chunks.fills import FillResult
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.wire.plan import TransferPlan

@@ -4,9 +4,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from cache.holdings import DocumentKey
-from cache.index import ChunkKVCache
 from cache.lease import ChunkStatus, FillJob
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache
 
 
 class SourceResult(NamedTuple):

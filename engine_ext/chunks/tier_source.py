@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cache.costs import Costs
-from cache.holdings import DocumentKey
-from cache.index import ChunkKVCache
 from cache.lease import ChunkStatus, FillJob
 from cache.manager import ChunkCacheManager
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache
 from cache.tiers.memory import MemoryTier
 from engine_ext.chunks.source import SourceResult
 from engine_ext.chunks.transfers import PoolTransfers, TransferError

@@ -9,11 +9,11 @@ from typing import Final
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cache.hashing import ChunkHash
-from cache.index import ChunkKVCache
+from cache.eviction.removal import Removal
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
-from cache.removal import Removal
+from cache.segments.hashing import ChunkHash
+from cache.segments.index import ChunkKVCache
 from cache.tiers.memory import MemoryTier
 from engine_ext.chunks.tier_source import note_events
 from engine_ext.chunks.transfers import PoolTransfers, TransferError

@@ -10,8 +10,8 @@ from multiprocessing.connection import Client
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cache.hashing import ChunkHash
-from cache.index import ChunkKVCache
+from cache.segments.hashing import ChunkHash
+from cache.segments.index import ChunkKVCache
 from engine_ext.wire.chunk_file import ChunkFileLabel
 from engine_ext.wire.file_transfer import Answer, Transfer, Verb
 

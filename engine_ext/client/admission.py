@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cache.errors import CapacityError
-from cache.layout import Layout, Placement
 from cache.lease import Lease
-from cache.lookup import Fit
+from cache.positions.layout import Layout, Placement
+from cache.segments.lookup import Fit
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.links import link_placements
 from engine_ext.client.resolved import ResolvedRequest

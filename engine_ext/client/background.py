@@ -11,9 +11,9 @@ from uuid import uuid4
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.errors import ChunkCacheError
-from cache.index import ChunkKVCache
-from cache.layout import Chunk, PositionStrategy
 from cache.lease import ChunkStatus, Lease
+from cache.positions.layout import Chunk, PositionStrategy
+from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.fills import FillTask
 from engine_ext.client.admission import lease

@@ -13,9 +13,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from cache.hashing import CacheScope
-from cache.removal import Removal
-from cache.strategy import UNKNOWN, DefaultStrategy
+from cache.eviction.removal import Removal
+from cache.positions.strategy import UNKNOWN, DefaultStrategy
+from cache.segments.hashing import CacheScope
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.client.background import BackgroundFills

@@ -4,9 +4,9 @@
 from dataclasses import asdict
 from typing import Any
 
-from cache.index import EntryState
-from cache.layout import ChunkedPrompt
-from cache.lookup import Lookup, Wanted
+from cache.positions.layout import ChunkedPrompt
+from cache.segments.index import EntryState
+from cache.segments.lookup import Lookup, Wanted
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.links import link_placements
 from engine_ext.client.admission import admit

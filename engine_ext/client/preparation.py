@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from cache.index import ChunkKVCache
-from cache.layout import Layout, Placement
 from cache.lease import ChunkStatus, Lease
+from cache.positions.layout import Layout, Placement
+from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.fills import FillError, FillResult
 from engine_ext.chunks.links import LinkError, LinkRequests, borrow_links

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.sampling_params import SamplingParams
 
-from cache.hashing import CacheScope, ChunkHasher
-from cache.holdings import DocumentKey
-from cache.index import ChunkKVCache
-from cache.layout import ChunkedPrompt, Layout
 from cache.lease import Lease
+from cache.positions.layout import ChunkedPrompt, Layout
+from cache.segments.hashing import CacheScope, ChunkHasher
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
 from engine_ext.wire.request import CacheOptions, ChunkedRequest, FullAttentionError

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from cache.layout import packed_length
+from cache.positions.layout import packed_length
 from cache.tiers.chain import Events, TierChain
 from cache.tiers.config import make_tier
 from cache.tiers.tier import Address
-from engine_ext.core.worker import WorkerHalf, WrongPagesError
+from engine_ext.core.pages import WrongPagesError
+from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileError, pack_file, unpack_file
 from engine_ext.wire.file_transfer import Answer, Transfer
 

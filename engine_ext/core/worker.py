@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector's worker half: the pool's memory, and the copies between it and the engine's KV blocks."""
 
-import itertools
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +11,14 @@ import torch
 from torch import Tensor
 
 from engine_ext.core.layers import AttentionLayer, KVCaches
+from engine_ext.core.pages import (
+    WrongPagesError,
+    check_tensors,
+    fill_pages,
+    page_rows,
+    relative_difference,
+    tokens_of,
+)
 from engine_ext.core.shifts import ShiftTable, install_table
 from engine_ext.core.stats import TransferStats
 from engine_ext.wire.plan import BlockTransfer, Span
@@ -23,10 +30,6 @@ from kernels.paged import KVCopier, LayerKV, make_pool
 
 class PoolTooSmallError(ValueError):
     """The configured memory holds no page at all."""
-
-
-class WrongPagesError(ValueError):
-    """Pages have another tag than they should, or a file another shape than the pool; nothing was moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,30 +168,22 @@ class WorkerHalf:
         Raises :class:`WrongPagesError`.
         """
         self._check_tags(pages, tag)
-        tensors = {
-            name: pool[list(pages)].flatten(0, 1)[:num_tokens].cpu().contiguous() for name, pool in self._pools()
-        }
-        self._check_tags(pages, tag)  # whoever writes takes them away first
+        tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in self._pools()}
+        self._check_tags(pages, tag)  # a writer removes them first
         return tensors
 
     def write(self, pages: Sequence[int], tag: int, num_tokens: int, tensors: Mapping[str, Tensor]) -> None:
-        """Puts what :meth:`read` gave elsewhere into ``pages``, and tags them.
+        """Writes tensors that :meth:`read` gave in another worker to ``pages``, and tags them.
 
-        Raises :class:`WrongPagesError`, having written nothing, if they are not as this pool's are.
+        Raises :class:`WrongPagesError`, having written nothing, if their shapes or dtypes are not this pool's.
         """
         pools = dict(self._pools())
-        if tensors.keys() != pools.keys():
-            raise WrongPagesError(f"a file of {len(tensors)} tensors for a pool of {len(pools)}")
-        for name, tensor in tensors.items():
-            shape = (num_tokens, *pools[name].shape[2:])
-            if tensor.shape != shape or tensor.dtype != pools[name].dtype:
-                wanted = f"{pools[name].dtype} {list(shape)}"
-                raise WrongPagesError(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {wanted}")
+        check_tensors(pools, tensors, num_tokens)
         with self._moving:
             self._page_tags[list(pages)] = -1
             self._synchronize()  # loads and saves that are on their way, in another stream
             for name, tensor in tensors.items():
-                self._fill(pools[name], pages, tensor)
+                fill_pages(pools[name], pages, tensor)
             self._synchronize()
             self._page_tags[list(pages)] = tag
 
@@ -216,7 +211,7 @@ class WorkerHalf:
         are left out: their KV depends on what comes next, and what they draft is verified.
         """
         return max(
-            _relative_difference(*(pool[list(pages)].flatten(0, 1)[:num_tokens] for pages in (pages_a, pages_b)))
+            relative_difference(tokens_of(pool, pages_a, num_tokens), tokens_of(pool, pages_b, num_tokens))
             for layer in (self._compared[:1] if one_token and self._has_sinks else self._compared)
             for pool in (layer.key_pool, layer.value_pool)
         )
@@ -238,17 +233,6 @@ class WorkerHalf:
     def _synchronize(self) -> None:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
-
-    def _fill(self, pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:
-        """Copies ``[tokens, heads, size]`` to pages, as many at once as lie side by side."""
-        full = len(tensor) // self.page_tokens
-        start = 0
-        for first, count in _runs(pages[:full]):
-            end = start + count * self.page_tokens
-            pool[first : first + count].copy_(tensor[start:end].view(count, self.page_tokens, *tensor.shape[1:]))
-            start = end
-        if start < len(tensor):
-            pool[pages[full], : len(tensor) - start].copy_(tensor[start:])
 
     def _pools(self) -> list[tuple[str, Tensor]]:
         """The pool of each layer's K and V, ``[pages, page_tokens, heads, size]``."""
@@ -272,13 +256,9 @@ class WorkerHalf:
             skip = max(0, transfer.first_token - span.start)
             if skip < span.length:
                 tokens.append(torch.arange(span.start + skip, span.end))
-                rows.append(self._page_rows(span.pages)[span.skipped + skip : span.skipped + span.length])
+                rows.append(page_rows(span.pages, self.page_tokens)[span.skipped + skip : span.skipped + span.length])
                 deltas.append(torch.full((span.length - skip,), span.delta))
         return torch.cat(tokens), torch.cat(rows), torch.cat(deltas)
-
-    def _page_rows(self, pages: Sequence[int]) -> Tensor:
-        first = torch.tensor(pages, dtype=torch.int64) * self.page_tokens
-        return (first[:, None] + torch.arange(self.page_tokens)).flatten()
 
     def _slots(self, transfer: BlockTransfer, tokens: Tensor) -> Tensor:
         block_ids = torch.tensor(transfer.block_ids, dtype=torch.int64)
@@ -286,21 +266,7 @@ class WorkerHalf:
         return block_ids[tokens // size] * size + tokens % size
 
 
-def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First page and number of pages of each run of successive ones."""
-    for _, run in itertools.groupby(enumerate(pages), key=lambda item: item[1] - item[0]):
-        numbers = [page for _, page in run]
-        yield numbers[0], len(numbers)
-
-
 def _allocate(layer: AttentionLayer, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:
     keys, values = layout.key_view(layer.cache.key_cache), layout.value_view(layer.cache.value_cache)
     key_pool, value_pool = (make_pool(blocks, num_pages, page_tokens) for blocks in (keys, values))
     return LayerKV(keys, values, key_pool, value_pool, layer.frequencies)
-
-
-def _relative_difference(a: Tensor, b: Tensor) -> float:
-    a, b = a.float(), b.float()
-    scale = max(float(a.abs().max()), 1e-9)
-    difference = float((a - b).abs().max()) / scale
-    return difference if difference == difference else float("inf")

@@ -14,10 +14,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from cache.config import ChunkCacheConfig, HashAlgorithm
-from cache.eviction import EvictionPolicyName
-from cache.layout import BlockSharing, PositionStrategy
-from cache.quotas import Quota
-from cache.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
+from cache.eviction.policies import EvictionPolicyName
+from cache.eviction.quotas import Quota
+from cache.positions.layout import BlockSharing, PositionStrategy
+from cache.positions.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
 from cache.tiers.config import size_of
 from cache.tiers.memory import MemoryTier
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache

@@ -38,9 +38,10 @@ class ChunkFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ChunkFileLabel:
-    """Which segment's KV a file has, of which engine, and of which worker of how many.
+    """The engine, segment and worker of a file's KV.
 
-    ``prefix`` and ``tokens`` are packed token ids (:func:`cache.layout.pack`) in hexadecimal, ``key`` is the segment's.
+    ``prefix`` and ``tokens`` are packed token ids (:func:`cache.positions.layout.pack`) in hexadecimal; ``key`` is the
+    segment's.
     """
 
     fingerprint: str

@@ -11,8 +11,8 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
-from cache.index import ChunkKVCache
 from cache.lease import FillJob, Lease, LeasedSegment
+from cache.segments.index import ChunkKVCache
 
 PARAMS_KEY = "tessera"
 """Key of the plan in ``kv_transfer_params``."""

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from cache.holdings import DocumentKey
-from cache.layout import ChunkedPrompt, PositionStrategy
+from cache.positions.layout import ChunkedPrompt, PositionStrategy
 from cache.report import CacheReport
+from cache.segments.holdings import DocumentKey
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:

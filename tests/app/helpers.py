@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from app.documents.document import BadRequestError
-from cache.layout import PositionStrategy
 from cache.manager import ChunkCacheManager
+from cache.positions.layout import PositionStrategy
 from cache.report import CacheReport, TokenCounts
 from engine_ext.chunks.tier_writer import TierWriter
 from tools.random_model import SPECIAL_TOKENS

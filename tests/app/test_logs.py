@@ -8,8 +8,8 @@ import pytest
 
 from app.logs import configure_logging
 from app.settings import Settings
-from cache.layout import Chunk, PositionStrategy, pack
 from cache.lease import ChunkStatus
+from cache.positions.layout import Chunk, PositionStrategy, pack
 from cache.report import CacheReport, ChunkReport, TokenCounts
 from engine_ext.client.request_log import log_finished
 

@@ -7,7 +7,7 @@ from starlette.datastructures import State
 from app.documents.cache_options import CacheField, decide_of, options_of
 from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
-from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
+from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from engine_ext.wire.request import CacheOptions, ChunkedRequest, RequestContext
 
 

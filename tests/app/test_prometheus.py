@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from app.prometheus import ChunkCacheCollector, exported
-from cache.removal import Removal
+from cache.eviction.removal import Removal
 from engine_ext.chunks.chunk_cache import CacheOff
 from tests.app.helpers import cache_with
 from tests.cache.helpers import Clock, acquire, fill, make_manager

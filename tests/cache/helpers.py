@@ -6,11 +6,11 @@ from typing import Any
 
 from cache import clock as steady_clock
 from cache.config import ChunkCacheConfig
-from cache.eviction import EvictionPolicyName
-from cache.hashing import CacheScope, ChunkHash, ChunkHasher
-from cache.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy, pack
+from cache.eviction.policies import EvictionPolicyName
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
+from cache.positions.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy, pack
+from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
 
 PAGE_TOKENS = 4
 SCOPE = CacheScope()

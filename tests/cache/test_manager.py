@@ -4,13 +4,13 @@
 import pytest
 
 from cache.errors import CapacityError, IntegrityError
-from cache.hashing import CacheScope
-from cache.index import EntryState
-from cache.layout import PositionStrategy
+from cache.eviction.quotas import Quota
+from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus
 from cache.manager import ChunkCacheManager
-from cache.quotas import Quota
-from cache.removal import Removal
+from cache.positions.layout import PositionStrategy
+from cache.segments.hashing import CacheScope
+from cache.segments.index import EntryState
 from tests.cache.helpers import (
     PAGE_TOKENS,
     SCOPE,

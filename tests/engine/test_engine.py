@@ -18,8 +18,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from cache.config import ChunkCacheConfig
-from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.manager import ChunkCacheManager
+from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.report import CacheReport
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.engine import ChunkEngine

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
+from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.startup import ChunkCacheOptions, start_chunk_engine
 from tests.engine.asking import ask_engine

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 
 from cache.config import ChunkCacheConfig
-from cache.layout import Chunk, ChunkedPrompt, pack
+from cache.positions.layout import Chunk, ChunkedPrompt, pack
 from cache.report import CacheReport
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.fills import FillLimits

@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 
-from cache.layout import ChunkedPrompt
+from cache.positions.layout import ChunkedPrompt
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.request import CacheOptions
 from tests.engine_ext.fake_llm import ask, chunk, make_engine, turns

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cache.layout import Chunk, pack
+from cache.positions.layout import Chunk, pack
 from engine_ext.client.background import Ingestion
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.resolved import ResolvedRequest

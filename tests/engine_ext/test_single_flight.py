@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.index import EntryState
-from cache.layout import ChunkedPrompt
-from cache.removal import Removal
+from cache.eviction.removal import Removal
+from cache.positions.layout import ChunkedPrompt
 from cache.report import CacheReport
+from cache.segments.index import EntryState
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.request import CacheOptions
 from engine_ext.wire.vllm_compat import GracefulHTTPError

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from app.documents.document import Document
 from app.http.sse import ReportInserter
 from app.modes import link_tokens, strategy_of
-from cache.layout import Chunk, PositionStrategy, pack
 from cache.lease import ChunkStatus
+from cache.positions.layout import Chunk, PositionStrategy, pack
 from cache.report import CacheReport, ChunkReport, TokenCounts
 from engine_ext.wire.request import CacheOptions, RequestContext
 from evaluation.client import FORCED_TOKENS

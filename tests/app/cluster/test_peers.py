@@ -21,8 +21,8 @@ from app.cluster.peers import Peers
 from app.routes.peer import router
 from app.settings import Settings
 from cache.config import ChunkCacheConfig
-from cache.holdings import DocumentKey, Holding, Tier
-from cache.layout import ChunkedPrompt
+from cache.positions.layout import ChunkedPrompt
+from cache.segments.holdings import DocumentKey, Holding, Tier
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine

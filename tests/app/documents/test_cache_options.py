@@ -4,7 +4,7 @@
 import pytest
 
 from app.documents.cache_options import parse_cache_field
-from cache.layout import PositionStrategy
+from cache.positions.layout import PositionStrategy
 from engine_ext.wire.request import CacheOptions
 from tests.app.helpers import refused
 

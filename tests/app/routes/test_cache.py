@@ -9,7 +9,7 @@ from httpx import ASGITransport, AsyncClient
 from app.routes.cache import router
 from cache.config import ChunkCacheConfig
 from cache.manager import ChunkCacheManager
-from cache.strategy import UNKNOWN
+from cache.positions.strategy import UNKNOWN
 from engine_ext.chunks.chunk_cache import CacheOff
 from tests.app.helpers import cache_with
 from tests.cache.helpers import acquire

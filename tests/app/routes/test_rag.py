@@ -16,8 +16,8 @@ from app.documents.rag_request import RagChatRequest, RagChunk, chat_completion,
 from app.prompt.marks import Marks
 from app.routes.rag import _with_report, router
 from app.settings import Settings
-from cache.chunk_ids import ChunkIds, RegisteredText
-from cache.hashing import ChunkHash
+from cache.segments.chunk_ids import ChunkIds, RegisteredText
+from cache.segments.hashing import ChunkHash
 from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.wire.request import CacheOptions, RequestContext
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, GracefulHTTPError

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from vllm.sampling_params import SamplingParams
 
-from cache.hashing import CacheScope
-from cache.layout import ChunkedPrompt, PositionStrategy
-from cache.quotas import Quota
+from cache.eviction.quotas import Quota
+from cache.positions.layout import ChunkedPrompt, PositionStrategy
+from cache.segments.hashing import CacheScope
 from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.plan_preview import preview

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.errors import ChunkCacheError
-from cache.hashing import CacheScope
-from cache.layout import Chunk, ChunkedPrompt, pack
+from cache.positions.layout import Chunk, ChunkedPrompt, pack
+from cache.segments.hashing import CacheScope
 from engine_ext.client.background import (
     BUSY_ROUND_TOKENS,
     IDLE_ROUND_TOKENS,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import xxhash
 
 from cache.config import HashAlgorithm
-from cache.layout import PackedTokens
+from cache.positions.layout import PackedTokens
 
 
 # Named tuples, since planning a request makes, hashes and compares hundreds of them.

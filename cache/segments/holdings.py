@@ -5,8 +5,8 @@ from collections import defaultdict
 from enum import IntEnum
 from typing import NamedTuple
 
-from cache.hashing import ChunkHash
-from cache.index import ChunkKVCache
+from cache.segments.hashing import ChunkHash
+from cache.segments.index import ChunkKVCache
 
 
 class Tier(IntEnum):

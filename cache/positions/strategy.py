@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from cache.layout import PositionStrategy
+from cache.positions.layout import PositionStrategy
 
 TRAINED_FOR: Final = "chunk_attention"
 """Where a model's ``config.json`` names the modes that it was trained for."""
