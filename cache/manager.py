@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owner of all cache state: which segments are in the pool, who may load them, what is evicted.
+"""Owner of all cache state: segments in the pool, leases on them, evictions.
 
-One event loop calls it; nothing here blocks, computes or knows an engine. An entry has two lives. Its KV is being
-computed (FILLING), can be loaded (READY) or was never saved (FAILED). And the index finds it until it is detached:
-evicted, expired, deleted, refused by a worker. Whoever leased it before may load it all the same: that it can't be
-found any more says nothing about its KV. A page is free again when its entry is detached, not FILLING, and not leased.
+One event loop calls it; nothing here blocks, computes or knows an engine. An entry has two independent states. Its KV
+is being computed (FILLING), can be loaded (READY) or was never saved (FAILED). And the index finds it until it is
+detached: evicted, expired, deleted, refused by a worker. Earlier leases on a detached entry stay valid, since its KV is
+unchanged. A page is free again when its entry is detached, not FILLING, and not leased.
 """
 
 import itertools
@@ -78,7 +78,7 @@ class ChunkCacheManager:
 
     @property
     def is_idle(self) -> bool:
-        """No request holds a lease and no fill is under way."""
+        """Whether no request holds a lease and no fill is under way."""
         return not self._leases and not self._detached and not self._filling
 
     def look_up(self, prompt: ChunkedPrompt, scope: CacheScope) -> Lookup:
@@ -118,7 +118,7 @@ class ChunkCacheManager:
         return lease
 
     def borrow(self, identities: Sequence[SegmentIdentity], placements: Sequence[Placement]) -> Lease:
-        """A lease on segments to compute for one request alone: nobody else finds them, and they end with the lease.
+        """A lease on segments for one request alone: the index never finds them, and they end with the lease.
 
         Raises :class:`CapacityError`, having evicted nothing, if they can't all be held.
         """
@@ -137,7 +137,7 @@ class ChunkCacheManager:
         return lease
 
     def hold(self, key: ChunkHash) -> Lease | None:
-        """A lease on one segment where it was computed, if it can be loaded now."""
+        """A lease on one segment at its computed position, if it can be loaded now."""
         self.expire()
         entry = self.index.by_key(key)
         if entry is None or entry.state is not EntryState.READY:
@@ -157,7 +157,7 @@ class ChunkCacheManager:
             self._reclaim(segment.entry)
 
     def fill_succeeded(self, job: FillJob, outcome: str = "succeeded") -> None:
-        """The job's KV is in the pool; its entries may be loaded."""
+        """Records that the job's KV is in the pool: its entries can be loaded."""
         self.metrics.fills[outcome] += 1
         for entry in job.entries:
             entry.state = EntryState.READY
@@ -165,7 +165,7 @@ class ChunkCacheManager:
             self._reclaim(entry)
 
     def fill_failed(self, job: FillJob, outcome: str = "failed") -> None:
-        """The job's fill request has ended without saving; its entries are dropped."""
+        """Records that the job ended without saving, and drops its entries."""
         self.metrics.fills[outcome] += 1
         for entry in job.entries:
             entry.state = EntryState.FAILED
@@ -185,18 +185,18 @@ class ChunkCacheManager:
             self._expiry.put(entry)
 
     def name(self, document: DocumentKey, entry: ChunkKVCache) -> None:
-        """Says that ``entry``, which can be loaded, is (part of) ``document``, for as long as it can be found."""
+        """Records that ``entry``, which can be loaded, is (part of) ``document``, until it is detached."""
         if not entry.detached:
             self.holdings.add(document, entry)
 
     def expire(self) -> None:
-        """Detaches what has expired."""
+        """Detaches expired entries."""
         for entry in self._expiry.due(self.clock()):
             self.detach(entry, Removal.EXPIRED)
             self._on_expired(entry.key)
 
     def detach(self, entry: ChunkKVCache, why: Removal) -> None:
-        """Makes ``entry`` unfindable; its pages are freed once nobody reads or writes them."""
+        """Removes ``entry`` from the index; its pages are freed when nobody reads or writes them."""
         if not entry.detached:
             entry.detached = True
             self.index.remove(entry)
@@ -219,10 +219,9 @@ class ChunkCacheManager:
         """Sizes, in pages, segments and leases."""
         return self._books.occupancy()
 
-    @property
-    def num_free_pages(self) -> int:
-        """Pages that hold nothing."""
-        return self.pool.num_free
+    def bytes_of(self, entry: ChunkKVCache) -> int:
+        """Bytes of an entry's pages, on all workers together."""
+        return entry.num_pages * self.config.page_bytes
 
     def num_pages_held(self) -> int:
         """Pages that can't be freed for others now: pinned, leased, or being computed."""
@@ -251,7 +250,7 @@ class ChunkCacheManager:
         return entry
 
     def _allocated(self, wanted: Wanted) -> ChunkKVCache:
-        """A new entry that has its pages and is to be filled."""
+        """A new entry with pages, to be filled."""
         identity, now = wanted.identity, self.clock()
         entry = ChunkKVCache(
             wanted.key,
@@ -281,7 +280,7 @@ class ChunkCacheManager:
         return lease
 
     def _forget(self, entry: ChunkKVCache, why: Removal) -> None:
-        """Takes a detached entry out of everything that only concerns what can be found."""
+        """Removes a detached entry from policy, ids and holdings."""
         if entry.pinned:
             self._pins.unpin(entry)
         elif why is Removal.EVICTED:

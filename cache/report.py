@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache report: what was reused, what was computed, and why, for one request."""
+"""The cache report of one request: tokens reused, tokens computed, and reasons."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,8 +12,8 @@ from cache.positions.layout import Chunk, ChunkedPrompt, Layout, PositionStrateg
 class ChunkReport:
     """One chunk of the request. ``key`` and ``status`` are ``None`` when it ran in full attention.
 
-    ``origin`` names the replica that a chunk was fetched from, or the tier that it was loaded from; ``why`` says why a
-    chunk that may be in a tier was computed.
+    ``origin`` names the replica or tier that a chunk came from; ``why`` is the reason for which a chunk that may be in
+    a tier was computed.
     """
 
     chunk: Chunk
@@ -33,9 +33,9 @@ class ChunkReport:
 class TokenCounts:
     """Prompt tokens of a request.
 
-    ``reused + computed == prompt``. ``computed`` counts what the engine computed: in the main request, and in the
-    fill requests for segments that this request had filled. ``fill_computed`` is everything that the engine
-    computed in those fill requests, the system segment in front of each chunk included.
+    ``reused + computed == prompt``. ``computed`` counts the engine's tokens in the main request, and in its own fill
+    requests for the segments they saved. ``fill_computed`` counts all of the engine's tokens in these fill requests,
+    including the system segment in front of each chunk.
     """
 
     prompt: int
@@ -46,7 +46,7 @@ class TokenCounts:
 
 @dataclass(slots=True)
 class CacheReport:
-    """State of the report while its request runs; :meth:`to_dict` is what clients get."""
+    """The report of a running request; :meth:`to_dict` gives the clients' form."""
 
     position_strategy: PositionStrategy
     scope: str
@@ -55,17 +55,17 @@ class CacheReport:
     mode: Literal["chunked", "full"] = "full"
     reason: str | None = None
     decision: dict[str, str] | None = None
-    """What the server has chosen, if the choice was its own, and why."""
+    """The server's own choice of mode, and its reason."""
     placement: Literal["in-place"] | None = None
-    """Whether the engine's blocks of the chunks were shared; else they were copied."""
+    """``in-place`` if the engine's blocks were shared; ``None`` if chunks were copied."""
     links: dict[str, Any] | None = None
-    """How chunks were linked to what is before them, if they were."""
+    """Number and context of link tokens, if any."""
     compare: dict[str, Any] | None = None
-    """Full attention's answer beside this one, if it was asked for."""
+    """Comparison with full attention, if requested."""
     timings_ms: dict[str, float] = field(default_factory=dict)
     segments: list[dict[str, Any]] | None = None
     opening: TokenIds | None = None
-    """What the chunks were computed behind, if not behind the system segment; shown beside ``segments``."""
+    """The tokens before each chunk where it was computed, if not the system segment; beside ``segments``."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; see ``docs/request-path.md``."""

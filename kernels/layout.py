@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where K and V of a token lie inside the engine's paged KV cache tensor.
+"""Layout of K and V inside the engine's paged KV cache tensor.
 
 The layout is found by probing: the engine's own cache writer stores known values in two
 spare blocks, and the strides are read off the elements that changed. No engine version's
-layout is spelled out here, so a new one either works or is refused loudly.
+layout is hard-coded, so a new one either works or raises an error.
 """
 
 from collections.abc import Callable

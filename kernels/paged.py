@@ -35,6 +35,16 @@ class LayerKV:
     value_pool: Tensor
     frequencies: RotaryFrequencies
 
+    @property
+    def is_neox(self) -> bool:
+        """Whether RoPE pairs the halves of a head, not neighbours."""
+        return self.frequencies.is_neox
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that RoPE turns."""
+        return self.frequencies.rotary_dim
+
 
 def make_pool(blocks: Tensor, num_pages: int, page_tokens: int) -> Tensor:
     """Return an uninitialised pool `[num_pages, page_tokens, H, D]` for the operand in `blocks`.

@@ -92,7 +92,7 @@ def description(app: FastAPI, args: argparse.Namespace, settings: Settings) -> C
         if not isinstance(cache := engine.cache, CacheOff):
             fingerprint = cache.config.fingerprint if cache.transfers is not None else ""
             capacity = cache.num_tokens
-            held = capacity - cache.manager.num_free_pages * cache.config.page_tokens
+            held = capacity - cache.num_free_pages * cache.config.page_tokens
         load = num_unfinished_requests(engine.llm)
         return Replica(id, name, url, _models(app), fingerprint, load, held, capacity)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why segments leave the pool: room, quotas, expiry."""
+"""Eviction policies, quotas, pins and expiry."""

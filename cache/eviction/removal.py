@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Removal(StrEnum):
-    """Why an entry can't be found any more."""
+    """Reason for which an entry was detached."""
 
     EVICTED = "evicted"
     EXPIRED = "expired"
@@ -16,4 +16,4 @@ class Removal(StrEnum):
     COLLISION = "collision"
     ASLEEP = "asleep"
     RESET = "reset"
-    """The weights may have changed, or all KV was to be forgotten."""
+    """New weights, or a reset of all KV."""

@@ -52,7 +52,7 @@ class Room:
     def _message(self, found: Lookup, pages_needed: int) -> str:
         config = self._books.config
         total, page = config.num_pages, config.page_tokens
-        longest = max(wanted.identity.num_tokens for wanted in found.segments)
+        longest = max(wanted.num_tokens for wanted in found.segments)
         if config.pages_for(longest) > total:
             return f"a segment of {longest} tokens is longer than the chunk pool of {total * page} tokens"
         available = self._books.available_pages(found.entries)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from cache.config import ChunkCacheConfig
 from cache.positions.layout import ChunkedPrompt, pack
 from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
-from cache.segments.index import ChunkHashIndex, ChunkKVCache, SegmentIdentity
+from cache.segments.index import ChunkHashIndex, ChunkKVCache, EntryState, SegmentIdentity
 
 
 class Wanted(NamedTuple):
@@ -17,6 +17,16 @@ class Wanted(NamedTuple):
     identity: SegmentIdentity
     is_system: bool
     entry: ChunkKVCache | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the segment."""
+        return self.identity.num_tokens
+
+    @property
+    def is_loadable(self) -> bool:
+        """Whether its KV is in the pool."""
+        return self.entry is not None and self.entry.state is EntryState.READY
 
 
 @dataclass(frozen=True, slots=True)

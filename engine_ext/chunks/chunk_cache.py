@@ -4,27 +4,29 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache import clock as steady_clock
 from cache.config import ChunkCacheConfig
 from cache.costs import Costs
-from cache.errors import IntegrityError
+from cache.errors import CapacityError, IntegrityError
 from cache.eviction.quotas import Quota, unlimited
 from cache.eviction.removal import Removal
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
 from cache.metrics import ChunkCacheMetrics
-from cache.positions.layout import BlockSharing, ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
+from cache.positions.layout import BlockSharing, ChunkedPrompt, Layout, Placement, PositionReindexer, PositionStrategy
 from cache.segments.chunk_ids import ChunkIds
-from cache.segments.hashing import ChunkHash, ChunkHasher
-from cache.segments.holdings import Holdings
-from engine_ext.chunks.fills import FillLimits, FillRunner
-from engine_ext.chunks.links import Linker
+from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
+from cache.segments.holdings import DocumentKey, Holdings
+from cache.segments.index import ChunkKVCache
+from cache.segments.lookup import Fit, Lookup
+from engine_ext.chunks.fills import FillLimits, FillResult, FillRunner, FillTask
+from engine_ext.chunks.links import Linker, LinkRequests, link_identities
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
@@ -73,7 +75,7 @@ class CacheOff:
 
 
 class ChunkCache:
-    """What is cached, how it gets into the pool, and where else it is kept.
+    """The cached segments, their fills, sources, tiers and links.
 
     ``sharing`` describes the blocks that requests share in place; ``None``: they copy. ``transfers`` is ``None`` if KV
     must not leave this process. ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers
@@ -94,7 +96,7 @@ class ChunkCache:
     ) -> None:
         tiers = tiers or {}
         self.reason: str | None = None
-        """Why the cache may not be used any more; ``None`` while it may."""
+        """The reason why the cache is disabled; ``None`` while it is usable."""
         self.sharing = sharing
         self.transfers = transfers
         self.config = config
@@ -112,14 +114,14 @@ class ChunkCache:
             on_computed=self.tier_writer.add,
             on_end=self._check_if_idle,
         )
-        self.linker = Linker(llm, self.manager)
+        self._linker = Linker(llm, self.manager)
         self._llm = llm
         self._reindexer = PositionReindexer(sharing)
         self._next_integrity_check = 0.0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Stores filled segments in the tiers meanwhile, if there are any."""
+        """Exports filled segments to the tiers within the context, if there are tiers."""
         if not self.tier_writer.tiers:
             yield
             return
@@ -168,17 +170,71 @@ class ChunkCache:
         """The place of each of the prompt's segments."""
         return self._reindexer.layout(prompt, strategy)
 
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that hold nothing."""
+        return self.manager.pool.num_free
+
+    def look_up(self, prompt: ChunkedPrompt, scope: CacheScope) -> Lookup:
+        """The prompt's segments, found or missing; changes nothing."""
+        return self.manager.look_up(prompt, scope)
+
+    def fit(self, prompt: ChunkedPrompt, scope: CacheScope, links: Sequence[Placement]) -> Fit:
+        """How the pool can hold the prompt's segments and links; changes nothing.
+
+        Raises :class:`FullAttentionError` if it can't.
+        """
+        try:
+            return self.manager.fit(prompt, scope, links)
+        except CapacityError as error:
+            raise FullAttentionError("capacity", str(error)) from error
+
+    def lease(self, fit: Fit, layout: Layout) -> Lease:
+        """Leases the segments of ``fit``, which must be the cache's state now."""
+        return self.manager.lease(fit, layout)
+
+    def borrow_links(self, prompt: ChunkedPrompt, placements: Sequence[Placement], scope: CacheScope) -> Lease:
+        """A lease on pages for link tokens, yet to be computed; raises :class:`FullAttentionError`."""
+        try:
+            return self.manager.borrow(link_identities(prompt, placements, scope), placements)
+        except CapacityError as error:
+            raise FullAttentionError("capacity", str(error)) from error
+
+    def start_fills(
+        self,
+        lease: Lease,
+        request_id: str,
+        cache_salt: str | None,
+        documents: Mapping[ChunkKVCache, DocumentKey],
+        **generate_kwargs: Any,
+    ) -> list[FillTask]:
+        """Starts the lease's fills; see :meth:`FillRunner.start`."""
+        return self.fills.start(lease, request_id, cache_salt, documents, **generate_kwargs)
+
+    async def wait(self, lease: Lease, own: Sequence[FillTask]) -> list[FillResult]:
+        """Waits until the leased segments can be loaded; see :meth:`FillRunner.wait`."""
+        return await self.fills.wait(lease, own)
+
+    async def link(self, lease: Lease, links: Lease, requests: LinkRequests) -> list[FillResult]:
+        """Computes ``links`` behind the segments of ``lease``; raises :class:`FullAttentionError`."""
+        return await self._linker.link(lease, links, requests)
+
+    def name(self, documents: Mapping[ChunkKVCache, DocumentKey]) -> None:
+        """Publishes segments, which can be loaded, under the registry's keys."""
+        for entry, key in documents.items():
+            self.manager.name(key, entry)
+
     def release(self, lease: Lease) -> None:
-        """Ends a lease, and aborts fills that no lease wants any more."""
+        """Ends a lease, and aborts fills without another lease."""
         self.fills.release(lease)
         self._check_if_idle()
 
     async def forget_refused(self, lease: Lease, request_id: str) -> bool:
-        """Drops the segments that a worker refused to load, so that the next request fills them anew.
+        """Drops the segments that a worker refused to load, so that the next request fills them again.
 
         False if there are none: the engine's error has another cause.
         """
-        tags = [segment.entry.tag for segment in lease.segments]
+        tags = [segment.tag for segment in lease.segments]
         by_worker: Sequence[Iterable[int]] = await self._llm.collective_rpc("chunk_cache_refused_tags", args=(tags,))
         refused = set[int]().union(*by_worker)
         if not refused:
@@ -186,7 +242,7 @@ class ChunkCache:
         self.metrics.refused_loads += 1
         logger.error("request %s: a worker refused to load cached chunks; recomputing", request_id)
         for segment in lease.segments:
-            if segment.entry.tag in refused:
+            if segment.tag in refused:
                 self.manager.detach(segment.entry, Removal.REFUSED)
         return True
 

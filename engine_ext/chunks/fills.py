@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fill requests: compute missing segments, once for everybody who waits for them."""
+"""Fill requests: compute missing segments, once for all requests that wait for them."""
 
 import asyncio
 import time
@@ -32,9 +32,9 @@ class FillError(FullAttentionError):
 
 @dataclass(frozen=True, slots=True)
 class FillResult:
-    """Tokens that the engine computed in one fill request: all of them, and those of the segments it saved.
+    """Tokens computed in one fill request: all, and those of the saved segments.
 
-    None, if the segments came from elsewhere.
+    Both are 0 if the segments came from ``source``.
     """
 
     num_computed: int
@@ -85,7 +85,7 @@ class FillRunner:
 
     @contextmanager
     def also_from(self, source: ChunkSource) -> Iterator[None]:
-        """Asks ``source`` for missing segments meanwhile, after all other sources."""
+        """Asks ``source``, too, for missing segments within the context, after all other sources."""
         self._sources.append(source)
         try:
             yield
@@ -102,7 +102,7 @@ class FillRunner:
     ) -> list[FillTask]:
         """Starts the lease's fill jobs; they go to the engine together, which batches them.
 
-        ``documents`` says by which keys other replicas know the entries.
+        A fill ends in :meth:`_ended`, which updates the manager. ``documents`` has the registry's keys of the entries.
         """
         tasks = []
         for i, job in enumerate(lease.fills):
@@ -131,11 +131,11 @@ class FillRunner:
         return [task.result() for task in own]
 
     def release(self, lease: Lease) -> None:
-        """Ends the lease and aborts the fills that nobody waits for any more."""
+        """Ends the lease and aborts fills without another lease."""
         self._manager.release(lease)
         jobs = {self._jobs[segment.entry] for segment in lease.segments if segment.entry in self._jobs}
         for job in jobs:
-            # One that has ended is not aborted any more: what it saved can be found from now on.
+            # A fill that has ended is not aborted: its segments can be found.
             if not job.is_wanted and not self._tasks[job].done():
                 for entry in job.entries:
                     self._manager.detach(entry, Removal.FILL_FAILED)
@@ -174,10 +174,9 @@ class FillRunner:
         async with self._turns:
             self.num_running += 1
             started = time.perf_counter()
-            # A prefix that nobody holds any more may be gone before the engine loads it. Should it go just then, its
-            # pages' tags tell: the load is refused, and the fill fails.
-            is_loadable = job.prefix is not None and job.prefix.state is EntryState.READY and job.prefix.leases
-            plan, prompt_ids = TransferPlan.for_fill(job, job.prefix if is_loadable else None), job.prompt_ids
+            # A prefix without a lease may be evicted before the engine loads it. Then its pages have other tags: the
+            # load is refused, and the fill fails.
+            plan, prompt_ids = TransferPlan.for_fill(job, job.prefix if job.has_prefix else None), job.prompt_ids
             try:
                 output = await run_prefill(self._llm, prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
             except NotSavedError as error:
@@ -190,11 +189,11 @@ class FillRunner:
         self._manager.metrics.fill_seconds.observe(seconds)
         result = _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
         if result.num_computed:
-            self._costs.computing.observe(result.num_computed, seconds)
+            self._costs.computed(result.num_computed, seconds)
         return result
 
     async def _end_of_prefix(self, job: FillJob) -> None:
-        """Waits for the job that computes what this one would else compute as well."""
+        """Waits for the job that computes the prefix."""
         if (other := self._jobs.get(job.prefix) if job.prefix else None) is not None:
             await asyncio.wait([self._tasks[other]])
 
@@ -219,5 +218,4 @@ class FillRunner:
 
 def _result(job: FillJob, num_computed: int) -> FillResult:
     """Cached tokens come first, so the computed ones are the last: the chunk's, then the system segment's."""
-    of_saved = sum(entry.identity.num_tokens for entry in job.entries)
-    return FillResult(num_computed, min(num_computed, of_saved))
+    return FillResult(num_computed, min(num_computed, job.num_tokens))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Link tokens: the first tokens of each chunk but the first, computed anew behind all that comes before them.
+"""Link tokens: the first tokens of each chunk but the first, recomputed behind the whole prompt before them.
 
 A chunk's cached KV knows nothing of the chunks before it, and its first tokens, which draw much of the attention, act
-as if each chunk were the prompt's beginning. Computing these few in their real context recovers part of what isolation
-loses (LegoLink in EPIC, https://arxiv.org/abs/2410.15332). A *link request* has the prompt up to a chunk's last link
-token: all before its link tokens is loaded, and their KV is saved to pages of this one request, which loads them in
-the place of the chunk's first tokens.
+as if each chunk were the prompt's beginning. Computing these few in their real context recovers part of the quality lost
+to isolation (LegoLink in EPIC, https://arxiv.org/abs/2410.15332). A *link request* has the prompt up to a chunk's last link
+token: all earlier tokens are loaded, and the link tokens' KV is saved to pages of this one request, which loads them in
+place of the chunk's first tokens.
 
 With context ``cached``, link tokens see earlier chunks as they are cached, and all link requests go to the engine at
 once. With ``chained`` they see earlier chunks with their link tokens, so each waits for the one before it.
@@ -18,10 +18,9 @@ from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cache.errors import CapacityError
 from cache.lease import FillJob, Lease
 from cache.manager import ChunkCacheManager
-from cache.positions.layout import Layout, Placement, pack, take
+from cache.positions.layout import ChunkedPrompt, Layout, Placement, pack, take
 from cache.segments.hashing import CacheScope
 from cache.segments.index import SegmentIdentity
 from engine_ext.chunks.fills import FillResult
@@ -43,25 +42,17 @@ def link_placements(layout: Layout, num_tokens: int) -> list[Placement]:
     return [Placement(at.start, min(num_tokens, at.length), at.position, 0) for at in behind]
 
 
-def borrow_links(
-    manager: ChunkCacheManager, token_ids: Sequence[int], placements: Sequence[Placement], scope: CacheScope
-) -> Lease:
-    """A lease on pages for link tokens, yet to be computed; raises :class:`FullAttentionError`."""
-    packed = pack(tuple(token_ids))
-    identities = [
-        SegmentIdentity(scope, take(packed, 0, at.start), take(packed, at.start, at.length)) for at in placements
-    ]
-    try:
-        return manager.borrow(identities, placements)
-    except CapacityError as error:
-        raise FullAttentionError("capacity", str(error)) from error
+def link_identities(prompt: ChunkedPrompt, placements: Sequence[Placement], scope: CacheScope) -> list[SegmentIdentity]:
+    """Identities of link tokens: each segment stands behind all that comes before it in the prompt."""
+    packed = pack(tuple(prompt.token_ids))
+    return [SegmentIdentity(scope, take(packed, 0, at.start), take(packed, at.start, at.length)) for at in placements]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRequests:
     """How the link requests of one request are sent.
 
-    ``salt_of`` gives the cache salt of the KV that each composes, by its number.
+    ``salt_of`` gives the cache salt of each request's composed KV, by its number.
     """
 
     name: str

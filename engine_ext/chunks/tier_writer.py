@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was computed is put into the tiers, behind the requests."""
+"""Exports computed segments to the tiers, in the background."""
 
 import asyncio
 import logging
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 10_000
 PAUSE: Final = 9
-"""While requests run, each copy is followed by a pause of so many times its length."""
+"""Length of the pause after each copy while requests run, in lengths of the copy."""
 
 
 class TierWriter:
-    """Segments that wait to be stored, in the order in which they were filled.
+    """Stores segments in the order in which they were filled.
 
-    One that is evicted before its turn is not stored.
+    A segment that is evicted before its turn is not stored.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TierWriter:
         tiers: Mapping[str, int],
         transfers: Callable[[], PoolTransfers | None],
     ) -> None:
-        """``tiers`` has their names and sizes, on all workers together. ``release`` ends a lease of ``manager``."""
+        """``tiers`` maps names to sizes on all workers together. ``release`` ends a lease of ``manager``."""
         self.tiers = tiers
         self._llm = llm
         self._manager = manager
@@ -83,7 +83,7 @@ class TierWriter:
                 try:
                     await transfers.drop(key)
                 except TransferError as error:
-                    logger.warning("a chunk can't be dropped from tiers: %s", error)
+                    logger.warning("can't drop a chunk from tiers: %s", error)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -115,17 +115,17 @@ class TierWriter:
             return
         try:
             answers = await transfers.store(lease.chunks[0].entry)
-            note_events(manager, answers)
+            note_events(manager.metrics, answers)
             lease.chunks[0].entry.stored = all(any(word == "stored" for _, word in each.events) for each in answers)
         except TransferError as error:
-            logger.warning("a chunk can't be stored: %s", error)
+            logger.warning("can't export a chunk: %s", error)
         finally:
             self._release(lease)
 
     def sleep_cold(self, idle_s: float) -> tuple[int, int]:
-        """Takes segments out of the pool that are in a tier and were not used for ``idle_s``.
+        """Removes segments from the pool that are in a tier and were not used for ``idle_s``.
 
-        Pinned ones stay, and those that requests hold. Returns how many went, and their pages.
+        Pinned and leased segments stay. Returns the number of removed segments and of their pages.
         """
         manager = self._manager
         before = manager.clock() - idle_s

@@ -4,14 +4,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache.errors import CapacityError
 from cache.lease import Lease
 from cache.positions.layout import Layout, Placement
 from cache.segments.lookup import Fit
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.links import link_placements
 from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.request import FullAttentionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +21,17 @@ class Admission:
     links: Sequence[Placement]
     fit: Fit
 
+    def lease(self) -> Lease:
+        """Leases the segments, before anything else changes the cache."""
+        return self.cache.lease(self.fit, self.layout)
+
 
 def admit(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> Admission:
     """Admits ``request``, changing nothing; raises :class:`FullAttentionError` if it has to run in full attention."""
-    prompt, usable = request.chunked(), cache.usable()
-    layout = usable.layout(prompt, request.options.position_strategy)
-    links = link_placements(layout, request.options.link_tokens)
-    try:
-        return Admission(usable, layout, links, usable.manager.fit(prompt, request.scope, links))
-    except CapacityError as error:
-        raise FullAttentionError("capacity", str(error)) from error
+    prompt, usable, options = request.chunked(), cache.usable(), request.options
+    layout = usable.layout(prompt, options.position_strategy)
+    links = link_placements(layout, options.link_tokens)
+    return Admission(usable, layout, links, usable.fit(prompt, request.scope, links))
 
 
 def lease(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> tuple[Admission, Lease]:
@@ -40,4 +39,4 @@ def lease(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> tuple[Admis
     with cache.metrics.plan_seconds.time():
         cache.expire()
         admission = admit(cache, request)
-        return admission, admission.cache.manager.lease(admission.fit, admission.layout)
+        return admission, admission.lease()

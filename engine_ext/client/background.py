@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks computed ahead of time, beside the requests that somebody waits for."""
+"""Chunks computed ahead of time, in the background of requests."""
 
 import asyncio
 import time
@@ -15,27 +15,27 @@ from cache.lease import ChunkStatus, Lease
 from cache.positions.layout import Chunk, PositionStrategy
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
-from engine_ext.chunks.fills import FillTask
+from engine_ext.chunks.fills import FillResult, FillTask
 from engine_ext.client.admission import lease
 from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.wire.request import FullAttentionError
 from engine_ext.wire.vllm_compat import num_unfinished_requests
 
 IDLE_ROUND_TOKENS, BUSY_ROUND_TOKENS = 8192, 512
-"""Tokens computed at once: few while somebody's answer is being computed, since its next token waits for them."""
+"""Tokens computed at once: few while an answer is being computed, whose next token waits for them."""
 PAUSE = 3
-"""After a round beside running requests comes a pause of so many times its length: they keep most of the engine."""
+"""Length of the pause after a round beside running requests, in lengths of the round."""
 LOAD_PAUSE = 9
-"""The same where nothing was computed: moving KV takes memory bandwidth from every step, and nobody waits for it."""
+"""Length of the pause if nothing was computed: moving KV takes memory bandwidth from every step."""
 _LOWEST_PRIORITY = 1 << 30
 
 Keep = Callable[[Chunk, ChunkKVCache], None]
-"""Called with each chunk when it can be loaded; raises :class:`ChunkCacheError` if it can't be kept as asked."""
+"""Called with each chunk that can be loaded; raises :class:`ChunkCacheError` if it can't be retained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What became of one chunk. Without a ``status`` it is not cached as asked, and ``error`` says why."""
+    """Result of one chunk. Without ``status`` it is not retained, and ``error`` says why."""
 
     chunk: Chunk
     key: str | None = None
@@ -45,7 +45,7 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True)
 class Ingestion:
-    """Chunks to compute behind the prefix of ``frame``, whose own chunks only stand for them."""
+    """Chunks to compute behind the prefix of ``frame``, whose own chunks are placeholders."""
 
     frame: ResolvedRequest
     keep: Keep
@@ -90,12 +90,12 @@ class BackgroundFills:
                 yield result
 
     async def _pause(self) -> None:
-        """Waits for the end of the pause, or until nobody else needs the engine."""
+        """Waits for the end of the pause, or until the engine is idle."""
         while not self._is_stopping and self._is_busy() and (left := self._pause_until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, 0.02))
 
     def _is_busy(self) -> bool:
-        """Whether the engine has requests. Between rounds none of them is ours."""
+        """Whether the engine has requests. Between rounds none is an ingestion's."""
         return bool(num_unfinished_requests(self._llm))
 
     def _round_tokens(self) -> int:
@@ -103,7 +103,7 @@ class BackgroundFills:
         return min(most, self._cache.num_tokens // 4)
 
     async def _round(self, ingestion: Ingestion, chunks: list[Chunk]) -> list[Ingested]:
-        """Results of the first chunks, at least one: as many as the pool can hold at once. None begins at the end."""
+        """Results of the first chunks, at least one: as many as the pool can hold at once."""
         if self._is_stopping:
             return [Ingested(chunk, error="the server is stopping") for chunk in chunks]
         leases: dict[int, _Started] = {}
@@ -115,14 +115,14 @@ class BackgroundFills:
                     leases[i] = self._start(ingestion.request(chunk), f"{name}-{i}")
                 except FullAttentionError as error:
                     if error.kind == "capacity" and leases:
-                        break  # what this round holds can be evicted in the next
+                        break  # this round's chunks can be evicted in the next round
                     results[i] = Ingested(chunk, error=str(error))
             for i, started in leases.items():
                 results[i] = await _finish(ingestion.keep, chunks[i], started)
             return [results[i] for i in range(len(results))]
         finally:
             for started in leases.values():
-                started.cache.release(started.lease)
+                started.release()
 
     def _start(self, request: ResolvedRequest, name: str) -> "_Started":
         prompt = request.chunked()
@@ -133,7 +133,7 @@ class BackgroundFills:
         admission, leased = lease(self._cache, request)
         cache, salt = admission.cache, request.plain_salt(self._cache.hasher)
         kwargs = {"lora_request": request.lora_request, **self._priority()}
-        return _Started(cache, leased, cache.fills.start(leased, name, salt, {}, **kwargs))
+        return _Started(cache, leased, cache.start_fills(leased, name, salt, {}, **kwargs))
 
     def _priority(self) -> dict[str, int]:
         scheduler = self._llm.vllm_config.scheduler_config
@@ -148,30 +148,39 @@ class _Started:
     lease: Lease
     tasks: list[FillTask]
 
+    async def wait(self) -> list[FillResult]:
+        """Waits until it can be loaded; raises :class:`FullAttentionError`."""
+        return await self.cache.wait(self.lease, self.tasks)
+
+    def release(self) -> None:
+        """Ends the lease."""
+        self.cache.release(self.lease)
+
 
 async def _finish(keep: Keep, chunk: Chunk, started: _Started) -> Ingested:
-    (segment,), jobs = started.lease.chunks, started.lease.fills
+    held = started.lease
+    (segment,) = held.chunks
     entry = segment.entry
     try:
-        results = await started.cache.fills.wait(started.lease, started.tasks)
+        results = await started.wait()
         if entry.detached:
             raise ChunkCacheError("it was removed while it was computed")
         keep(chunk, entry)
     except (FullAttentionError, ChunkCacheError) as error:
         return Ingested(chunk, str(entry.key), error=str(error))
-    sources = [result.source for job, result in zip(jobs, results, strict=True) if entry in job.entries]
+    sources = [result.source for job, result in zip(held.fills, results, strict=True) if entry in job.entries]
     status = sources[0].status if sources and sources[0] is not None else segment.status
     return Ingested(chunk, str(entry.key), status)
 
 
 class _Queue:
-    """Chunks yet to be computed."""
+    """Chunks still to be computed."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
         self._chunks = deque(chunks)
 
     def take(self, num_tokens: int) -> list[Chunk]:
-        """The next chunk, and those after it that don't exceed ``num_tokens`` together."""
+        """The next chunk, and further chunks up to ``num_tokens`` in all."""
         taken: list[Chunk] = []
         while self._chunks and (not taken or self._chunks[0].num_tokens <= num_tokens):
             taken.append(self._chunks.popleft())
@@ -179,5 +188,5 @@ class _Queue:
         return taken
 
     def put_back(self, chunks: Sequence[Chunk]) -> None:
-        """The next chunks again."""
+        """Returns chunks to the front."""
         self._chunks.extendleft(reversed(chunks))

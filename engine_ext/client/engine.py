@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine client that vLLM's serving layer talks to: ``AsyncLLM`` with the chunk cache around ``generate``."""
+"""The engine client of vLLM's serving layer: ``AsyncLLM`` with the chunk cache around ``generate``."""
 
 import logging
 import time
@@ -19,9 +19,9 @@ from cache.segments.hashing import CacheScope
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.client.background import BackgroundFills
-from engine_ext.client.call import EngineCall
 from engine_ext.client.resolved import ResolvedRequest, plain_salt, resolve
-from engine_ext.client.run import ChunkedRun
+from engine_ext.client.run.call import EngineCall
+from engine_ext.client.run.chunked import ChunkedRun
 from engine_ext.client.tracing import start_request
 from engine_ext.wire.caller import CALLER, charged
 from engine_ext.wire.plan import PARAMS_KEY
@@ -104,7 +104,7 @@ class ChunkEngine:
         return ChunkedRun(self.cache, resolved, request.ticket, call, span).outputs()
 
     def _in_own_namespace(self, prompt: Any, lora_request: "LoRARequest | None") -> Any:
-        """An ordinary prompt, for which vLLM's prefix cache finds KV of its caller's namespace only."""
+        """An ordinary prompt that finds only its caller's namespace in vLLM's prefix cache."""
         if (caller := CALLER.get()) is None:
             return prompt
         salt = prompt.get("cache_salt")
@@ -132,9 +132,9 @@ class ChunkEngine:
             self._num_answering -= 1
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """vLLM's; it blocks, in a thread of its own, until all is done or ``timeout`` seconds have passed.
+        """vLLM's; blocks, in a thread of its own, until work has ended or ``timeout`` seconds have passed.
 
-        All are requests under way, with the fills that they want, and what has yet to be stored in tiers.
+        Work is requests under way with their fills, and segments still to be exported to lasting tiers.
         """
         self._had_died = self.has_died
         self.is_stopping = True
@@ -158,57 +158,57 @@ class ChunkEngine:
         return self._had_died if self.is_stopping else bool(self.llm.errored)
 
     async def check_health(self) -> None:
-        """vLLM's, which ``GET /health`` asks; a server that stops is not healthy, so that balancers turn away."""
+        """vLLM's, for ``GET /health``; a stopping server is not healthy, so that load balancers avoid it."""
         if self.is_stopping:
             raise EngineDeadError
         await self.llm.check_health()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
-        """vLLM's reset, which invalidates all earlier KV (for new weights, say): it empties the chunk cache too.
+        """vLLM's reset, which invalidates all earlier KV; it empties the chunk cache too.
 
-        With ``reset_running_requests`` vLLM computes running requests anew. Those that would load their earlier chunks
-        again fail; in place, also others that were to share these blocks.
+        With ``reset_running_requests`` vLLM computes running requests again. Requests that would load their earlier
+        chunks again fail; in place, also requests that would share these blocks.
         """
         if reset_running_requests and self._has_cache:
             await self.llm.collective_rpc("chunk_cache_forget")
-        # Only then: until it is done, fills may be computed behind earlier blocks.
+        # Afterwards: until the reset is done, fills may be computed behind earlier blocks.
         with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             return bool(await self.llm.reset_prefix_cache(reset_running_requests, *args, **kwargs))
 
     async def add_lora(self, lora_request: "LoRARequest") -> bool:
-        """vLLM's; no earlier KV is reused behind weights that are loaded over others."""
+        """vLLM's; earlier KV is not reused behind reloaded weights."""
         return await self.adapters.load(lora_request, self.llm.add_lora)
 
     async def sleep(self, level: int = 1, *args: Any, **kwargs: Any) -> None:
-        """vLLM's sleep mode discards KV, from level 2 on weights as well; the chunk cache is emptied with it."""
+        """vLLM's sleep mode discards KV, from level 2 on also weights; empties the chunk cache."""
         with self._forgetting_everything(Removal.ASLEEP, with_new_weights=level > 1):
             await self.llm.sleep(level, *args, **kwargs)
 
     async def release_kv_cache_memory(self) -> None:
-        """vLLM's; it discards KV, and the chunk cache is emptied with it."""
+        """vLLM's; it discards KV. Empties the chunk cache."""
         with self._forgetting_everything(Removal.ASLEEP, with_new_weights=False):
             await self.llm.release_kv_cache_memory()
 
     async def pause_generation(self, *, clear_cache: bool = True, **kwargs: Any) -> None:
-        """vLLM's pause for an update of the weights; the chunk cache is emptied where vLLM's own is."""
+        """vLLM's pause for an update of the weights; empties the chunk cache if it clears vLLM's."""
         with self._forgetting_everything(Removal.RESET, with_new_weights=True) if clear_cache else nullcontext():
             await self.llm.pause_generation(clear_cache=clear_cache, **kwargs)
 
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's update of weights; the chunk cache is emptied of all that was computed until they were there."""
+        """vLLM's update of weights; then empties the chunk cache."""
         with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             await self.llm.update_weights(*args, **kwargs)
 
     async def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's end of an update; it empties the chunk cache as well."""
+        """vLLM's end of an update; empties the chunk cache."""
         with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             await self.llm.finish_weight_update(*args, **kwargs)
 
     @contextmanager
     def _forgetting_everything(self, why: Removal, *, with_new_weights: bool) -> Iterator[None]:
-        """Empties the chunk cache at the end, come what may.
+        """Empties the chunk cache at the end, also after an exception.
 
-        With weights that may be others, nothing is stored or shared from the beginning on.
+        With new weights, storing and sharing stop at the beginning.
         """
         if with_new_weights:
             self.cache.stop_sharing()
@@ -229,9 +229,9 @@ class ChunkEngine:
 
 
 def _refuse_foreign_plan(params: Any, *, any_params: bool) -> None:
-    """A client's plan could name pages that aren't its own, or break the connector (also when the cache is off).
+    """Refuses a client's plan, which could name others' pages or break the connector, even with the cache off.
 
-    With the cache on, no other ``kv_transfer_params`` have a meaning either.
+    With the cache on, other ``kv_transfer_params`` are refused too.
     """
     given = (getattr(params, "extra_args", None) or {}).get("kv_transfer_params")
     if given and (any_params or PARAMS_KEY in given):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A preview of a request: what it would find in the chunk cache, without running it."""
+"""Preview of a request: its segments in the chunk cache, without running it."""
 
 from dataclasses import asdict
 from typing import Any
 
 from cache.positions.layout import ChunkedPrompt
-from cache.segments.index import EntryState
 from cache.segments.lookup import Lookup, Wanted
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.links import link_placements
@@ -17,14 +16,14 @@ from engine_ext.wire.request import FullAttentionError
 def preview(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> dict[str, Any]:
     """The JSON of ``POST /v1/rag/plan``.
 
-    ``tokens.missing`` is what fill requests would have to save; ``chunks[].status`` is ``hit``, ``filling`` (another
+    ``tokens.missing`` counts tokens that fill requests would save; ``chunks[].status`` is ``hit``, ``filling`` (another
     request computes it now) or ``missing``.
     """
     reason = _full_reason(cache, request)
     if isinstance(cache, CacheOff) or request.prompt is None:
         return {"mode": "full", "reason": reason}
     prompt, options = request.prompt, request.options
-    found = cache.manager.look_up(prompt, request.scope)
+    found = cache.look_up(prompt, request.scope)
     links = link_placements(cache.layout(prompt, options.position_strategy), options.link_tokens)
     num_link_pages = sum(cache.config.pages_for(at.length) for at in links)
     return {
@@ -35,7 +34,7 @@ def preview(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> dict[str,
         "decision": asdict(options.decision) if options.decision else None,
         "link_tokens": options.link_tokens,
         "tokens": _tokens(prompt, found),
-        "pages": {"needed": found.pages_needed + num_link_pages, "free": cache.manager.num_free_pages},
+        "pages": {"needed": found.pages_needed + num_link_pages, "free": cache.num_free_pages},
         "chunks": _chunks(prompt, found),
     }
 
@@ -49,8 +48,8 @@ def _full_reason(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> str 
 
 
 def _tokens(prompt: ChunkedPrompt, found: Lookup) -> dict[str, int]:
-    cached = [wanted.identity.num_tokens for wanted in found.segments if wanted.entry is not None]
-    missing = {wanted.key: wanted.identity.num_tokens for wanted in found.segments if wanted.entry is None}
+    cached = [wanted.num_tokens for wanted in found.segments if wanted.entry is not None]
+    missing = {wanted.key: wanted.num_tokens for wanted in found.segments if wanted.entry is None}
     return {
         "prompt": len(prompt.token_ids),
         "cached": sum(cached),
@@ -70,4 +69,4 @@ def _chunks(prompt: ChunkedPrompt, found: Lookup) -> list[dict[str, Any]]:
 def _status(wanted: Wanted) -> str:
     if wanted.entry is None:
         return "missing"
-    return "hit" if wanted.entry.state is EntryState.READY else "filling"
+    return "hit" if wanted.is_loadable else "filling"

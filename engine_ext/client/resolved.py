@@ -14,7 +14,7 @@ from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
-from engine_ext.wire.request import CacheOptions, ChunkedRequest, FullAttentionError
+from engine_ext.wire.request import CacheMode, CacheOptions, ChunkedRequest, FullAttentionError
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -34,6 +34,11 @@ class ResolvedRequest:
     lora_request: "LoRARequest | None" = None
     document_keys: tuple[DocumentKey, ...] = ()
     refusal: tuple[str, str] | None = None
+
+    @property
+    def mode(self) -> CacheMode:
+        """The mode that the client asked for."""
+        return self.options.mode
 
     def chunked(self) -> ChunkedPrompt:
         """The segments; raises :class:`FullAttentionError` if the request can't use the cache."""
@@ -83,7 +88,7 @@ def resolve(
         CacheScope(options.namespace, adapter),
         cache_salt,
         lora_request,
-        request.ticket.document_keys,
+        request.document_keys,
         _refusal(request, options, params, adapters.reason(lora_request)),
     )
 

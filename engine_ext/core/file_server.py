@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's threads that move KV between its pool and the app, or its pool and the tiers, beside the engine's steps.
+"""A worker's threads that move KV between its pool and the app or the tiers, beside the engine's steps.
 
-The app is responsible for what it names: pages that are read are leased, and pages that are written belong to an entry
-that nobody can load yet.
+The app guarantees that pages to read are leased, and that pages to write belong to an entry that can't be loaded yet.
 """
 
 import logging
@@ -42,7 +41,7 @@ class TransferServer:
             threading.Thread(target=self._serve, args=arguments, name="transfers", daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        torch.set_num_threads(1)  # of this thread: more would only get in the engine's way
+        torch.set_num_threads(1)  # of this thread: more would slow the engine
         with connection:
             while True:
                 try:

@@ -29,12 +29,12 @@ from kernels.paged import KVCopier, LayerKV, make_pool
 
 
 class PoolTooSmallError(ValueError):
-    """The configured memory holds no page at all."""
+    """The configured memory is smaller than one page."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDescription:
-    """What one worker's pool holds."""
+    """Sizes of one worker's pool."""
 
     num_pages: int
     page_tokens: int
@@ -52,13 +52,13 @@ class WorkerHalf:
         self.copier: KVCopier  # from prepare() on
         # The tag last saved to each page; -1 is no plan's tag.
         self._page_tags = torch.empty(0, dtype=torch.int64)
-        # Pages may go to somebody else while a request that was aborted still saves to them, or one loads what it no
-        # longer holds. Each of these, with its tags, is whole before or after a write from another thread.
+        # Pages may pass to another entry while an aborted request still saves to them or loads from them. Each load and
+        # save, with its tags, is complete before or after a write from another thread.
         self._moving = threading.Lock()
         self._refused_blocks: set[int] = set()
         self.refused_tags: set[int] = set()
         self.token_bytes = 0
-        """Of the KV of one token, in all of this worker's layers."""
+        """Bytes of one token's KV in all of this worker's layers."""
         self._has_sinks = False
         self._compared: list[LayerKV] = []
         self._shifts: ShiftTable | None = None
@@ -69,14 +69,14 @@ class WorkerHalf:
         self.kv_caches = kv_caches
 
     def make_shiftable(self, num_blocks: int, max_tokens: int) -> None:
-        """From now on blocks can be shifted, in steps of up to ``max_tokens`` tokens; none is yet."""
+        """Installs a table of block shifts, all 0, for steps of up to ``max_tokens`` tokens."""
         cache = next(iter(self.kv_caches.values()))
         device = (cache if isinstance(cache, Tensor) else cache[0]).device
         self._shifts = ShiftTable(num_blocks, self.engine_block_size, max_tokens, device)
         install_table(self._shifts)
 
     def shift(self, changes: Mapping[int, int]) -> None:
-        """Sets by how many positions the tokens in blocks are shifted."""
+        """Sets the shifts of blocks, in positions."""
         if changes:
             assert self._shifts is not None, "blocks are shared in place by a server that can't"
             self._shifts.update(changes)
@@ -106,12 +106,12 @@ class WorkerHalf:
         return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
 
     def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
-        """Takes the layers' pools as this worker's; they hold nothing yet."""
+        """Uses the layers' pools, which are empty."""
         self.copier = copier_for(layers, reshape_and_cache)
         self._page_tags = torch.full((len(layers[0].key_pool),), -1, dtype=torch.int64)
 
     def describe(self) -> dict[str, str]:
-        """For people to read: which ``copier`` moves K and V, and the ``layout`` of the engine's blocks."""
+        """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks."""
         layers = self.copier.layers
         blocks = layers[0].key_blocks
         layout = (
@@ -121,7 +121,7 @@ class WorkerHalf:
         return {"copier": self.copier.name, "layout": layout}
 
     def probe(self, layer: AttentionLayer) -> BlockLayout:
-        """Finds out, by writing through the engine's own op, where the layer's cache keeps K and V."""
+        """Finds the layout of K and V in the layer's cache by writing through the engine's own op."""
         cache = layer.cache
         num_blocks, block_size = cache.kernel_blocks(self.engine_block_size)
         return probe_layout(
@@ -181,14 +181,14 @@ class WorkerHalf:
         check_tensors(pools, tensors, num_tokens)
         with self._moving:
             self._page_tags[list(pages)] = -1
-            self._synchronize()  # loads and saves that are on their way, in another stream
+            self._synchronize()  # loads and saves under way in another stream
             for name, tensor in tensors.items():
                 fill_pages(pools[name], pages, tensor)
             self._synchronize()
             self._page_tags[list(pages)] = tag
 
     def forget(self) -> None:
-        """From now on no page has what was saved there."""
+        """Removes the tags of all pages."""
         self._page_tags.fill_(-1)
 
     def take_refused_blocks(self) -> set[int]:
@@ -197,7 +197,7 @@ class WorkerHalf:
         return refused
 
     def take_stats(self) -> TransferStats | None:
-        """What was moved since the last call; ``None`` if nothing was."""
+        """Statistics since the last call; ``None`` if nothing was moved."""
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, TransferStats()
@@ -206,9 +206,9 @@ class WorkerHalf:
     def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int, *, one_token: bool) -> float:
         """Largest difference between the KV in two runs of pages, as a share of the layer's largest value.
 
-        ``one_token``: they are of one token repeated. With attention sinks hidden states then depend on how many
-        tokens there are, but not those that come into the first layer: only that is compared. Layers that only draft
-        are left out: their KV depends on what comes next, and what they draft is verified.
+        ``one_token``: both hold one token repeated. With attention sinks, hidden states then depend on the number of
+        tokens, except the first layer's input: only that layer is compared. Drafting layers are left out: their KV
+        depends on later tokens, and drafts are verified.
         """
         return max(
             relative_difference(tokens_of(pool, pages_a, num_tokens), tokens_of(pool, pages_b, num_tokens))
@@ -218,13 +218,13 @@ class WorkerHalf:
 
     @property
     def device(self) -> torch.device:
-        """Where the pool is."""
+        """The pool's device."""
         return self.copier.layers[0].key_pool.device
 
     def _refuse(self, transfer: BlockTransfer, tags: set[int]) -> None:
         self._stats.refused()
         self.refused_tags.update(tags)
-        # Blocks before the first token to load are other requests' too, and hold what they should.
+        # Blocks before the first token to load are shared with other requests, and valid.
         self._refused_blocks.update(transfer.block_ids[transfer.first_token // self.engine_block_size :])
 
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:

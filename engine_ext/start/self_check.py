@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start-up self-check: does KV that was saved, rotated and loaded equal KV that the engine computes itself?
+"""Start-up self-check: saved, rotated and loaded KV must equal KV that the engine computes itself.
 
 Two checks, both comparing every layer's K and V token by token, through the real engine, pool and kernels:
 
@@ -29,7 +29,7 @@ _SYSTEM, _CHUNK, _QUESTION = 19, 45, 13
 
 
 class SelfCheckError(Exception):
-    """Reuse does not reproduce the engine's own KV; the message says where. The cache must stay off."""
+    """Reuse does not reproduce the engine's own KV; the message says where. The cache stays off."""
 
 
 class SelfCheck:
@@ -50,7 +50,7 @@ class SelfCheck:
             await self._check("rotation", [self._random_token()] * self._length(2), repeat_chunk=True)
 
     async def run_in_place(self, block_tokens: int) -> None:
-        """Is the KV of tokens behind a shared block what the engine computes without sharing?
+        """Checks that KV behind a shared block equals KV computed without sharing.
 
         Raises :class:`SelfCheckError`.
         """
@@ -61,7 +61,7 @@ class SelfCheck:
             await self._behind_shared("in-place", prompt, 0, second)
 
     async def run_shifted(self, block_tokens: int) -> None:
-        """Is the KV of tokens behind a shared block what it is at the positions that they are shifted to?
+        """Checks that KV behind a shared block equals KV at the positions that it is shifted to.
 
         One token repeated, as for rotation: a second block of it, shifted by as many positions as a block has, equals
         the first. Raises :class:`SelfCheckError`.

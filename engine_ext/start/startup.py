@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the engine up with the chunk cache, or without it and with the reason."""
+"""Starts the engine with the chunk cache, or without it, with the reason."""
 
 import asyncio
 import logging
@@ -55,7 +55,7 @@ class ChunkCacheOptions:
     page_tokens: int = 32
     placement: PlacementName = "copy"
     strategy: DefaultStrategy | None = None
-    """Of requests that name none; ``None``: the model decides."""
+    """Default of requests that name none; ``None``: the model's."""
     hash_algorithm: HashAlgorithm = "xxh3_128"
     eviction: EvictionPolicyName = "s3fifo"
     max_pinned_share: float = 0.9
@@ -94,7 +94,7 @@ async def start_chunk_engine(
 
 
 def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> tuple[DefaultStrategy, str | None]:
-    """Adds the connector and the worker extension to the engine's arguments, or says why not."""
+    """Adds the connector and the worker extension to the engine's arguments, or returns the reason against it."""
     if not options.enabled:
         return UNKNOWN, "switched off by --no-chunk-cache"
     model = engine_args.create_model_config()
@@ -108,7 +108,7 @@ def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions
         kv_connector=name,
         kv_connector_module_path=module_path,
         kv_role="kv_both",
-        # Never mix recomputed and composed KV in one request: fail it, and run it anew in full attention.
+        # Never mix recomputed and composed KV in one request: fail it, and run it again in full attention.
         kv_load_failure_policy="fail",
         kv_connector_extra_config={
             "pool_bytes": options.pool_bytes,
@@ -221,20 +221,20 @@ async def _block_sharing(
 
 
 async def _failure(check: Awaitable[None]) -> str | None:
-    """Why a self-check failed; ``None`` if it passed."""
+    """The reason why a self-check failed; ``None`` if it passed."""
     try:
         await check
     except EngineDeadError:
         raise
     except Exception as error:
-        # Not always a verdict, but no proof of exactness either (a model length below the check's prompts, say).
+        # Not always a difference, but no proof of exactness either (a model length below the check's prompts, say).
         kind = "" if isinstance(error, SelfCheckError) else f"{type(error).__name__}: "
         return f"self-check failed: {kind}{error}"
     return None
 
 
 async def _weights(config: VllmConfig) -> str | None:
-    """Digest of the model's weights; ``None`` if there can be none, and then nothing is shared."""
+    """Digest of the model's weights; ``None`` if unknown: then nothing is shared."""
     try:
         return await asyncio.to_thread(weights_digest, config)
     except (UnknownWeightsError, OSError) as error:

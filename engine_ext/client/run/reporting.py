@@ -10,9 +10,9 @@ from vllm.outputs import RequestOutput
 from cache.metrics import ChunkCacheMetrics
 from cache.report import CacheReport, ChunkReport, TokenCounts, explain_segments
 from engine_ext.chunks.fills import FillResult
-from engine_ext.client.preparation import FilledSegments
 from engine_ext.client.request_log import log_finished, summary
 from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.client.run.preparation import FilledSegments
 from engine_ext.client.stages import Stages
 from engine_ext.client.tracing import Span
 from engine_ext.wire.request import FullAttentionError
@@ -64,11 +64,11 @@ class Reporter:
 
     def full(self, why: FullAttentionError) -> None:
         """Describes an answer in full attention instead."""
-        report, prompt = self.report, self._request.prompt
+        report, prompt, options = self.report, self._request.prompt, self._request.options
         report.mode, report.reason = "full", str(why)
         report.links = report.placement = report.opening = None
         report.chunks = [ChunkReport(chunk.chunk) for chunk in report.chunks]
-        if prompt is not None and self._request.options.explain:
+        if prompt is not None and options.explain:
             report.segments = explain_segments(prompt, None)
         self._metrics.full_reasons[why.kind] += 1
 

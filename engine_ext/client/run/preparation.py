@@ -10,11 +10,11 @@ from cache.positions.layout import Layout, Placement
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.fills import FillError, FillResult
-from engine_ext.chunks.links import LinkError, LinkRequests, borrow_links
+from engine_ext.chunks.links import LinkError, LinkRequests
 from engine_ext.chunks.source import SourceResult
 from engine_ext.client.admission import Admission, lease
-from engine_ext.client.call import EngineCall
 from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.client.run.call import EngineCall
 from engine_ext.client.stages import Stages
 from engine_ext.wire.plan import Composition, TransferPlan
 
@@ -46,9 +46,17 @@ class FilledSegments:
         return self.request.composed_salt(self.cache.hasher, self.layout, *more)
 
     def sources(self) -> dict[ChunkKVCache, SourceResult]:
-        """Tiers and replicas that the request's own fills had segments from, or asked in vain."""
+        """Origins of the segments of the request's own fills, where tiers or replicas were asked."""
         pairs = zip(self.lease.fills, self.fills, strict=False)
         return {entry: result.source for job, result in pairs if result.source for entry in job.entries}
+
+    def release(self) -> None:
+        """Ends the lease."""
+        self.cache.release(self.lease)
+
+    async def link(self, links: Lease, requests: LinkRequests) -> list[FillResult]:
+        """Computes link tokens behind the segments; raises :class:`FullAttentionError`."""
+        return await self.cache.link(self.lease, links, requests)
 
     async def forget_refused(self, request_id: str) -> bool:
         """Drops the segments that a worker refused to load; False if there are none."""
@@ -56,8 +64,7 @@ class FilledSegments:
 
     def name_documents(self) -> None:
         """Publishes the segments under the registry's keys."""
-        for entry, key in self.request.documents(self.lease).items():
-            self.cache.manager.name(key, entry)
+        self.cache.name(self.request.documents(self.lease))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ async def filled_segments(
     try:
         yield filled
     finally:
-        filled.cache.release(filled.lease)
+        filled.release()
 
 
 @asynccontextmanager
@@ -87,7 +94,7 @@ async def computed_links(filled: FilledSegments, call: EngineCall, stages: Stage
         yield ComputedLinks()
         return
     cache, request = filled.cache, filled.request
-    links = borrow_links(cache.manager, request.chunked().token_ids, filled.link_placements, request.scope)
+    links = cache.borrow_links(request.chunked(), filled.link_placements, request.scope)
     try:
         yield ComputedLinks(links, await _link(filled, links, call, stages))
     finally:
@@ -97,7 +104,7 @@ async def computed_links(filled: FilledSegments, call: EngineCall, stages: Stage
 async def _filled(
     cache: ChunkCache | CacheOff, request: ResolvedRequest, call: EngineCall, stages: Stages
 ) -> FilledSegments:
-    """If a fill fails, whoever waited for it and comes first starts it once more."""
+    """Leases and fills; after a failed fill, the first request that waited for it tries again."""
     request.chunked()  # a request refused without a look at the cache has no stage "plan"
     for attempt in range(1, FILL_ATTEMPTS + 1):
         with stages.stage("plan"):
@@ -117,12 +124,13 @@ async def _fill(
 ) -> list[FillResult]:
     if all(segment.status is ChunkStatus.HIT for segment in leased.segments):
         return []
-    fills, salt = admission.cache.fills, request.plain_salt(admission.cache.hasher)
+    cache = admission.cache
+    salt = request.plain_salt(cache.hasher)
     with stages.stage("fill") as span:
         span.describe({"fills": len(leased.fills)})
         kwargs = call.fill_kwargs(span.headers)
-        tasks = fills.start(leased, call.request_id, salt, request.documents(leased), **kwargs)
-        return await fills.wait(leased, tasks)
+        tasks = cache.start_fills(leased, call.request_id, salt, request.documents(leased), **kwargs)
+        return await cache.wait(leased, tasks)
 
 
 async def _link(filled: FilledSegments, links: Lease, call: EngineCall, stages: Stages) -> list[FillResult]:
@@ -136,7 +144,7 @@ async def _link(filled: FilledSegments, links: Lease, call: EngineCall, stages: 
         span.describe({"links": len(links.chunks)})
         requests = LinkRequests(call.request_id, context, salt_of, call.fill_kwargs(span.headers))
         try:
-            return await filled.cache.linker.link(filled.lease, links, requests)
+            return await filled.link(links, requests)
         except LinkError:
             await filled.forget_refused(call.request_id)
             raise

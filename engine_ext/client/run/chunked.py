@@ -8,11 +8,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
-from engine_ext.client.call import EngineCall, is_error
-from engine_ext.client.comparison import Comparison
-from engine_ext.client.preparation import FilledSegments, computed_links, filled_segments
-from engine_ext.client.reporting import Reporter
 from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.client.run.call import EngineCall, is_error
+from engine_ext.client.run.comparison import Comparison
+from engine_ext.client.run.preparation import FilledSegments, computed_links, filled_segments
+from engine_ext.client.run.reporting import Reporter
 from engine_ext.client.stages import Stages
 from engine_ext.client.tracing import Span
 from engine_ext.wire.plan import TransferPlan
@@ -20,7 +20,7 @@ from engine_ext.wire.request import FullAttentionError, Outputs, RequestContext
 
 
 class ChunkCacheUnavailableError(VLLMValidationError):
-    """``cache.mode = "chunked"`` was asked for and can't be given; the message says why. Nothing was run."""
+    """A request with ``cache.mode = "chunked"`` can't use the cache; the message says why. Nothing was run."""
 
 
 class ChunkedRun:
@@ -83,7 +83,7 @@ class ChunkedRun:
                 yield self._reported(output)
 
     async def _full(self, fallback: FullAttentionError) -> Outputs:
-        if self._request.options.mode == "chunked":
+        if self._request.mode == "chunked":
             raise ChunkCacheUnavailableError(
                 f"cache.mode is chunked, but {fallback}", parameter="cache.mode", value="chunked"
             )
@@ -97,7 +97,7 @@ class ChunkedRun:
         return self._call.with_salt(self._request.plain_salt(self._cache.hasher))
 
     def _comparison(self) -> Comparison | None:
-        return Comparison.of_call(self._call) if self._request.options.mode == "compare" else None
+        return Comparison.of_call(self._call) if self._request.mode == "compare" else None
 
     async def _compare(self, comparison: Comparison, output: RequestOutput) -> None:
         """Records an output; after the last one, full attention answers too."""

@@ -13,14 +13,14 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from engine_ext.client.call import EngineCall
+from engine_ext.client.run.call import EngineCall
 from engine_ext.wire.plan import Composition, TransferPlan
 from engine_ext.wire.request import Outputs
 
 TOP: Final = 20
 """Most probable tokens of each position whose log probabilities are compared, where the server allows as many."""
 _LEAST: Final = -20.0
-"""What is less probable is taken for this: rounding, and tokens that are ruled out."""
+"""Lower bound of log probabilities, against rounding and tokens that are ruled out."""
 
 
 class Comparison:
@@ -85,7 +85,7 @@ class Comparison:
         return self._call.generate(prompt, params, f"{self._call.request_id}-{name}")
 
     async def _answer(self, prompt: dict[str, Any]) -> tuple[RequestOutput, dict[str, float]]:
-        """Full attention's own answer, asked for as the other was, and how long it took."""
+        """Full attention's own answer, with the same parameters, and its times."""
         params = self.params.clone()
         params.output_kind = RequestOutputKind.CUMULATIVE
         started = time.perf_counter()
@@ -97,10 +97,10 @@ class Comparison:
         return answer, {"first_token": first * 1e3, "total": (time.perf_counter() - started) * 1e3}
 
     async def _judged(self, prompt: dict[str, Any]) -> list[Mapping[int, Any]]:
-        """Log probabilities in full attention where the other answer's tokens are, most of them as a prompt's.
+        """Log probabilities of the cached answer's tokens in full attention, most of them as a prompt's.
 
-        Those of the prompt itself are not looked at: what vLLM's prefix cache has of it is not computed again. All
-        others are: what the cache has has no log probabilities.
+        The prompt's own log probabilities are not needed, so its tokens in vLLM's prefix cache are not computed again.
+        All later tokens are: cached tokens have no log probabilities.
         """
         params = SamplingParams(
             max_tokens=1,
@@ -123,15 +123,15 @@ class Comparison:
         of_prompt, of_last = output.prompt_logprobs, output.outputs[0].logprobs
         assert of_prompt is not None
         assert of_last is not None
-        # From the end: there may be none of tokens that were not computed.
+        # From the end: tokens that were not computed have none.
         return [*of_prompt[len(of_prompt) - len(others) :], *of_last]
 
 
 def kl_divergence(full: Mapping[int, Any], cached: Mapping[int, Any]) -> float:
     """Kullback-Leibler divergence D(full || cached) in nats, at least, of two distributions over the vocabulary.
 
-    Of each some tokens' log probabilities are known (vLLM's ``Logprob`` by token id). Those that both name are compared
-    one by one and all others as if they were one token, which can only make it smaller.
+    Each has log probabilities of some tokens (vLLM's ``Logprob`` by token id). Tokens in both are compared one by one,
+    all others as if they were one token, which can only lower the result.
     """
     pairs = [(full[token].logprob, cached[token].logprob) for token in full.keys() & cached.keys()]
     pairs.append((_log_of_others(one for one, _ in pairs), _log_of_others(other for _, other in pairs)))
