@@ -2,10 +2,10 @@
 """Link tokens: the first tokens of each chunk but the first, recomputed behind the whole prompt before them.
 
 A chunk's cached KV knows nothing of the chunks before it, and its first tokens, which draw much of the attention, act
-as if each chunk were the prompt's beginning. Computing these few in their real context recovers part of the quality lost
-to isolation (LegoLink in EPIC, https://arxiv.org/abs/2410.15332). A *link request* has the prompt up to a chunk's last link
-token: all earlier tokens are loaded, and the link tokens' KV is saved to pages of this one request, which loads them in
-place of the chunk's first tokens.
+as if each chunk were the prompt's beginning. Computing these few in their real context recovers part of the quality
+lost to isolation (LegoLink in EPIC, https://arxiv.org/abs/2410.15332). A *link request* has the prompt up to a chunk's
+last link token: all earlier tokens are loaded, and the link tokens' KV is saved to pages of this one request, which
+loads them in place of the chunk's first tokens.
 
 With context ``cached``, link tokens see earlier chunks as they are cached, and all link requests go to the engine at
 once. With ``chained`` they see earlier chunks with their link tokens, so each waits for the one before it.
