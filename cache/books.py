@@ -53,7 +53,7 @@ class Books:
         return self.pins.num_pages + sum(entry.num_pages for entry in held if not entry.pinned)
 
     def available_pages(self, sparing: Set[ChunkKVCache]) -> int:
-        """Pages that are free, or could be freed by evicting any entry of the index but those in ``sparing``."""
+        """Pages that are free or can be freed by evictions, except of entries in ``sparing``."""
         held = self._leased() | self.filling | self.detached | sparing
         pinned = self.pins.num_pages - sum(entry.num_pages for entry in held if entry.pinned)
         return self.config.num_pages - sum(entry.num_pages for entry in held) - pinned

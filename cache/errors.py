@@ -11,4 +11,4 @@ class CapacityError(ChunkCacheError):
 
 
 class IntegrityError(ChunkCacheError):
-    """The manager's books don't balance: a defect. The cache must not be used any more."""
+    """The manager's books don't balance: a defect. The cache must not be used further."""

@@ -86,7 +86,7 @@ class ChunkCacheManager:
         return look_up(prompt, scope, self.hasher, self.index, self.config)
 
     def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease:
-        """Leases every segment before the question, allocating pages for those missing.
+        """Leases every segment before the question, allocating pages for missing ones.
 
         Raises :class:`CapacityError`, having evicted nothing, if they can't all be held.
         """
@@ -118,7 +118,7 @@ class ChunkCacheManager:
         return lease
 
     def borrow(self, identities: Sequence[SegmentIdentity], placements: Sequence[Placement]) -> Lease:
-        """A lease on segments for one request alone: the index never finds them, and they end with the lease.
+        """A lease on segments for one request alone, which end with it.
 
         Raises :class:`CapacityError`, having evicted nothing, if they can't all be held.
         """
@@ -228,7 +228,7 @@ class ChunkCacheManager:
         return self._books.num_pages_held()
 
     def available_pages(self, sparing: Set[ChunkKVCache]) -> int:
-        """Pages that are free, or could be freed by evicting any entry of the index but those in ``sparing``."""
+        """Pages that are free or can be freed by evictions, except of entries in ``sparing``."""
         return self._books.available_pages(sparing)
 
     def oldest_lease_seconds(self) -> float:

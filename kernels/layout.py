@@ -21,7 +21,7 @@ _PROBED_BLOCKS = 2
 class LayoutProbeError(RuntimeError):
     """The cache layout cannot be described by strides.
 
-    The message says what failed, which numbers were seen and what the caller can do.
+    The message has the failure, the numbers found and advice to the caller.
     """
 
     def __init__(self, cause: str, seen: str, advice: str) -> None:

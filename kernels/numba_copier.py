@@ -45,7 +45,7 @@ class NumbaCopier(KVCopier):
 
     @staticmethod
     def supports(layers: Sequence[LayerKV]) -> bool:
-        """Whether runs of tokens are runs of memory in all layers, and torch has too few threads to be faster."""
+        """Whether this code is the fastest: runs of memory in all layers, few torch threads."""
         return torch.get_num_threads() <= MOST_TORCH_THREADS and all(map(_has_runs, layers))
 
     def _save(self, slots: Tensor, rows: Tensor) -> None:
@@ -75,7 +75,7 @@ class NumbaCopier(KVCopier):
 
 @dataclass(frozen=True)
 class _Operand:
-    """K or V in blocks or pages: the memory of a `[blocks, tokens, H, D]` view, and the view's strides."""
+    """K or V in blocks or pages: memory and strides of a `[blocks, tokens, H, D]` view."""
 
     memory: Array
     strides: Strides
@@ -103,7 +103,10 @@ class _Layer:
 
 
 def _has_runs(layer: LayerKV) -> bool:
-    """Whether runs of tokens are runs of memory: tokens side by side in K, whole tokens in V."""
+    """Whether runs of tokens are runs of memory.
+
+    In K, tokens lie side by side; in V, whole tokens follow one another.
+    """
     keys, values = (layer.key_blocks, layer.key_pool), (layer.value_blocks, layer.value_pool)
     return (
         all(view.device.type == "cpu" and view.dtype == torch.float32 for view in (*keys, *values))

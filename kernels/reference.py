@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference copier, one token and one number at a time: the oracle of tests and check scripts."""
+"""The reference copier, number by number: the oracle of tests and check scripts."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving K and V with Triton: one launch for K and one for V, each of all layers with one layout."""
+"""Moving K and V with Triton, in one launch each per group of layers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -102,7 +102,7 @@ class TritonCopier(KVCopier):
         )
 
     def _send_indices(self, *parts: Tensor) -> Tensor:
-        """Int64 `[parts, n or n + 1]`: rows begin at multiples of 16 bytes, or Triton would compile for each case."""
+        """Int64 `[parts, n or n + 1]`, rows aligned to 16 bytes, so that Triton compiles once."""
         num_tokens = len(parts[0])
         indices = torch.zeros(len(parts), num_tokens + num_tokens % 2, dtype=torch.int64)
         for row, part in zip(indices, parts, strict=True):
@@ -111,7 +111,7 @@ class TritonCopier(KVCopier):
 
 
 class _Operands:
-    """K or V of several layers, in blocks or in the pool: views `[blocks, size, H, D]` of the same strides."""
+    """K or V of several layers: views `[blocks, size, H, D]` of the same strides."""
 
     def __init__(self, views: Sequence[Tensor]) -> None:
         self.first = views[0]

@@ -71,7 +71,7 @@ def move_tokens(
 
     `source` and `target` are the first layer's; `*_layers`, int64 `[layers]`, have each layer's distance from it in
     elements, a multiple of `ALIGNED`. `*_tokens`, int64 `[n]`, have each token's slot or row, of which `*_SIZE` lie in
-    a block or page. What follows them are strides. An item of work is a tile of tokens of one head of one layer.
+    a block or page. Strides follow them. An item of work is a tile of tokens of one head of one layer.
 
     `turns`, int64 `[n]`, has each token's rotation, or -1 for none. `cos` and `sin` are float32 `[tables, num_turns,
     PAIRS]`, and `tables`, int64 `[layers]`, has each layer's. A pair is `(i, i + PAIRS)` if `IS_NEOX`, else `(2 i,

@@ -151,7 +151,7 @@ class GDSF(Generic[EntryT]):
 
 
 class S3FIFO(Generic[EntryT]):
-    """S3-FIFO (Yang et al., FIFO queues are all you need, SOSP 2023): evicts early what is not soon used again.
+    """S3-FIFO: early eviction of entries without another use (Yang et al., SOSP 2023).
 
     New entries pass through a small queue, a tenth of the pages; entries used more than once there move on to the main
     queue. The main queue is a FIFO with as many second chances as the entry has had uses, at most three. Keys evicted

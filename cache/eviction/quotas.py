@@ -57,7 +57,7 @@ class Usage:
         return self._pages[owner], self._segments[owner]
 
     def surplus(self, owner: str, pages: int, segments: int) -> tuple[int, int]:
-        """Pages and segments that ``owner`` has to give up for so many new ones; 0 or less: none."""
+        """Pages and segments that ``owner`` must give up for new ones; 0 or less: none."""
         quota = self._quota_of(owner)
         return (
             0 if quota.pages is None else self._pages[owner] + pages - quota.pages,

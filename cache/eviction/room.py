@@ -18,9 +18,10 @@ class Room:
         self._books = books
 
     def evictions(self, found: Lookup, owner: str, more_pages: int = 0, more_segments: int = 0) -> list[ChunkKVCache]:
-        """Entries to evict until the missing segments fit, and so many pages and segments more; spares those found.
+        """Entries to evict until the missing segments, and more pages and segments, fit.
 
-        An owner that would exceed its quota makes room for itself first. Raises :class:`CapacityError`.
+        Found entries are spared. An owner that would exceed its quota makes room for itself first. Raises
+        :class:`CapacityError`.
         """
         usage, pool = self._books.usage, self._books.pool
         num_pages, spared = found.pages_needed + more_pages, found.entries
@@ -36,7 +37,7 @@ class Room:
     def _victims(
         self, pages: int, segments: int, spared: Set[ChunkKVCache], owner: str | None = None
     ) -> list[ChunkKVCache] | None:
-        """Entries (of ``owner``, if given) with so many pages and segments; ``None`` if there are too few."""
+        """Entries (of ``owner``, if given) with enough pages and segments; ``None`` if there are too few."""
         victims: list[ChunkKVCache] = []
         if max(pages, segments) <= 0:
             return victims

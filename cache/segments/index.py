@@ -75,7 +75,7 @@ class ChunkKVCache:
     is_system: bool
     state: EntryState = EntryState.FILLING
     detached: bool = False
-    """Not found by requests any more; holders of a lease may still load it."""
+    """Not in the index; holders of a lease may still load it."""
     leases: int = 0
     hits: int = 0
     pinned: bool = False

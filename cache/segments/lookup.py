@@ -67,7 +67,7 @@ def look_up(
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How the pool can hold a prompt's segments: those found, and the entries to evict for the others."""
+    """A way to hold a prompt's segments: the lookup, and the entries to evict."""
 
     found: Lookup
     evicted: list[ChunkKVCache]

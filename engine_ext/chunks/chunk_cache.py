@@ -194,7 +194,7 @@ class ChunkCache:
         return self.manager.lease(fit, layout)
 
     def borrow_links(self, prompt: ChunkedPrompt, placements: Sequence[Placement], scope: CacheScope) -> Lease:
-        """A lease on pages for link tokens, yet to be computed; raises :class:`FullAttentionError`."""
+        """A lease on pages for link tokens; raises :class:`FullAttentionError`."""
         try:
             return self.manager.borrow(link_identities(prompt, placements, scope), placements)
         except CapacityError as error:

@@ -24,7 +24,7 @@ from engine_ext.wire.request import FullAttentionError
 
 
 class FillError(FullAttentionError):
-    """A fill that the request waited for did not save its KV. Its entries are gone."""
+    """A fill that the request waited for did not save its KV. Its entries are detached."""
 
     def __init__(self, message: str) -> None:
         super().__init__("fill failed", message)
@@ -32,7 +32,7 @@ class FillError(FullAttentionError):
 
 @dataclass(frozen=True, slots=True)
 class FillResult:
-    """Tokens computed in one fill request: all, and those of the saved segments.
+    """Tokens computed in one fill request: in all, and in the saved segments.
 
     Both are 0 if the segments came from ``source``.
     """
@@ -47,14 +47,14 @@ FillTask = asyncio.Task[FillResult]
 
 @dataclass(frozen=True, slots=True)
 class FillLimits:
-    """How many fill requests may be in the engine at once, and how many may wait for that."""
+    """Limits on fill requests in the engine, and on waiting ones."""
 
     max_running: int = 16
     max_queued: int = 1024
 
 
 class FillRunner:
-    """Runs fill jobs as tasks of their own, so that a fill outlives the request that started it.
+    """Runs fill jobs as tasks that outlive the requests that started them.
 
     A fill is aborted only when no lease is left on its entries. ``on_computed`` is called with entries that other
     processes may store, ``on_end`` after each fill.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Link tokens: the first tokens of each chunk but the first, recomputed behind the whole prompt before them.
+"""Link tokens: the first tokens of later chunks, recomputed behind all earlier tokens.
 
 A chunk's cached KV knows nothing of the chunks before it, and its first tokens, which draw much of the attention, act
 as if each chunk were the prompt's beginning. Computing these few in their real context recovers part of the quality

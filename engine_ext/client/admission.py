@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission to the chunk cache: the same checks, in the same order, for a run and for its preview."""
+"""Admission to the chunk cache: the same checks for a run and its preview."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from engine_ext.client.resolved import ResolvedRequest
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that the cache can serve: where its segments and link tokens go, and how the pool can hold them."""
+    """A request that the cache can serve: places of its segments, and room for them."""
 
     cache: ChunkCache
     layout: Layout
@@ -27,7 +27,7 @@ class Admission:
 
 
 def admit(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> Admission:
-    """Admits ``request``, changing nothing; raises :class:`FullAttentionError` if it has to run in full attention."""
+    """Admits ``request``, changing nothing; raises :class:`FullAttentionError` if refused."""
     prompt, usable, options = request.chunked(), cache.usable(), request.options
     layout = usable.layout(prompt, options.position_strategy)
     links = link_placements(layout, options.link_tokens)

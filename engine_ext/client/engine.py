@@ -229,7 +229,7 @@ class ChunkEngine:
 
 
 def _refuse_foreign_plan(params: Any, *, any_params: bool) -> None:
-    """Refuses a client's plan, which could name others' pages or break the connector, even with the cache off.
+    """Refuses a client's plan, which could name others' pages or break the connector.
 
     With the cache on, other ``kv_transfer_params`` are refused too.
     """

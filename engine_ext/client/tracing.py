@@ -39,7 +39,7 @@ class Span(Protocol):
 
 
 def start_request(headers: TraceHeaders, arrived: float | None = None, *, enabled: bool) -> Span:
-    """The span of a request whose client sent ``headers``, from when it ``arrived`` (seconds since the epoch) or now.
+    """The span of a request with the client's ``headers``, from ``arrived`` (Unix time) or now.
 
     vLLM's span of the request starts when it arrived, and should not start before ours.
     """

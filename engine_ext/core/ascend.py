@@ -34,14 +34,14 @@ def reshape_and_cache() -> ReshapeAndCache:
 
 
 def write_tokens(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """Writes K and V ``[T, heads, head size]`` to cache slots, int64 ``[T]``, with the engine's own writer."""
+    """Writes K and V ``[T, heads, head size]`` to slots, int64 ``[T]``, with the engine's writer."""
     reshape_and_cache()(
         key=key, value=value, key_cache=key_cache, value_cache=value_cache, slot_mapping=slots.int().contiguous()
     )
 
 
 def unsupported_reason(config: "VllmConfig") -> str | None:
-    """The reason why KV can't be read and written token by token with this device and model, if any."""
+    """The reason why KV can't be moved token by token with this device and model."""
     from vllm_ascend.ascend_config import get_ascend_config
     from vllm_ascend.utils import is_310p
 

@@ -58,7 +58,7 @@ def _table(rope: Any) -> Tensor:
 
 
 def _table_of_transformers(rope: Any) -> Tensor:
-    """The frequencies of a module of transformers' own, which vLLM uses for models without code of its own."""
+    """The frequencies of transformers' module, in models without code in vLLM."""
     if rope.rope_type not in _STATIC_TYPES or "layer_type" in inspect.signature(rope.forward).parameters:
         raise ValueError(f"RoPE of type {rope.rope_type!r} in transformers' own code")
     positions = torch.arange(rope.max_seq_len_cached, device=rope.inv_freq.device)[None]

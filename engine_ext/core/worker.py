@@ -121,7 +121,7 @@ class WorkerHalf:
         return {"copier": self.copier.name, "layout": layout}
 
     def probe(self, layer: AttentionLayer) -> BlockLayout:
-        """Finds the layout of K and V in the layer's cache by writing through the engine's own op."""
+        """Finds the layout of K and V in a layer's cache through the engine's writer."""
         cache = layer.cache
         num_blocks, block_size = cache.kernel_blocks(self.engine_block_size)
         return probe_layout(
@@ -204,7 +204,7 @@ class WorkerHalf:
         return stats
 
     def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int, *, one_token: bool) -> float:
-        """Largest difference between the KV in two runs of pages, as a share of the layer's largest value.
+        """Largest difference between KV in two runs of pages, relative to the layer's largest value.
 
         ``one_token``: both hold one token repeated. With attention sinks, hidden states then depend on the number of
         tokens, except the first layer's input: only that layer is compared. Drafting layers are left out: their KV

@@ -63,7 +63,7 @@ def weights_digest(config: VllmConfig) -> str:
 
 
 def files_digest(folder: Path) -> str:
-    """Digest of the contents of all files that weights, or the model's code or configuration, may come from.
+    """Digest of the contents of all files of weights, code and configuration.
 
     Reads all files. JSON in subfolders is ignored: results, or the same model in another format.
     """

@@ -33,7 +33,7 @@ class SelfCheckError(Exception):
 
 
 class SelfCheck:
-    """Runs before the engine serves anybody, on pages of the empty pool."""
+    """Runs before the engine serves requests, on pages of the empty pool."""
 
     def __init__(self, llm: AsyncLLM, config: ChunkCacheConfig) -> None:
         self._llm = llm

@@ -113,7 +113,7 @@ def _header(data: Buffer) -> tuple[dict[str, Any], int]:
 
 
 def _check_extent(header: dict[str, Any], num_bytes: int) -> None:
-    """Checks that the tensors fill the file: a small header could else have data read and hashed repeatedly."""
+    """Checks that the tensors fill the file, so that none is read and hashed twice."""
     extents = (fields["data_offsets"] for fields in header.values())
     if sum(end - begin for begin, end in extents) != num_bytes:
         raise ValueError(f"tensors of another length than the {num_bytes} bytes behind the header")

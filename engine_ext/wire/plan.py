@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans between the app and the engine: tokens of a request, and the pages to load from or save to.
+"""Plans of loads and saves, between the app and the engine.
 
 A :class:`TransferPlan` travels inside a request's ``kv_transfer_params``, so it holds plain lists and integers
 there. A :class:`StepTransfers` travels from the connector's scheduler half to its worker half, once per step.

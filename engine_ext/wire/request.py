@@ -54,7 +54,7 @@ class CacheOptions:
     In scope ``system`` a chunk is computed, and reused, behind the same system segment only; in scope ``isolated`` it
     is computed behind the chat template's constant opening, and reused behind any system segment.
 
-    The first ``link_tokens`` tokens of each chunk but the first are computed anew (:mod:`engine_ext.chunks.links`);
+    The first ``link_tokens`` tokens of each chunk but the first are recomputed (:mod:`engine_ext.chunks.links`);
     needs the position strategy ``offset``. In ``canonical`` order the same chunks always make the same prompt, so that
     vLLM's own prefix cache finds its beginning.
     """

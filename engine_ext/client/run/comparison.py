@@ -27,7 +27,7 @@ class Comparison:
     """Records an answer over cached chunks as it comes; then full attention answers, and judges that answer."""
 
     def __init__(self, call: EngineCall, model: ModelConfig, block_tokens: int | None) -> None:
-        """``call`` is the request's, ``block_tokens`` the size of the blocks in vLLM's prefix cache, if it is on.
+        """``block_tokens`` is the block size of vLLM's prefix cache, if it is on.
 
         Raises ``VLLMValidationError`` if nothing could be compared.
         """

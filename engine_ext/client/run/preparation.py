@@ -69,7 +69,7 @@ class FilledSegments:
 
 @dataclass(frozen=True, slots=True)
 class ComputedLinks:
-    """A lease on link tokens that can be loaded, if there are any, and the results of their requests."""
+    """A lease on computed link tokens, if any, and the results of their requests."""
 
     lease: Lease | None = None
     results: Sequence[FillResult] = ()
@@ -79,7 +79,7 @@ class ComputedLinks:
 async def filled_segments(
     cache: ChunkCache | CacheOff, request: ResolvedRequest, call: EngineCall, stages: Stages
 ) -> AsyncIterator[FilledSegments]:
-    """Leases the segments of ``request`` and fills what is missing; raises :class:`FullAttentionError`."""
+    """Leases the segments of ``request`` and fills missing ones; raises :class:`FullAttentionError`."""
     filled = await _filled(cache, request, call, stages)
     try:
         yield filled
