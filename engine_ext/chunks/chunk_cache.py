@@ -86,7 +86,7 @@ class ChunkCache:
         self,
         llm: AsyncLLM,
         config: ChunkCacheConfig,
-        limits: FillLimits = FillLimits(),  # noqa: B008  (frozen)
+        limits: FillLimits,
         *,
         transfers: PoolTransfers | None = None,
         tiers: dict[str, int] | None = None,

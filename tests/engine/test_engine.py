@@ -22,6 +22,7 @@ from cache.manager import ChunkCacheManager
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.report import CacheReport
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.fills import FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.startup import ChunkCacheOptions, prepare_pool, start_chunk_engine
 from engine_ext.wire.vllm_compat import tokens_input
@@ -79,7 +80,7 @@ async def prepared(engine: ChunkEngine) -> tuple[ChunkEngine, ChunkCacheManager]
     """The same engine with an empty chunk cache."""
     config = await prepare_with(engine, "none")
     assert isinstance(config, ChunkCacheConfig)
-    cache = ChunkCache(engine.llm, config)
+    cache = ChunkCache(engine.llm, config, FillLimits())
     return ChunkEngine(engine.llm, cache), cache.manager
 
 

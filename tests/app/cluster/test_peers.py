@@ -24,6 +24,7 @@ from cache.config import ChunkCacheConfig
 from cache.positions.layout import ChunkedPrompt
 from cache.segments.holdings import DocumentKey, Holding, Tier
 from engine_ext.chunks.chunk_cache import ChunkCache
+from engine_ext.chunks.fills import FillLimits
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
@@ -75,7 +76,7 @@ class Node:
         self.name, self.id, self.registry = name, f"{ord(name):012x}", registry
         self.llm = FakeLLM()
         config = ChunkCacheConfig(256, PAGE_TOKENS, fingerprint, page_bytes=100)
-        self.cache = ChunkCache(self.llm, config, transfers=FakeTransfers(self.llm))
+        self.cache = ChunkCache(self.llm, config, FillLimits(), transfers=FakeTransfers(self.llm))
         self.transfers, self.manager = self.cache.transfers, self.cache.manager
         self.engine = ChunkEngine(self.llm, self.cache)
         self.app = FastAPI()
