@@ -35,7 +35,7 @@ _TO_BLOCKS, _TO_PAGES = (0, 2), (2, 0)
 
 
 class NumbaCopier(KVCopier):
-    """Copies runs of tokens that lie in one block and one page and have one rotation."""
+    """Copies runs of tokens in one block and one page, with one rotation."""
 
     name = "numba"
 

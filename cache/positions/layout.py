@@ -99,7 +99,7 @@ class Chunk:
 
     @property
     def label(self) -> dict[str, Any]:
-        """JSON that identifies the chunk: ``index`` and ``id`` of its document, ``part`` if there are several."""
+        """JSON of the chunk: ``index`` and ``id`` of its document, ``part`` of several."""
         part = {"part": {"number": self.part[0], "of": self.part[1]}} if self.part else {}
         return {"index": self.document, "id": self.id, **part}
 
@@ -169,7 +169,7 @@ class Layout:
         return [self.strategy.value, *place, self.system.length, *(chunk.length for chunk in self.chunks)]
 
     def in_place(self) -> "Layout":
-        """The same distances, with the question moved instead of the keys, by the system segment's rotation."""
+        """The same distances, with the question moved by the system segment's rotation instead of the keys."""
         shift = self.system.delta
         system, *chunks = (replace(at, delta=at.delta - shift) for at in (self.system, *self.chunks))
         return replace(self, system=system, chunks=tuple(chunks), shift=shift)
@@ -201,7 +201,7 @@ class PositionReindexer:
         return layout.in_place() if self._fits_in_place(prompt, layout) else layout
 
     def _fits_in_place(self, prompt: ChunkedPrompt, layout: Layout) -> bool:
-        """Whether chunks keep their computed positions once the question moves, and no block has two segments."""
+        """Whether chunks keep their computed positions, and no block has two segments."""
         if self._sharing is None or prompt.opening is not None:
             return False
         segments, size = (layout.system, *layout.chunks), self._sharing.block_tokens

@@ -42,7 +42,7 @@ _Name = tuple[str, str]  # namespace, id
 
 
 class ChunkIds:
-    """Maps ids to texts, per namespace, while at least one of the chunk's segments is cached."""
+    """Maps ids to texts, per namespace, while a segment of the chunk is cached."""
 
     def __init__(self) -> None:
         self._registered: dict[_Name, _Registration] = {}

@@ -71,7 +71,7 @@ class ChunkHasher:
 
 
 def framed(field: bytes) -> bytes:
-    """The field with its length in front, so that different field lists differ in their bytes."""
+    """The field behind its length, so that different lists have different bytes."""
     return len(field).to_bytes(8, "little") + field
 
 

@@ -24,7 +24,7 @@ class DocumentKey(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """One replica's KV of one document: tier, tokens, and bytes on all of its devices together."""
+    """One replica's KV of one document: tier, tokens, and bytes on all devices."""
 
     tier: Tier
     tokens: int

@@ -11,7 +11,7 @@ from cache.segments.hashing import CacheScope, ChunkHash
 
 
 class EntryState(Enum):
-    """Life of a cached segment's KV: it is being computed, can be loaded, or was never saved."""
+    """State of a segment's KV: being computed, loadable, or never saved."""
 
     FILLING = auto()
     READY = auto()
@@ -128,6 +128,6 @@ class ChunkHashIndex:
         return displaced
 
     def remove(self, entry: ChunkKVCache) -> None:
-        """Removes ``entry`` if the index still holds it (and not another entry of the same key)."""
+        """Removes ``entry``, unless the index holds another entry of its key."""
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]

@@ -52,9 +52,9 @@ class TierChain:
         check: Callable[[Buffer], Result],
         events: Events,
     ) -> tuple[str, Result] | None:
-        """The tier of the first file that passes ``check`` (else it raises ``ValueError``), and the check's result.
+        """The tier of the first file that passes ``check``, and the check's result.
 
-        No file has more than ``max_bytes``.
+        ``check`` raises ``ValueError`` for a bad file; no file has more than ``max_bytes``.
         """
         for i, tier in enumerate(self.tiers):
             if tier.name not in among:

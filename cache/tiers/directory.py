@@ -98,7 +98,7 @@ class DirectoryTier:
             self._remove(lock, address)
 
     def quarantine(self, address: Address) -> None:
-        """Moves a file below ``quarantine``, where its bytes still count and the oldest are evicted first."""
+        """Moves a file to ``quarantine``, where it still counts and is evicted first."""
         with self._locked():
             path = self.path(address)
             target = self.root / QUARANTINE / path.name

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class CacheOff:
-    """No chunk cache: nothing is found, held or stored, and every use is refused for ``reason``."""
+    """No chunk cache: finds, holds and stores nothing; refuses every use for ``reason``."""
 
     sharing: Final = None
     transfers: Final = None
@@ -230,7 +230,7 @@ class ChunkCache:
         self._check_if_idle()
 
     async def forget_refused(self, lease: Lease, request_id: str) -> bool:
-        """Drops the segments that a worker refused to load, so that the next request fills them again.
+        """Drops segments that a worker refused to load; the next request fills them again.
 
         False if there are none: the engine's error has another cause.
         """
@@ -272,7 +272,7 @@ class ChunkCache:
         self._next_integrity_check = ended + max(1.0, 100 * (ended - started))
 
     def _check_if_idle(self) -> None:
-        """Checks the books if nothing is under way, in at most a hundredth of the time."""
+        """Checks the books if the manager is idle, in at most 1 % of the time."""
         if time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
             self.check_integrity()
 

@@ -217,5 +217,5 @@ class FillRunner:
 
 
 def _result(job: FillJob, num_computed: int) -> FillResult:
-    """Cached tokens come first, so the computed ones are the last: the chunk's, then the system segment's."""
+    """Counts computed tokens from the end: the chunk's, then the system segment's."""
     return FillResult(num_computed, min(num_computed, job.num_tokens))

@@ -37,13 +37,13 @@ class LinkError(FullAttentionError):
 
 
 def link_placements(layout: Layout, num_tokens: int) -> list[Placement]:
-    """Where the first ``num_tokens`` tokens of each chunk but the first are, in a layout without overlaps."""
+    """Placements of the first ``num_tokens`` tokens of later chunks, in a layout without overlaps."""
     behind = layout.chunks[1:] if num_tokens else ()
     return [Placement(at.start, min(num_tokens, at.length), at.position, 0) for at in behind]
 
 
 def link_identities(prompt: ChunkedPrompt, placements: Sequence[Placement], scope: CacheScope) -> list[SegmentIdentity]:
-    """Identities of link tokens: each segment stands behind all that comes before it in the prompt."""
+    """Identities of link tokens, each behind all earlier tokens of the prompt."""
     packed = pack(tuple(prompt.token_ids))
     return [SegmentIdentity(scope, take(packed, 0, at.start), take(packed, at.start, at.length)) for at in placements]
 

@@ -67,7 +67,7 @@ class TierSource:
 
 
 def note_events(metrics: ChunkCacheMetrics, answers: Iterable[Answer]) -> None:
-    """Counts the tiers' events and bytes: host memory is each worker's own, other tiers are shared."""
+    """Counts the tiers' events and bytes; workers share all tiers but host memory."""
     answers = list(answers)
     for tier in answers[0].held:
         held = [answer.held[tier] for answer in answers]

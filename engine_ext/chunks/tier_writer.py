@@ -123,7 +123,7 @@ class TierWriter:
             self._release(lease)
 
     def sleep_cold(self, idle_s: float) -> tuple[int, int]:
-        """Removes segments from the pool that are in a tier and were not used for ``idle_s``.
+        """Removes segments from the pool that are in a tier and unused for ``idle_s``.
 
         Pinned and leased segments stay. Returns the number of removed segments and of their pages.
         """

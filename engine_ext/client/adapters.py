@@ -18,7 +18,7 @@ FileState = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """Number of loads of an adapter, and its files at the start of the last one."""
+    """Number of loads of an adapter, and its files before the last load."""
 
     times: int
     folder: str

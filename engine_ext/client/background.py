@@ -103,7 +103,7 @@ class BackgroundFills:
         return min(most, self._cache.num_tokens // 4)
 
     async def _round(self, ingestion: Ingestion, chunks: list[Chunk]) -> list[Ingested]:
-        """Results of the first chunks, at least one: as many as the pool can hold at once."""
+        """Results of the first chunks, at least one, that the pool can hold together."""
         if self._is_stopping:
             return [Ingested(chunk, error="the server is stopping") for chunk in chunks]
         leases: dict[int, _Started] = {}

@@ -118,7 +118,7 @@ class ChunkEngine:
     async def notify_kv_transfer_request_rejected(
         self, request_id: str, kv_transfer_params: dict[str, Any], **kwargs: Any
     ) -> None:
-        """vLLM's hook for prefill/decode splits, fed from client input: with our connector there is no split."""
+        """vLLM's hook for prefill/decode splits, fed from client input; the chunk cache has none."""
         if not self._has_cache and PARAMS_KEY not in kv_transfer_params:
             await self.llm.notify_kv_transfer_request_rejected(request_id, kv_transfer_params, **kwargs)
 

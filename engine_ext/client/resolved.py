@@ -94,7 +94,7 @@ def resolve(
 
 
 def plain_salt(hasher: ChunkHasher, scope: CacheScope, cache_salt: str | None) -> str | None:
-    """Cache salt of plain causal KV: in the default namespace the client's own, as of ordinary requests.
+    """Cache salt of plain causal KV: in the default namespace, the client's own.
 
     vLLM tells adapters apart by name only, so KV behind an adapter has a salt of its own.
     """

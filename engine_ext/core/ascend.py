@@ -34,7 +34,7 @@ def reshape_and_cache() -> ReshapeAndCache:
 
 
 def write_tokens(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """Writes K and V ``[T, heads, head size]`` to slots, int64 ``[T]``, with the engine's writer."""
+    """Writes K and V ``[T, heads, head size]`` to slots, int64 ``[T]``, through the engine."""
     reshape_and_cache()(
         key=key, value=value, key_cache=key_cache, value_cache=value_cache, slot_mapping=slots.int().contiguous()
     )

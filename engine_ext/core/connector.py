@@ -81,7 +81,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         self._block_pool = gpu_block_pool
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Empties vLLM's prefix cache after a refused load: others may have computed behind its blocks since."""
+        """Empties vLLM's prefix cache after a refused load, whose blocks others may have used."""
         if connector_output.invalid_block_ids:
             self._block_pool.evict_blocks(set(range(self._num_blocks)))
 
@@ -95,7 +95,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
             self._worker.make_shiftable(self._num_blocks, most)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Receives this step's work and shifts blocks at once: without loads, vLLM calls load after the forward."""
+        """Receives this step's work. Blocks are shifted at once: without loads, vLLM calls load after the forward."""
         super().bind_connector_metadata(connector_metadata)
         self._worker.shift(self._step.shifts)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of a worker that move KV between pool, app and tiers, beside the engine's steps.
+"""A worker's threads that move KV between pool, app and tiers during steps.
 
 The app guarantees that pages to read are leased, and that pages to write belong to an entry that can't be loaded yet.
 """

@@ -128,7 +128,7 @@ def _cache(name: str, module: Any, kv_cache: KVCaches) -> LayerCache:
 
 
 def _is_latent(module: Any) -> bool:
-    """Multi-head latent attention (MLA): on Ascend, the part that RoPE rotates is in the second cache."""
+    """Multi-head latent attention (MLA). On Ascend, the second cache has the part that RoPE rotates."""
     return hasattr(module, "kv_lora_rank")
 
 

@@ -18,7 +18,7 @@ def tokens_of(pool: Tensor, pages: Sequence[int], num_tokens: int) -> Tensor:
 
 
 def page_rows(pages: Sequence[int], page_tokens: int) -> Tensor:
-    """The rows of all tokens in ``pages``, int64, in a pool seen as ``[rows, heads, size]``."""
+    """Rows of all tokens in ``pages``, int64, of a pool ``[rows, heads, size]``."""
     first = torch.tensor(pages, dtype=torch.int64) * page_tokens
     return (first[:, None] + torch.arange(page_tokens)).flatten()
 

@@ -14,7 +14,7 @@ _STATIC_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def rotary_by_layer(model: nn.Module) -> dict[str, nn.Module]:
-    """Rotary module by attention layer name: the one held by the innermost parent of the layer."""
+    """Rotary module by attention layer name: that of the layer's innermost parent."""
     found = {}
     for name, parent in model.named_modules():
         rope = getattr(parent, "rotary_emb", None)
@@ -80,7 +80,7 @@ def _behind(skipped: int, frequencies: RotaryFrequencies) -> RotaryFrequencies:
 
 
 def _check_rotation(rope: Any, frequencies: RotaryFrequencies, num_positions: int) -> None:
-    """Compares rotations by small to large deltas with the module's own: the self-check's prompts are short."""
+    """Compares rotations by small to large deltas with the module's. The self-check's prompts are short."""
     rotate = getattr(rope, "forward_native", rope.forward)
     cache = rope.long_short_cos_sin_cache if hasattr(rope, "use_long_rope") else rope.cos_sin_cache
     deltas = torch.tensor([1, num_positions // 64, num_positions // 8, num_positions - 8], device=cache.device)

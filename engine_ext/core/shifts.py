@@ -34,7 +34,7 @@ def shift_reason(config: VllmConfig) -> str | None:
 
 
 class ShiftTable:
-    """The shift of each block, int64 ``[num_blocks]`` on ``device``, for steps of up to ``max_tokens`` tokens."""
+    """The shift of each block, int64 ``[num_blocks]``, for steps of up to ``max_tokens`` tokens."""
 
     def __init__(self, num_blocks: int, block_tokens: int, max_tokens: int, device: torch.device) -> None:
         self._shifts = torch.zeros(num_blocks, dtype=torch.int64, device=device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connector's worker half: the pool's memory, and the copies between it and the engine's KV blocks."""
+"""The connector's worker half: the pool's memory, and copies to and from KV blocks."""
 
 import threading
 import time

@@ -61,7 +61,7 @@ class SelfCheck:
             await self._behind_shared("in-place", prompt, 0, second)
 
     async def run_shifted(self, block_tokens: int) -> None:
-        """Checks that KV behind a shared block equals KV at the positions that it is shifted to.
+        """Checks that KV behind a shared block equals KV at the shifted positions.
 
         One token repeated, as for rotation: a second block of it, shifted by as many positions as a block has, equals
         the first. Raises :class:`SelfCheckError`.
@@ -70,7 +70,7 @@ class SelfCheck:
             await self._behind_shared("shifted", [self._random_token()] * (2 * block_tokens), block_tokens)
 
     async def _behind_shared(self, name: str, prompt: Sequence[int], shift: int, expected: Span | None = None) -> None:
-        """Compares the second half of ``prompt``, behind a shared first half, with ``expected`` or that first half.
+        """Compares ``prompt``'s second half, behind a shared first half, with ``expected`` or that half.
 
         The first half is loaded once, and once found in the engine's prefix cache: were it not, its load would be
         refused.

@@ -94,7 +94,7 @@ async def start_chunk_engine(
 
 
 def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> tuple[DefaultStrategy, str | None]:
-    """Adds the connector and the worker extension to the engine's arguments, or returns the reason against it."""
+    """Adds connector and worker extension to the engine's arguments, or returns the reason against it."""
     if not options.enabled:
         return UNKNOWN, "switched off by --no-chunk-cache"
     model = engine_args.create_model_config()
@@ -171,12 +171,12 @@ async def _running_cache(
 
 
 def _tier_sizes(urls: Sequence[str], num_workers: int) -> dict[str, int]:
-    """Sizes of the tiers in bytes, on all workers together: host memory is each worker's own."""
+    """Bytes of the tiers on all workers together; host memory is each worker's own."""
     return {scheme: size * (num_workers if scheme == MemoryTier.name else 1) for scheme, size in map(size_of, urls)}
 
 
 async def prepare_pool(llm: AsyncLLM, options: ChunkCacheOptions, weights: str | None = None) -> ChunkCacheConfig | str:
-    """The configuration of a pool that passed the self-check, or the reason why there is none."""
+    """The configuration of a pool that passed the self-check, or the reason against it."""
     pools: list[dict[str, Any]] = await llm.collective_rpc("chunk_cache_prepare")
     if reasons := [pool["reason"] for pool in pools if "reason" in pool]:
         return str(reasons[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and flags that the cache does not support, which are served with the cache off."""
+"""Models and flags without support, which are served with the cache off."""
 
 import argparse
 from typing import Any
@@ -27,12 +27,12 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig) -> str | None:
-    """The reason why chunks of this model, with these flags, can't be re-positioned exactly, if any."""
+    """The reason why chunks of this model can't be re-positioned exactly, if any."""
     return _flag_reason(engine_args) or _model_reason(model)
 
 
 def in_place_reason(config: VllmConfig) -> str | None:
-    """The reason why requests can't share the engine's blocks, though chunks can be cached, if any."""
+    """The reason why requests with chunks can't share the engine's blocks, if any."""
     checks: list[tuple[Any, str]] = [
         (not config.cache_config.enable_prefix_caching, "vLLM's prefix cache, which shares them, is off"),
         # It counts references to blocks, and assumes that blocks of all requests are their common beginning.

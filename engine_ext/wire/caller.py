@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caller of a request: set where its API key is checked, read where caches are used."""
+"""The caller of a request, set with its API key, read by the caches."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing

@@ -68,7 +68,7 @@ class Comparison:
             completion.logprobs = None
 
     async def with_full(self, prompt: dict[str, Any], timings_ms: Mapping[str, float]) -> dict[str, Any]:
-        """The report's ``compare``, from the prompt for full attention and the timings of the cached answer."""
+        """The report's ``compare``; ``prompt`` is for full attention, ``timings_ms`` are the cached answer's."""
         answer, full_ms = await self._answer(prompt)
         judged = await self._judged(prompt)
         divergences = [kl_divergence(full, cached) for full, cached in zip(judged, self._logprobs, strict=True)]
@@ -97,7 +97,7 @@ class Comparison:
         return answer, {"first_token": first * 1e3, "total": (time.perf_counter() - started) * 1e3}
 
     async def _judged(self, prompt: dict[str, Any]) -> list[Mapping[int, Any]]:
-        """Log probabilities of the cached answer's tokens in full attention, most of them as a prompt's.
+        """Log probabilities of the cached answer's tokens in full attention, mostly as a prompt.
 
         The prompt's own log probabilities are not needed, so its tokens in vLLM's prefix cache are not computed again.
         All later tokens are: cached tokens have no log probabilities.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache report of one request, the metrics counted with it, and its log record and trace."""
+"""The cache report of one request, with its metrics, log record and trace."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -85,7 +85,7 @@ class Reporter:
             timings["total"] = self._stages.elapsed_ms()
 
     def finish(self, output: RequestOutput, request_id: str, span: Span) -> None:
-        """Counts the tokens, then traces and logs the report and attaches it to the last output."""
+        """Counts tokens, traces and logs the report, and attaches it to the last output."""
         self._count(output)
         span.describe({"request_id": request_id, **summary(self.report)})
         log_finished(request_id, self.report)
@@ -104,7 +104,7 @@ class Reporter:
 
 
 def _engine_timings_ms(output: RequestOutput) -> dict[str, Any]:
-    """vLLM's own times: in its queue, and, for an answer given at once, until the first token."""
+    """vLLM's own times: in its queue, and until the first token."""
     metrics = output.metrics
     if metrics is None or not metrics.queued_ts:
         return {"queue": 0.0}
