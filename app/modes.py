@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from cache.layout import PositionStrategy
+from cache.positions.layout import PositionStrategy
 from engine_ext.wire.request import MAX_LINK_TOKENS
 
 MODES: Final = ("full", *(strategy.value for strategy in PositionStrategy))

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from app.modes import is_mode, link_tokens, strategy_of
-from cache.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
+from cache.positions.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
 from engine_ext.wire.request import CacheOptions, Decision
 
 PROFILE_NAME: Final = "profile.json"

@@ -13,12 +13,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cache.config import ChunkCacheConfig
+from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus
-from cache.manager import ChunkCacheManager, Removal
 from cache.metrics import TIER_EVENTS, ChunkCacheMetrics
+from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 
 if TYPE_CHECKING:
-    from engine_ext.chunks.fills import FillRunner
     from engine_ext.client.engine import ChunkEngine
 
 _TIMEOUT_S = 10.0
@@ -47,19 +47,20 @@ class ChunkCacheCollector(Collector):
         return self._in_loop(self._read)
 
     def _read(self) -> list[Metric]:
-        manager, fills = self._engine.manager, self._engine.fills
+        cache = self._engine.cache
         metrics = list(self._state())
-        if manager is not None and fills is not None:
-            metrics += [*_counters(manager.metrics), *_gauges(manager, fills), *_histograms(manager.metrics)]
-            metrics += _tier_counters(manager.metrics, fills.archive.tiers if fills.archive is not None else ())
+        if not isinstance(cache, CacheOff):
+            metrics += [*_counters(cache.metrics), *_gauges(cache), *_histograms(cache.metrics)]
+            metrics += _tier_counters(cache.metrics, cache.tier_writer.tiers)
         return metrics
 
     def _state(self) -> Iterator[Metric]:
-        is_on = self._engine.disabled_reason is None
+        cache = self._engine.cache
+        is_on = cache.reason is None
         now = "on" if is_on else "unavailable" if self._wanted else "switched_off"
         states = {name: int(name == now) for name in ("on", "switched_off", "unavailable")}
         yield _gauge_by("cache_state", "State of the chunk cache: 1 for the one it is in", "state", states)
-        passed = int(self._engine.manager is not None)
+        passed = int(not isinstance(cache, CacheOff))
         yield _gauge("self_check_passed", "Whether reuse reproduced the engine's own KV at the start", passed)
         yield _gauge("event_loop_tasks", "Running asyncio tasks of the server", len(asyncio.all_tasks()))
 
@@ -131,7 +132,8 @@ def _tier_counters(counted: ChunkCacheMetrics, tiers: Iterable[str]) -> Iterator
     yield _counter_by("loaded_bytes", "Bytes of KV loaded from tiers", "tier", loaded)
 
 
-def _gauges(manager: ChunkCacheManager, fills: "FillRunner") -> Iterator[Metric]:
+def _gauges(cache: ChunkCache) -> Iterator[Metric]:
+    manager, fills = cache.manager, cache.fills
     held = manager.occupancy()
     yield _gauge("pool_bytes", "Memory of the pool, on all workers together", _pool_bytes(manager.config))
     yield _gauge("pool_pages", "Pages of the pool", held["pages_total"])
@@ -150,7 +152,7 @@ def _gauges(manager: ChunkCacheManager, fills: "FillRunner") -> Iterator[Metric]
     yield _gauge("oldest_lease_seconds", "Age of the oldest lease; 0 without any", manager.oldest_lease_seconds())
     yield _gauge("fills_running", "Fill requests in the engine", fills.num_running)
     yield _gauge("fills_queued", "Fill requests waiting for their turn", fills.num_queued)
-    yield _gauge("archive_waiting", "Segments waiting to be stored in tiers", len(fills.archive or ()))
+    yield _gauge("archive_waiting", "Segments waiting to be stored in tiers", len(cache.tier_writer))
     yield _gauge("registered_ids", "Registered chunk ids", len(manager.ids))
 
 

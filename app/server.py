@@ -37,12 +37,13 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, peer, rag, split
 from app.settings import Settings
-from cache.config import ChunkCacheConfig
-from cache.strategy import DefaultStrategy
+from cache.positions.strategy import DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
-from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.fills import FillLimits
+from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
-from engine_ext.start.startup import ChunkCacheOptions, start_chunk_engine
+from engine_ext.start.startup import ChunkCacheOptions, MakeRenderer, Quotas, no_quotas, start_chunk_engine
 from engine_ext.start.support import check_flags
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from tools.progress import progress, say
@@ -65,17 +66,16 @@ GRACE_S = 1
 
 
 async def build_tessera_app(
-    engine: ChunkEngine, args: argparse.Namespace, settings: Settings, profile: Profile | None
+    engine: ChunkEngine,
+    args: argparse.Namespace,
+    settings: Settings,
+    profile: Profile | None,
+    marks: Marks,
+    tenants: Tenants | None,
 ) -> FastAPI:
     """vLLM's app with Tessera's routers and middleware."""
     if profile is not None:
         await _check_model(profile, engine)
-    marks = Marks()
-    block_tokens = engine.sharing.block_tokens if engine.sharing else None
-    renderer = SegmentRenderer(engine.renderer, marks, settings.chunk_max_tokens, block_tokens)
-    if engine.sharing is not None and not renderer.can_pad:
-        engine.copy_chunks("the tokenizer has no token of white space to fill blocks with")
-    engine.renderer = renderer
     supported_tasks = await engine.llm.get_supported_tasks()
     args.middleware = [*args.middleware, *MIDDLEWARE]
     app: FastAPI = build_app(args, supported_tasks, engine.model_config)
@@ -83,7 +83,7 @@ async def build_tessera_app(
     for module in (rag, split, chunks, cache, cluster, peer, page):
         app.include_router(module.router)
     correct_openapi(app)
-    _fill_state(app.state, marks, engine, args, settings, profile)
+    _fill_state(app.state, marks, engine, args, settings, profile, tenants)
     await init_app_state(engine, app.state, args, supported_tasks)
     return app
 
@@ -95,15 +95,14 @@ def _fill_state(
     args: argparse.Namespace,
     settings: Settings,
     profile: Profile | None,
+    tenants: Tenants | None,
 ) -> None:
     """Sets all that Tessera's endpoints and middleware read from the application's state."""
     state.tessera_marks = marks
     state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
     state.tessera_example = page.read(example_file(args.model))
-    state.tessera_profile = profile and (profile.in_place() if engine.sharing else profile)
-    state.tessera_tenants = tenants = _tenants(args, settings)
-    if tenants is not None and (manager := engine.manager) is not None:
-        manager.usage.quota_of = lambda owner: tenants.quota_of(owner, manager.config.page_bytes)
+    state.tessera_profile = profile and (profile.in_place() if engine.cache.sharing else profile)
+    state.tessera_tenants = tenants
 
 
 async def _check_model(profile: Profile, engine: ChunkEngine) -> None:
@@ -175,16 +174,20 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
 async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIterator[tuple[FastAPI, ChunkEngine]]:
     """The application and its running engine, which ends with the context."""
     profile = Profile.read(settings.profile) if settings.profile else None
-    async with _started_engine(AsyncEngineArgs.from_cli_args(args), settings, profile) as engine:
+    marks, tenants = Marks(), _tenants(args, settings)
+
+    def renderer(vllms: Any, block_tokens: int | None) -> SegmentRenderer:
+        return SegmentRenderer(vllms, marks, settings.chunk_max_tokens, block_tokens)
+
+    options = _cache_options(settings, profile)
+    quotas = tenants.quota_of if tenants is not None else no_quotas
+    async with _started_engine(AsyncEngineArgs.from_cli_args(args), options, renderer, quotas) as engine:
         with exported(engine, wanted=settings.chunk_cache):
-            yield await build_tessera_app(engine, args, settings, profile), engine
+            yield await build_tessera_app(engine, args, settings, profile, marks, tenants), engine
 
 
-@asynccontextmanager
-async def _started_engine(
-    engine_args: AsyncEngineArgs, settings: Settings, profile: Profile | None
-) -> AsyncIterator[ChunkEngine]:
-    options = ChunkCacheOptions(
+def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOptions:
+    return ChunkCacheOptions(
         enabled=settings.chunk_cache,
         pool_bytes=int(settings.chunk_cache_memory),
         page_tokens=settings.chunk_cache_page_tokens,
@@ -198,7 +201,13 @@ async def _started_engine(
         tier_timeout_s=settings.chunk_cache_tier_timeout,
         shares=settings.registry is not None and settings.peer_secret is not None,
     )
-    starting = start_chunk_engine(engine_args, options)
+
+
+@asynccontextmanager
+async def _started_engine(
+    engine_args: AsyncEngineArgs, options: ChunkCacheOptions, make_renderer: MakeRenderer, quotas: Quotas
+) -> AsyncIterator[ChunkEngine]:
+    starting = start_chunk_engine(engine_args, options, make_renderer, quotas)
     with progress(f"starting the engine with {engine_args.model}"):
         engine = await starting.__aenter__()
     try:
@@ -242,17 +251,13 @@ def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | 
 
 
 def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:
-    if engine.manager is None:
-        state = f"chunk cache off: {engine.disabled_reason}"
+    if isinstance(engine.cache, CacheOff):
+        state = f"chunk cache off: {engine.cache.reason}"
     else:
-        state = f"chunk cache on: {_capacity(engine.manager.config)} tokens"
-        state += ", in place" if engine.placement == "in-place" else ""
+        state = f"chunk cache on: {engine.cache.num_tokens} tokens"
+        state += ", in place" if engine.cache.placement == "in-place" else ""
         state += f"; positions: {engine.strategy.described()}"
     return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
-
-
-def _capacity(config: ChunkCacheConfig) -> int:
-    return config.num_pages * config.page_tokens
 
 
 def set_cpu_defaults(args: argparse.Namespace) -> None:

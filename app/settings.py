@@ -14,9 +14,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.access.settings import AccessSettings
 from cache.config import HashAlgorithm
-from cache.eviction import EvictionPolicyName
-from cache.layout import PositionStrategy
-from cache.strategy import UNKNOWN
+from cache.eviction.policies import EvictionPolicyName
+from cache.positions.layout import PositionStrategy
+from cache.positions.strategy import UNKNOWN
 from cache.tiers.config import parse_tiers
 from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions, PlacementName
 

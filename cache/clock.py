@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time by which chunks expire: a wall clock that nobody sets."""
+"""The clock by which chunks expire: wall time that never jumps."""
 
 import time
 from typing import Final
@@ -8,8 +8,8 @@ _OFFSET: Final = time.time() - time.monotonic()
 
 
 def now() -> float:
-    """Seconds since the epoch, as the system's clock showed them when the process started, and counted from then on.
+    """Seconds since the epoch: the system's clock when the process started, plus the time since.
 
-    When that clock is set, this one goes on: durations are right, and dates as wrong as they were at the start.
+    Setting the system's clock does not change it: durations stay right, dates as wrong as at the start.
     """
     return _OFFSET + time.monotonic()

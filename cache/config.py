@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes and choices of one chunk cache."""
+"""Configuration of one chunk cache."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from cache.eviction import EvictionPolicyName
+from cache.eviction.policies import EvictionPolicyName
 
 HashAlgorithm = Literal["xxh3_128", "sha256"]
 
@@ -13,11 +13,10 @@ HashAlgorithm = Literal["xxh3_128", "sha256"]
 class ChunkCacheConfig:
     """Static configuration of a :class:`~cache.manager.ChunkCacheManager`.
 
-    ``num_pages`` pages of ``page_tokens`` tokens each are the whole pool; both are counts, the bytes behind
-    them belong to the engine; ``page_bytes`` (on all workers together) is only shown. ``fingerprint`` names
-    everything that changes a token's KV besides the tokens before it (model, dtype, RoPE parameters, parallel
-    sizes), so that keys of two engines never match.
-    At most ``max_pinned_share`` of the pool can be pinned, so that other requests keep working.
+    The pool has ``num_pages`` pages of ``page_tokens`` tokens each; their memory belongs to the engine. ``page_bytes``
+    (on all workers together) is for statistics and costs. ``fingerprint`` identifies everything that changes a token's
+    KV besides the tokens before it (model, dtype, RoPE parameters, parallel sizes), so that keys of two engines never
+    match. At most ``max_pinned_share`` of the pool can be pinned.
     """
 
     num_pages: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it takes to get KV, as seen on this machine of late: by computing it, and by fetching it."""
+"""Moving averages of prefill, fetch and load cost."""
 
 import time
 from collections import defaultdict
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Final
 
 RELEVANT_S: Final = 60.0
-"""After so long without a measurement nothing is known: what was too slow is tried again."""
+"""Age at which a measurement is forgotten, so that a way that was too slow is tried again."""
 _WEIGHT: Final = 0.2
 
 
 class Pace:
-    """Seconds for an amount of something, an exponentially weighted mean of what was seen."""
+    """Seconds per unit, as an exponentially weighted mean."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -20,31 +20,35 @@ class Pace:
         self._seen_at = -RELEVANT_S
 
     def observe(self, amount: float, seconds: float) -> None:
-        """Something of the size ``amount`` took ``seconds``."""
+        """Records that ``amount`` units took ``seconds``."""
         now, pace = self._clock(), seconds / amount
         is_known = now - self._seen_at < RELEVANT_S
         self._seconds_per_unit += (_WEIGHT if is_known else 1) * (pace - self._seconds_per_unit)
         self._seen_at = now
 
     def seconds(self, amount: float) -> float | None:
-        """How long ``amount`` will take; ``None`` if nothing is known."""
+        """Expected time of ``amount`` units; ``None`` if unknown."""
         return amount * self._seconds_per_unit if self._clock() - self._seen_at < RELEVANT_S else None
 
 
 class Costs:
-    """``computing`` is by tokens; ``fetching`` from other replicas and ``loading``, by tier, are by bytes."""
+    """Paces of computing (tokens), fetching from replicas (bytes) and loading by tier (bytes)."""
 
     def __init__(self) -> None:
         self.computing = Pace()
         self.fetching = Pace()
         self.loading: defaultdict[str, Pace] = defaultdict(Pace)
 
+    def computed(self, num_tokens: int, seconds: float) -> None:
+        """Records that computing ``num_tokens`` took ``seconds``."""
+        self.computing.observe(num_tokens, seconds)
+
     def is_worth_fetching(self, num_tokens: int, num_bytes: int) -> bool:
-        """Whether to fetch is quicker than to compute; also if one of them is yet to be seen."""
+        """Whether fetching is quicker than computing; True if either is unknown."""
         return self._is_quicker(self.fetching.seconds(num_bytes), num_tokens)
 
     def is_worth_loading(self, tier: str, num_tokens: int, num_bytes: int) -> bool:
-        """The same of loading from a tier."""
+        """Whether loading from ``tier`` is quicker than computing; True if either is unknown."""
         return self._is_quicker(self.loading[tier].seconds(num_bytes), num_tokens)
 
     def _is_quicker(self, moving: float | None, num_tokens: int) -> bool:

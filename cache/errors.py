@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong in the chunk cache's books."""
+"""Errors of the chunk cache."""
 
 
 class ChunkCacheError(Exception):
-    """Base of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class CapacityError(ChunkCacheError):
-    """The segments of one request can't all be held at once. Nothing was taken; run in full attention."""
+    """The pool can't hold all segments of a request. Nothing was allocated; run in full attention."""
 
 
 class IntegrityError(ChunkCacheError):
-    """The manager's books don't balance: a defect. The cache must not be used any further."""
+    """The manager's books don't balance: a defect. The cache must not be used further."""

@@ -1,32 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request's hold on its segments, and the fill jobs that compute those that are missing."""
+"""A request's lease on its segments, and the fill jobs for missing ones."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cache.index import ChunkKVCache, EntryState
-from cache.layout import Placement
+from cache.positions.layout import Placement
+from cache.segments.index import ChunkKVCache, EntryState
 
 
 class ChunkStatus(StrEnum):
-    """How a segment of a request came to be in the pool."""
+    """Origin of a request's segment in the pool."""
 
     HIT = "hit"
     FILLED = "filled"
     WAITED = "waited"
     FETCHED = "fetched"
-    """From another replica."""
+    """Copied from another replica."""
     LOADED = "loaded"
-    """From a tier."""
+    """Imported from a tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedSegment:
-    """One segment that a lease holds: where it goes in the sequence, and its KV."""
+    """One leased segment: its place in the sequence, and its KV."""
 
     placement: Placement
     entry: ChunkKVCache
     status: ChunkStatus
+
+    @property
+    def start(self) -> int:
+        """Index of its first token in the sequence."""
+        return self.placement.start
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return self.placement.length
+
+    @property
+    def tag(self) -> int:
+        """Tag of its pages."""
+        return self.entry.tag
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +49,7 @@ class FillJob:
     """One fill request to run: compute a segment and save the entries given.
 
     ``system`` is set in the one job that also saves the system segment; ``chunk`` is ``None`` if only that is missing.
-    ``prefix`` is the system segment that the chunk is computed behind, if another job saves it, or has done so.
+    ``prefix`` is the system segment before the chunk, if another job saves or has saved it.
     """
 
     system: ChunkKVCache | None
@@ -43,7 +58,7 @@ class FillJob:
 
     @property
     def entries(self) -> list[ChunkKVCache]:
-        """The entries that this job fills."""
+        """The entries to fill."""
         return [entry for entry in (self.system, self.chunk) if entry is not None]
 
     @property
@@ -55,12 +70,23 @@ class FillJob:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether its entries have yet to be computed, or to fail."""
+        """Whether an entry is still being filled."""
         return any(entry.state is EntryState.FILLING for entry in self.entries)
 
     @property
+    def has_prefix(self) -> bool:
+        """Whether the prefix can be loaded, and is leased."""
+        prefix = self.prefix
+        return prefix is not None and prefix.state is EntryState.READY and prefix.leases > 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the entries."""
+        return sum(entry.num_tokens for entry in self.entries)
+
+    @property
     def is_private(self) -> bool:
-        """Whether the entries mean nothing to other processes: an adapter's name is this one's own."""
+        """Whether the entries are useless to other processes: adapter names are local to this one."""
         return any(entry.identity.scope.adapter for entry in self.entries)
 
     @property
@@ -71,7 +97,7 @@ class FillJob:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A request's hold on its segments. ``system`` is ``None`` if the system segment is empty.
+    """A request's lease on its segments. ``system`` is ``None`` if the system segment is empty.
 
     ``fills`` are the jobs that the holder must start. Segments of other requests' fills have status ``waited``.
     """
@@ -89,14 +115,14 @@ class Lease:
 
 
 def status_of(entry: ChunkKVCache, *, is_new: bool) -> ChunkStatus:
-    """The status with which a request leases ``entry``."""
+    """The status of ``entry`` in a new lease."""
     if is_new:
         return ChunkStatus.FILLED
     return ChunkStatus.HIT if entry.state is EntryState.READY else ChunkStatus.WAITED
 
 
 def fill_jobs(system: LeasedSegment | None, chunks: list[LeasedSegment]) -> list[FillJob]:
-    """One job per missing segment, but one for the system segment and the first missing chunk behind it."""
+    """One job per missing segment; the system segment shares one with the first missing chunk behind it."""
     missing = dict.fromkeys(s.entry for s in chunks if s.status is ChunkStatus.FILLED)
     missing_system = system.entry if system and system.status is ChunkStatus.FILLED else None
     jobs = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one chunk cache has done since its start."""
+"""Counters of one chunk cache since its start."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -29,14 +29,14 @@ TIER_EVENTS = (
 
 @dataclass(slots=True)
 class ChunkCacheMetrics:
-    """Monotonic counters and histograms (in seconds); ``app/prometheus.py`` shows them on ``GET /metrics``."""
+    """Monotonic counters, and histograms in seconds; ``app/prometheus.py`` exports them on ``GET /metrics``."""
 
     lookups: Counter[str] = field(default_factory=Counter)
     """Chunks looked up, by result: hit, filled, waited."""
     requests: Counter[str] = field(default_factory=Counter)
     """Finished requests by mode: chunked, full."""
     full_reasons: Counter[str] = field(default_factory=Counter)
-    """Why requests with chunks ran in full attention."""
+    """Requests with chunks in full attention, by reason."""
     tokens: Counter[str] = field(default_factory=Counter)
     """Prompt tokens of requests with chunks: reused, computed; and fill_computed by fill requests."""
     fills: Counter[str] = field(default_factory=Counter)
@@ -45,15 +45,15 @@ class ChunkCacheMetrics:
     """Attempts to get missing segments from other replicas, by outcome: fetched, absent, failed, refused, late."""
     fetched_bytes: int = 0
     tier_events: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """What tiers did, by tier and word: those of :data:`TIER_EVENTS`."""
+    """Events of tiers, by tier and one of :data:`TIER_EVENTS`."""
     tier_bytes: dict[str, int] = field(default_factory=dict)
-    """What tiers hold, as of the last transfer."""
+    """Bytes in tiers, as of the last transfer."""
     loaded_bytes: Counter[str] = field(default_factory=Counter)
-    """KV that came from tiers, by tier."""
+    """Bytes of KV imported, by tier."""
     removals: Counter[str] = field(default_factory=Counter)
-    """Segments that can't be found any more, by reason (:class:`cache.manager.Removal`)."""
+    """Detached segments, by reason (:class:`cache.eviction.removal.Removal`)."""
     refused_loads: int = 0
-    """Requests whose load a worker refused because a page carried another tag."""
+    """Requests whose load a worker refused because a page had another tag."""
     plan_seconds: Histogram = field(
         default_factory=lambda: _histogram("tessera_plan_seconds", "Looking up and leasing a request's chunks", _SHORT)
     )
@@ -65,7 +65,7 @@ class ChunkCacheMetrics:
     )
 
     def snapshot(self) -> dict[str, Any]:
-        """The counters as a JSON-ready copy; what ``GET /v1/cache/stats`` shows."""
+        """A JSON-ready copy of the counters, for ``GET /v1/cache/stats``."""
         return {
             "lookups": dict(self.lookups),
             "requests": dict(self.requests),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache report of one request: what was reused, what was computed, and why.
+"""The cache report of one request: tokens reused, tokens computed, and reasons.
 
 The models are the report while its request runs, its JSON, and its schema on the OpenAPI page.
 """
@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
-from cache.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds
 from cache.lease import ChunkStatus
+from cache.positions.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds
 
 ScopeName = Literal["system", "isolated"]
 LinkContext = Literal["cached", "chained"]
@@ -131,18 +131,25 @@ class Report(Shape):
         num_tokens: int,
         chunks: Iterable[Chunk] = (),
         decision: Decided | None = None,
+        timings_ms: dict[str, float] | None = None,
     ) -> Self:
-        """The report of a prompt with ``num_tokens`` tokens: full attention, nothing reused, nothing computed yet."""
-        return cls(
+        """The report of a prompt with ``num_tokens`` tokens: full attention, nothing reused, nothing computed yet.
+
+        The report shows ``timings_ms`` as it is at the end.
+        """
+        report = cls(
             mode="full",
             reason=None,
             position_strategy=strategy,
             scope=scope,
             tokens=ReportedTokens(prompt=num_tokens, reused=0, computed=0, fill_computed=0),
             chunks=[ReportedChunk.of(chunk) for chunk in chunks],
-            timings_ms={"plan": 0.0, "fill": 0.0},
+            timings_ms={},
             decision=decision,
         )
+        if timings_ms is not None:
+            report.timings_ms = timings_ms  # the same dictionary: validation would have copied it
+        return report
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; see ``docs/request-path.md``."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which implementation moves K and V: the one place that decides by device."""
+"""Choice of the implementation that moves K and V, by device."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def copier_for(layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> KVCopier:
     """The fastest copier for `layers`, at least one. `reshape_and_cache` is the engine's cache writer, on NPUs.
 
-    Raises :class:`UnsupportedKVError` if there is none for their device, dtypes or shapes.
+    Raises :class:`UnsupportedKVError` for unsupported devices, dtypes or shapes.
     """
     device = _device(layers)
     for layer in layers:
@@ -54,7 +54,7 @@ def _check(layer: LayerKV) -> None:
     if any(blocks.shape[2:] != pool.shape[2:] for blocks, pool in pairs):
         shapes = [tuple(view.shape) for view in _views(layer)]
         raise UnsupportedKVError(f"blocks and pool differ in heads or head size: {shapes}")
-    head_size, rotary_dim = layer.key_blocks.shape[3], layer.frequencies.rotary_dim
+    head_size, rotary_dim = layer.key_blocks.shape[3], layer.rotary_dim
     if not 0 < rotary_dim <= head_size:
         raise UnsupportedKVError(f"RoPE turns {rotary_dim} dims of K's head size {head_size}")
 
@@ -99,5 +99,5 @@ def _npu_copier(layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | 
 
 
 def _has_triton_ascend() -> bool:
-    """Any vLLM may bring Triton along, but only Huawei's has this backend."""
+    """Whether Triton is Triton-Ascend: only Huawei's has this backend."""
     return find_spec("triton") is not None and find_spec("triton.backends.ascend") is not None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where K and V of a token lie inside the engine's paged KV cache tensor.
+"""Layout of K and V inside the engine's paged KV cache tensor.
 
 The layout is found by probing: the engine's own cache writer stores known values in two
 spare blocks, and the strides are read off the elements that changed. No engine version's
-layout is spelled out here, so a new one either works or is refused loudly.
+layout is hard-coded, so a new one either works or raises an error.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _PROBED_BLOCKS = 2
 class LayoutProbeError(RuntimeError):
     """The cache layout cannot be described by strides.
 
-    The message says what failed, which numbers were seen and what the caller can do.
+    The message has the failure, the numbers found and advice to the caller.
     """
 
     def __init__(self, cause: str, seen: str, advice: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving K and V on Ascend NPUs with torch_npu's operators, for where Triton-Ascend is not installed."""
+"""Moving K and V on Ascend NPUs with torch_npu's operators, without Triton-Ascend."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from kernels.rope import AngleTables, RotaryFrequencies
 ReshapeAndCache = Callable[..., Any]
 """vLLM-Ascend's cache writer, taking `key`, `value`, `key_cache`, `value_cache`, `slot_mapping` by name.
 
-It knows which of torch_npu's operators writes ND blocks on the device at hand.
+It selects torch_npu's operator that writes ND blocks on the device.
 """
 
 _MAX_SLOT = 2**31 - 1
@@ -65,7 +65,7 @@ def _tokens(view: Tensor, indices: Tensor) -> Tensor:
 
 
 def _rotated(keys: Tensor, cos: Tensor, sin: Tensor, frequencies: RotaryFrequencies) -> Tensor:
-    """`keys` `[n, H, D]` rotated in float32, and rounded once."""
+    """`keys` `[n, H, D]` rotated in float32 and rounded once."""
     import torch_npu
 
     width = frequencies.rotary_dim
@@ -76,7 +76,7 @@ def _rotated(keys: Tensor, cos: Tensor, sin: Tensor, frequencies: RotaryFrequenc
 
 
 def _full_width(table: Tensor, frequencies: RotaryFrequencies) -> Tensor:
-    """One number per pair, `[n, pairs]`, as one per element: `[1, n, 1, 2 * pairs]`."""
+    """One number per pair, `[n, pairs]`, expanded to one per element: `[1, n, 1, 2 * pairs]`."""
     spread = torch.cat((table, table), dim=-1) if frequencies.is_neox else table.repeat_interleave(2, dim=-1)
     return spread[None, :, None]
 
@@ -90,7 +90,7 @@ def _check(layer: LayerKV) -> None:
             )
         if view.shape[0] * view.shape[1] > _MAX_SLOT:
             raise UnsupportedKVError(f"{view.shape[0]} blocks of {view.shape[1]} tokens: slots are int32")
-    if layer.frequencies.rotary_dim >= _MAX_ROTARY_DIM:
+    if layer.rotary_dim >= _MAX_ROTARY_DIM:
         raise UnsupportedKVError(
-            f"RoPE turns {layer.frequencies.rotary_dim} dims; npu_rotary_mul takes fewer than {_MAX_ROTARY_DIM}"
+            f"RoPE turns {layer.rotary_dim} dims; npu_rotary_mul takes fewer than {_MAX_ROTARY_DIM}"
         )

@@ -2,8 +2,8 @@
 """Moving float32 K and V on a CPU, compiled by Numba.
 
 Where a page of the pool keeps the order that the engine's blocks have, consecutive tokens are runs of consecutive
-memory on both sides: copying them is copying memory, and turning keys is arithmetic over contiguous vectors. torch
-takes an index per element for the same, which is about four times slower on one thread. This code uses one thread.
+memory on both sides: copying them is copying memory, and rotating keys is arithmetic over contiguous vectors. torch
+uses an index per element instead, which is about four times slower on one thread. This code uses one thread.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ _TO_BLOCKS, _TO_PAGES = (0, 2), (2, 0)
 
 
 class NumbaCopier(KVCopier):
-    """Copies runs of tokens that lie in one block and one page and turn alike."""
+    """Copies runs of tokens in one block and one page, with one rotation."""
 
     name = "numba"
 
@@ -45,7 +45,7 @@ class NumbaCopier(KVCopier):
 
     @staticmethod
     def supports(layers: Sequence[LayerKV]) -> bool:
-        """Whether runs of tokens are runs of memory in all layers, and torch has no threads to be faster with."""
+        """Whether this code is the fastest: runs of memory in all layers, few torch threads."""
         return torch.get_num_threads() <= MOST_TORCH_THREADS and all(map(_has_runs, layers))
 
     def _save(self, slots: Tensor, rows: Tensor) -> None:
@@ -62,7 +62,7 @@ class NumbaCopier(KVCopier):
         for layer, operands in zip(self.layers, self._operands, strict=True):
             cos, sin = (table.numpy() for table in angles.of(layer.frequencies))
             keys = _ends(operands.key_blocks, operands.key_pool)
-            _rotate_keys(*keys, turning, cos, sin, layer.frequencies.is_neox)
+            _rotate_keys(*keys, turning, cos, sin, layer.is_neox)
             _copy_keys(*keys, still, *_TO_BLOCKS)
             _copy_values(*_ends(operands.value_blocks, operands.value_pool), runs, *_TO_BLOCKS)
 
@@ -75,7 +75,7 @@ class NumbaCopier(KVCopier):
 
 @dataclass(frozen=True)
 class _Operand:
-    """K or V in blocks or pages: the memory of a `[blocks, tokens, H, D]` view, and the view's strides."""
+    """K or V in blocks or pages: memory and strides of a `[blocks, tokens, H, D]` view."""
 
     memory: Array
     strides: Strides
@@ -103,7 +103,10 @@ class _Layer:
 
 
 def _has_runs(layer: LayerKV) -> bool:
-    """Whether runs of tokens are runs of memory: tokens side by side in K, whole tokens in V."""
+    """Whether runs of tokens are runs of memory.
+
+    In K, tokens lie side by side; in V, whole tokens follow one another.
+    """
     keys, values = (layer.key_blocks, layer.key_pool), (layer.value_blocks, layer.value_pool)
     return (
         all(view.device.type == "cpu" and view.dtype == torch.float32 for view in (*keys, *values))

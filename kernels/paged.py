@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving spans of K and V between the engine's paged blocks and the chunk pool, for all layers: the interface.
+"""The interface for moving K and V between the engine's paged blocks and the pool.
 
 Each device has its implementation of :class:`KVCopier`; ``kernels.dispatch`` chooses one.
 """
@@ -16,12 +16,12 @@ from kernels.rope import RotaryFrequencies
 
 
 class UnsupportedKVError(ValueError):
-    """No kernel moves this KV; the message says what was seen and what is supported."""
+    """No kernel moves this KV; the message has its properties and the supported ones."""
 
 
 @dataclass(frozen=True)
 class LayerKV:
-    """One layer's K and V in the engine and in the pool, all of one dtype and device.
+    """One layer's K and V in engine and pool, of one dtype and device.
 
     `key_blocks`, `value_blocks`: views `[blocks, block_size, H, D]` of the paged cache.
     `key_pool`, `value_pool`: views `[pages, page_tokens, H, D]` of the pool (`make_pool`). Any
@@ -34,6 +34,16 @@ class LayerKV:
     key_pool: Tensor
     value_pool: Tensor
     frequencies: RotaryFrequencies
+
+    @property
+    def is_neox(self) -> bool:
+        """Whether RoPE pairs the halves of a head, not neighbours."""
+        return self.frequencies.is_neox
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that RoPE turns."""
+        return self.frequencies.rotary_dim
 
 
 def make_pool(blocks: Tensor, num_pages: int, page_tokens: int) -> Tensor:
@@ -57,7 +67,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class KVCopier(ABC):
-    """Copies of K and V between blocks and pool, of all layers at once, ordered with the device's current stream.
+    """Copies K and V of all layers between blocks and pool, on the current stream.
 
     Slots, rows and deltas are int64 `[n]` on the CPU, n >= 0: they are checked there, and the device is not waited for.
     A slot is block * block_size + offset; a row is page * page_tokens + offset.

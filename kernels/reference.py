@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every copier must do, one token and one number at a time: the oracle of the tests and of the check scripts."""
+"""The reference copier, number by number: the oracle of tests and check scripts."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from kernels.rope import rotate_keys_reference, rotation_angles
 
 
 class ReferenceCopier(KVCopier):
-    """Naive and slow, and so easy to believe."""
+    """Naive, slow, and easy to verify."""
 
     name = "reference"
 
@@ -27,6 +27,6 @@ class ReferenceCopier(KVCopier):
                 key = layer.key_pool[page][None]
                 if delta:
                     cos, sin = rotation_angles(layer.frequencies, torch.tensor([delta]))
-                    key = rotate_keys_reference(key, cos, sin, layer.frequencies.is_neox)
+                    key = rotate_keys_reference(key, cos, sin, layer.is_neox)
                 layer.key_blocks[block] = key[0]
                 layer.value_blocks[block] = layer.value_pool[page]

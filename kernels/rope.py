@@ -17,7 +17,7 @@ _TABLE_ERROR = 2.0**-22
 class RotaryFrequencies:
     """Angle per position of each rotated pair; `inv_freq` is float64 `[rotary_dim / 2]`, on the CPU.
 
-    There angles are computed: not every device has float64, and none need be waited for.
+    Angles are computed there: not every device has float64, and no device need be waited for.
 
     `is_neox`: a pair is (i, i + rotary_dim / 2); otherwise (2i, 2i + 1), as in GPT-J.
     """
@@ -27,7 +27,7 @@ class RotaryFrequencies:
 
     @property
     def rotary_dim(self) -> int:
-        """How many leading dims of a head are rotated."""
+        """Number of leading dims of a head that are rotated."""
         return 2 * self.inv_freq.numel()
 
 
@@ -151,7 +151,7 @@ def _pairs(keys: Tensor, rotary_dim: int, is_neox: bool) -> tuple[Tensor, Tensor
 
 
 def rotate_keys_reference(keys: Tensor, cos: Tensor, sin: Tensor, is_neox: bool) -> Tensor:
-    """Do what rotate_keys does with one Python float at a time; the tests' oracle."""
+    """Rotate like rotate_keys, one Python float at a time; the tests' oracle."""
     rotated, pairs = keys.clone(), cos.shape[-1]
     for token in range(keys.shape[0]):
         c, s = (table[token if len(table) > 1 else 0].tolist() for table in (cos, sin))

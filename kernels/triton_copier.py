@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving K and V with Triton: a launch for K and one for V, each of all layers that are laid out alike."""
+"""Moving K and V with Triton, in one launch each per group of layers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ MAX_HEAD_SIZE = 1024
 
 _TILE_ELEMENTS = 4096
 _ALIGNMENT = 16
-"""Elements: so many that a vector of the widest loads holds no more."""
+"""Elements of a vector of the widest loads."""
 _MAX_PROGRAMS = 65535
 
 _NO_ROTATION: dict[str, Any] = {
@@ -33,9 +33,9 @@ _NO_ROTATION: dict[str, Any] = {
 
 
 class TritonCopier(KVCopier):
-    """Everything happens on the current stream, and nothing waits for it.
+    """Works on the current stream, without waiting for it.
 
-    Indices and angles travel from pinned memory, which torch uses again only after the copy to the device has run.
+    Indices and angles are copied from pinned memory, which torch reuses only after the copy has run.
     """
 
     name = "Triton"
@@ -102,7 +102,7 @@ class TritonCopier(KVCopier):
         )
 
     def _send_indices(self, *parts: Tensor) -> Tensor:
-        """Int64 `[parts, n or n + 1]`: rows begin at multiples of 16 bytes, or Triton would compile for each case."""
+        """Int64 `[parts, n or n + 1]`, rows aligned to 16 bytes, so that Triton compiles once."""
         num_tokens = len(parts[0])
         indices = torch.zeros(len(parts), num_tokens + num_tokens % 2, dtype=torch.int64)
         for row, part in zip(indices, parts, strict=True):
@@ -111,7 +111,7 @@ class TritonCopier(KVCopier):
 
 
 class _Operands:
-    """K or V of several layers, in blocks or in the pool: views `[blocks, size, H, D]` of the same strides."""
+    """K or V of several layers: views `[blocks, size, H, D]` of the same strides."""
 
     def __init__(self, views: Sequence[Tensor]) -> None:
         self.first = views[0]
@@ -121,7 +121,7 @@ class _Operands:
 
 
 class _Group:
-    """K or V of layers that are laid out alike."""
+    """K or V of layers with one layout."""
 
     def __init__(self, blocks: Sequence[Tensor], pools: Sequence[Tensor]) -> None:
         self.blocks = _Operands(blocks)
@@ -133,7 +133,7 @@ def _values(layers: Sequence[LayerKV]) -> _Group:
 
 
 class _Keys(_Group):
-    """K of layers that are laid out and rotated alike, each by its own frequencies."""
+    """K of layers with one layout and form of rotation, each with its own frequencies."""
 
     def __init__(self, layers: Sequence[LayerKV]) -> None:
         super().__init__([layer.key_blocks for layer in layers], [layer.key_pool for layer in layers])
@@ -164,7 +164,7 @@ def _rotation(turns: Tensor, angles: Tensor, keys: _Keys) -> dict[str, Any]:
 
 
 def _most_programs(device: torch.device) -> int:
-    """As many as there is work for; on Ascend, which starts them slowly, one for each vector core."""
+    """Most programs of a launch; on Ascend, which starts them slowly, one per vector core."""
     if device.type != "npu":
         return _MAX_PROGRAMS
     properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
@@ -181,7 +181,7 @@ def _alike(layers: Sequence[LayerKV], form: Callable[[LayerKV], Any]) -> Iterabl
 
 def _key_form(layer: LayerKV) -> tuple[Any, ...]:
     views = (layer.key_blocks, layer.key_pool)
-    return (*map(_view_form, views), layer.frequencies.is_neox, layer.frequencies.rotary_dim)
+    return (*map(_view_form, views), layer.is_neox, layer.rotary_dim)
 
 
 def _value_form(layer: LayerKV) -> tuple[Any, ...]:

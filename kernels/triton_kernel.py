@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton: tokens copied between paged tensors, of many layers in one launch, rotated on the way if wanted.
+"""Triton: copies tokens between paged tensors, for many layers in one launch, and rotates them if wanted.
 
 The kernel keeps to what Triton 3.2 and Triton-Ascend have: a one-dimensional grid whose programs stride over the work,
 no atomics, and no call of Triton's own jitted functions, so that Triton's interpreter runs it on a CPU as it is.
@@ -31,7 +31,7 @@ def _head_starts(
     return start + (token // SIZE) * block_stride + (token % SIZE) * token_stride
 
 
-# What differs from call to call must not be compiled in: a request would wait for the compiler.
+# Values that differ between calls must not be compiled in: a request would wait for the compiler.
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles", "num_items", "num_turns"])
 def move_tokens(
     source,
@@ -71,12 +71,12 @@ def move_tokens(
 
     `source` and `target` are the first layer's; `*_layers`, int64 `[layers]`, have each layer's distance from it in
     elements, a multiple of `ALIGNED`. `*_tokens`, int64 `[n]`, have each token's slot or row, of which `*_SIZE` lie in
-    a block or page. What follows them are strides. An item of work is a tile of tokens of one head of one layer.
+    a block or page. Strides follow them. An item of work is a tile of tokens of one head of one layer.
 
     `turns`, int64 `[n]`, has each token's rotation, or -1 for none. `cos` and `sin` are float32 `[tables, num_turns,
     PAIRS]`, and `tables`, int64 `[layers]`, has each layer's. A pair is `(i, i + PAIRS)` if `IS_NEOX`, else `(2 i,
-    2 i + 1)`. It is rotated in float32 and rounded once; what isn't rotated keeps its bits. Widths are the
-    powers of two not below what they are of.
+    2 i + 1)`. It is rotated in float32 and rounded once; unrotated elements keep their bits. Each width is the
+    smallest power of two not below its size.
     """
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         at = (item % num_tiles) * TILE + tl.arange(0, TILE)

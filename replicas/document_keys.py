@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import xxhash
 
-from cache.hashing import framed
-from cache.holdings import DocumentKey
+from cache.segments.hashing import framed
+from cache.segments.holdings import DocumentKey
 
 
 def text_keys(context: Iterable[str], texts: Iterable[str]) -> list[DocumentKey]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from cache.holdings import Holdings
+from cache.segments.holdings import Holdings
 from replicas.redis_registry import CLAIM_TTL_S
 from replicas.registry import Registry, RegistryError, Replica
 

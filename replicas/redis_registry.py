@@ -20,7 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from cache.holdings import DocumentKey, Holding, Tier
+from cache.segments.holdings import DocumentKey, Holding, Tier
 from replicas.registry import FILL_S, Claim, Found, RegistryError, Replica
 
 CLAIM_TTL_S = 3600

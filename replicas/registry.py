@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from cache.holdings import DocumentKey, Holding
+from cache.segments.holdings import DocumentKey, Holding
 
 FILL_S: Final = 10.0
 """How long a replica's announcement that it computes a document keeps others from computing it."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from cache.holdings import DocumentKey, Tier
+from cache.segments.holdings import DocumentKey, Tier
 from replicas.registry import Claim
 
 LOAD_TOKENS: Final = 16

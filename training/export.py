@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cache.strategy import TRAINED_FOR
+from cache.positions.strategy import TRAINED_FOR
 from tools.folders import replaced_folder
 
 FACTS_FILE = "training.json"

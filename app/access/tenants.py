@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, StringConstraints, ValidationError
 
-from cache.quotas import Quota
+from cache.eviction.quotas import Quota
 from tools.progress import first_line
 
 logger = logging.getLogger(__name__)

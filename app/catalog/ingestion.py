@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from app.documents.document import Document
-from app.prompt.rendering import Rendered
 from app.prompt.segments import SegmentRenderer
-from cache.chunk_ids import IdConflictError, RegisteredText
-from cache.hashing import ChunkHash
-from cache.holdings import DocumentKey
-from cache.index import ChunkKVCache
-from cache.layout import Chunk
 from cache.manager import ChunkCacheManager
+from cache.positions.layout import Chunk
+from cache.segments.chunk_ids import IdConflictError, RegisteredText
+from cache.segments.hashing import ChunkHash
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache
 from engine_ext.client.background import BackgroundFills, Ingested, Ingestion
+from engine_ext.client.resolved import ResolvedRequest
 from replicas.document_keys import id_key
 
 
@@ -76,13 +76,12 @@ class Keeper:
 
 
 async def ingested(
-    background: BackgroundFills, renderer: SegmentRenderer, rendered: Rendered, keeper: Keeper
+    background: BackgroundFills, renderer: SegmentRenderer, rendered: ResolvedRequest, keeper: Keeper
 ) -> AsyncIterator[dict[str, Any]]:
     """Computes the keeper's documents behind the prefix of ``rendered``. Yields a line per chunk, then the summary."""
     started = time.monotonic()
-    assert rendered.prompt is not None
     chunks = await asyncio.to_thread(_chunks, renderer, keeper.documents, keeper.namespace)
-    ingestion = Ingestion(rendered.prompt, rendered.scope, rendered.cache_salt, rendered.lora_request, keeper.keep)
+    ingestion = Ingestion(rendered, keeper.keep)
     tally = _Tally(len(keeper.documents))
     async for result in background.run(ingestion, chunks):
         yield tally.line(result)

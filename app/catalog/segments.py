@@ -6,9 +6,10 @@ from typing import Any
 
 from app.documents.document import BadRequestError
 from cache.errors import ChunkCacheError
-from cache.hashing import ChunkHash
-from cache.index import ChunkKVCache, EntryState
-from cache.manager import ChunkCacheManager, Removal
+from cache.eviction.removal import Removal
+from cache.manager import ChunkCacheManager
+from cache.segments.hashing import ChunkHash
+from cache.segments.index import ChunkKVCache, EntryState
 from engine_ext.wire.caller import Caller
 
 

@@ -12,10 +12,10 @@ import httpx
 
 from cache.config import ChunkCacheConfig
 from cache.costs import Costs
-from cache.holdings import DocumentKey
-from cache.index import ChunkKVCache
 from cache.lease import ChunkStatus, FillJob
 from cache.metrics import ChunkCacheMetrics
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.source import SourceResult
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
 from replicas.registry import Claim, Found, Registry, RegistryError, Replica

@@ -15,6 +15,7 @@ from starlette.datastructures import State
 
 from app.cluster.peers import Peers
 from app.settings import Settings
+from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import num_unfinished_requests
 from replicas.publisher import Publisher
@@ -38,7 +39,7 @@ async def registered(
         lease_s=settings.registry_lease,
     )
     state.tessera_registry = registry
-    publisher = Publisher(registry, _description(state, engine, args, settings), engine.holdings)
+    publisher = Publisher(registry, _description(state, engine, args, settings), engine.cache.holdings)
     collector = _PublisherCollector(publisher)
     task = asyncio.create_task(publisher.run(), name="publisher")
     REGISTRY.register(collector)
@@ -59,27 +60,24 @@ async def _fetching(
     engine: ChunkEngine, registry: Registry, publisher: Publisher, settings: Settings
 ) -> AsyncIterator[None]:
     """Adds other replicas as a source of missing chunks, if sharing is on."""
-    manager, fills, secret = engine.manager, engine.fills, settings.peer_secret
-    if manager is None or fills is None or engine.transfers is None or secret is None:
+    cache, secret = engine.cache, settings.peer_secret
+    if isinstance(cache, CacheOff) or cache.transfers is None or secret is None:
         yield
         return
     async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
         peers = Peers(
             registry,
             lambda: publisher.replica_id,
-            manager.config,
-            manager.metrics,
-            lambda: engine.transfers,
-            fills.costs,
+            cache.config,
+            cache.metrics,
+            lambda: cache.transfers,
+            cache.costs,
             client,
             secret=secret.get_secret_value(),
             wait_s=settings.peer_wait,
         )
-        fills.sources.append(peers)
-        try:
+        with cache.fills.also_from(peers):
             yield
-        finally:
-            fills.sources.remove(peers)
 
 
 def _description(
@@ -94,11 +92,10 @@ def _description(
             return None
         held = capacity = 0
         fingerprint = ""
-        if (manager := engine.manager) is not None:
-            config = manager.config
-            fingerprint = config.fingerprint if engine.transfers is not None else ""
-            capacity = config.num_pages * config.page_tokens
-            held = capacity - manager.pool.num_free * config.page_tokens
+        if not isinstance(cache := engine.cache, CacheOff):
+            fingerprint = cache.config.fingerprint if cache.transfers is not None else ""
+            capacity = cache.num_tokens
+            held = capacity - cache.num_free_pages * cache.config.page_tokens
         load = num_unfinished_requests(engine.llm)
         return Replica(id, name, url, _models(state), fingerprint, load, held, capacity)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from cache.layout import packed_length
+from cache.positions.layout import packed_length
 from cache.tiers.directory import DirectoryTier, address_of
 from cache.tiers.tier import Address, Stored, TierConfigError, TierError
 from engine_ext.wire.chunk_file import ChunkFileError, ChunkFileLabel, label_of, unpack_file

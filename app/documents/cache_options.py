@@ -9,10 +9,17 @@ from starlette.datastructures import State
 from app.documents.document import BadRequestError
 from app.profile import Profile
 from app.settings import Settings
-from cache.layout import PositionStrategy
+from cache.positions.layout import PositionStrategy
 from cache.report import LinkContext, ScopeName
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
-from engine_ext.wire.request import MAX_LINK_TOKENS, CacheMode, CacheOptions, ChunkOrder, Decide
+from engine_ext.wire.request import (
+    MAX_LINK_TOKENS,
+    CacheMode,
+    CacheOptions,
+    ChunkOrder,
+    Decide,
+    salted_namespace,
+)
 
 
 class CacheField(BaseModel):
@@ -68,8 +75,10 @@ class CacheField(BaseModel):
         is_open = self.position_strategy is None and self.link_tokens is None
         return is_open and (self.mode, self.scope, self.link_context) == ("auto", "system", "chained")
 
-    def options(self, defaults: CacheOptions | None = None) -> CacheOptions:
+    def options(self, cache_salt: str | None, defaults: CacheOptions | None = None) -> CacheOptions:
         """The options for the engine; ``defaults`` fill in what the request leaves out.
+
+        ``cache_salt`` is the request's field of that name.
 
         Raises :class:`BadRequestError` for a foreign namespace, and for link tokens with chunks that overlap.
         """
@@ -80,7 +89,7 @@ class CacheField(BaseModel):
         if link_tokens and overlap:
             raise BadRequestError("link tokens need the position strategy offset", "cache.link_tokens")
         try:
-            namespace = own_namespace(self.namespace)
+            namespace = salted_namespace(own_namespace(self.namespace), cache_salt)
         except NamespaceRefusedError as error:
             raise BadRequestError(str(error), "cache.namespace") from error
         strategy = PositionStrategy.OFFSET if link_tokens else self.position_strategy or defaults.position_strategy
@@ -89,13 +98,13 @@ class CacheField(BaseModel):
         )
 
 
-def options_of(field: CacheField, state: State) -> CacheOptions:
+def options_of(field: CacheField, cache_salt: str | None, state: State) -> CacheOptions:
     """The options of a request's field, completed by the server's defaults.
 
     Raises :class:`BadRequestError`.
     """
     settings: Settings = state.tessera_settings
-    return field.options(settings.cache_defaults())
+    return field.options(cache_salt, settings.cache_defaults())
 
 
 def decide_of(field: CacheField, state: State) -> Decide | None:

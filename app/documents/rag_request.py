@@ -10,7 +10,7 @@ from vllm.exceptions import VLLMValidationError
 
 from app.documents.cache_options import CacheField
 from app.documents.document import BadRequestError, Document, check_field
-from cache.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
+from cache.segments.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
 from engine_ext.wire.vllm_compat import ChatCompletionRequest
 
 # Fields of vLLM's chat completions that have no meaning with chunks.

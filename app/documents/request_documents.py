@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.documents.cache_options import CacheField, parse_cache_field
+from app.documents.cache_options import parse_cache_field
 from app.documents.document import BadRequestError, Document
 from app.documents.openai_documents import EXTRACTORS, system_texts
-from cache.holdings import DocumentKey
-from engine_ext.wire.request import cache_scope
+from cache.segments.holdings import DocumentKey
+from engine_ext.wire.request import CacheOptions
 from replicas.document_keys import id_key, text_keys
 from replicas.routing import Wanted
 
@@ -41,13 +41,13 @@ def wanted_documents(path: str, body: dict[str, Any], separator: str | None = No
 
 
 def keys_of(
-    body: Mapping[str, Any], cache: CacheField, systems: Iterable[str], documents: Iterable[Document]
+    body: Mapping[str, Any], options: CacheOptions, systems: Iterable[str], documents: Iterable[Document]
 ) -> list[DocumentKey]:
     """Keys of documents by text. ``systems``: the texts before the documents, part of the key in scope ``system``."""
     shaping = {name: body[name] for name in ("tools", "chat_template_kwargs") if body.get(name)}
     before = [*(text for text in systems if text), dumped(shaping, sort_keys=True, default=str)]
-    context = [str(body.get("model") or ""), namespace_of(body, cache), cache.scope]
-    if cache.scope == "system":
+    context = [str(body.get("model") or ""), options.namespace, options.scope]
+    if options.scope == "system":
         context += before
     return text_keys(context, (document.render() for document in documents))
 
@@ -60,16 +60,15 @@ def dumped(value: Any, **options: Any) -> str:
         raise BadRequestError("the request is nested too deeply", "body") from error
 
 
-def namespace_of(body: Mapping[str, Any], cache: CacheField) -> str:
-    """The namespace of the request's chunks, including a client's own ``cache_salt``."""
+def cache_salt_of(body: Mapping[str, Any]) -> str | None:
+    """The client's own ``cache_salt``, a field of vLLM's."""
     salt = body.get("cache_salt")
-    return cache_scope(cache.options(), salt if isinstance(salt, str) else None).namespace
+    return salt if isinstance(salt, str) else None
 
 
 def _of_rag(body: dict[str, Any]) -> list[Wanted]:
-    cache = parse_cache_field(body.get("cache"))
+    options = parse_cache_field(body.get("cache")).options(cache_salt_of(body))
     chunks = body.get("chunks")
-    namespace = namespace_of(body, cache)
     named: list[Wanted | None] = []  # None: a document with text
     documents = []
     for chunk in chunks if isinstance(chunks, list) else []:
@@ -79,8 +78,8 @@ def _of_rag(body: dict[str, Any]) -> list[Wanted]:
             documents.append(Document(text, title=title if isinstance(title, str) else None))
             named.append(None)
         elif isinstance(id, str):
-            named.append(Wanted(id_key(namespace, id), 0, is_required=True))
-    by_text = iter(_by_text(body, cache, documents, system_texts(body)))
+            named.append(Wanted(id_key(options.namespace, id), 0, is_required=True))
+    by_text = iter(_by_text(body, options, documents, system_texts(body)))
     return [each or next(by_text) for each in named]
 
 
@@ -88,14 +87,14 @@ def _of_extractor(path: str, body: dict[str, Any], separator: str | None) -> lis
     extraction = EXTRACTORS[path](body, separator)
     if extraction is None:
         return []
-    cache = parse_cache_field(extraction.cache)
-    return _by_text(extraction.body, cache, extraction.documents, extraction.systems)
+    options = parse_cache_field(extraction.cache).options(cache_salt_of(extraction.body))
+    return _by_text(extraction.body, options, extraction.documents, extraction.systems)
 
 
 def _by_text(
-    body: dict[str, Any], cache: CacheField, documents: list[Document], systems: Iterable[str]
+    body: dict[str, Any], options: CacheOptions, documents: list[Document], systems: Iterable[str]
 ) -> list[Wanted]:
-    keys = keys_of(body, cache, systems, documents)
+    keys = keys_of(body, options, systems, documents)
     return [
         Wanted(key, 1 + len(document.text) // CHARACTERS_PER_TOKEN)
         for key, document in zip(keys, documents, strict=True)

@@ -3,8 +3,8 @@
 
 from typing import Literal
 
-from cache.layout import PositionStrategy
 from cache.lease import ChunkStatus
+from cache.positions.layout import PositionStrategy
 from cache.report import ChunkLabel, Decided, Report, ScopeName, Shape
 from engine_ext.wire.request import PlacementName
 from engine_ext.wire.vllm_compat import ChatCompletionResponse

@@ -35,11 +35,8 @@ class CutOffMiddleware:
         engine: ChunkEngine = scope["app"].state.engine_client
         if answer := _answer(engine):
             return await answer(scope, receive, send)
-        engine.num_answering += 1
-        try:
-            await self._run(scope, receive, send)
-        finally:
-            engine.num_answering -= 1
+        with engine.answering():
+            return await self._run(scope, receive, send)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         engine: ChunkEngine = scope["app"].state.engine_client

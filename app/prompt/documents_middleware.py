@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.documents.cache_options import decide_of, options_of, parse_cache_field
 from app.documents.document import BadRequestError
 from app.documents.openai_documents import EXTRACTORS, Extraction
-from app.documents.request_documents import dumped, keys_of
+from app.documents.request_documents import cache_salt_of, dumped, keys_of
 from app.http.bodies import read_body, replay
 from app.http.paths import path_of
 from app.http.refusals import refusal
@@ -97,9 +97,10 @@ def _ticket(extraction: Extraction, state: State) -> RequestContext:
         if extraction.body.get(field):
             raise BadRequestError(f"{field} can't be combined with documents", field)
     cache = parse_cache_field(extraction.cache)
-    keys = keys_of(extraction.body, cache, extraction.systems, extraction.documents)
+    options = options_of(cache, cache_salt_of(extraction.body), state)
+    keys = keys_of(extraction.body, options, extraction.systems, extraction.documents)
     ids = tuple(document.id for document in extraction.documents)
-    return RequestContext(options_of(cache, state), ids, tuple(keys), decide=decide_of(cache, state))
+    return RequestContext(options, ids, tuple(keys), decide=decide_of(cache, state))
 
 
 def _inserting(send: Send, inserter: ReportInserter) -> Send:

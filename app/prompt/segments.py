@@ -13,8 +13,8 @@ from vllm.exceptions import VLLMValidationError
 from app.documents.document import Document
 from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.prompt.tokenization import SegmentTokenizer
-from cache.layout import Chunk, ChunkedPrompt, PackedTokens, pack, packed_length, split_packed, unpack
-from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest, cache_scope
+from cache.positions.layout import Chunk, ChunkedPrompt, PackedTokens, pack, packed_length, split_packed, unpack
+from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
 
@@ -118,10 +118,7 @@ class SegmentRenderer:
         self, marked: MarkedPrompt, opening: str, tok_params: Any, prompt_extras: dict[str, Any] | None
     ) -> Any:
         salt = (prompt_extras or {}).get("cache_salt")
-        namespace = cache_scope(marked.ticket.options, salt).namespace
-        request, token_ids = await asyncio.to_thread(
-            self._tokenize, marked, opening, tok_params.add_special_tokens, namespace
-        )
+        request, token_ids = await asyncio.to_thread(self._tokenize, marked, opening, tok_params.add_special_tokens)
         _check_length(request.prompt, len(token_ids), tok_params)
         engine_input: dict[str, Any] = {
             **tokens_input(token_ids, prompt=marked.text, cache_salt=salt),
@@ -131,13 +128,14 @@ class SegmentRenderer:
         return engine_input
 
     def _tokenize(
-        self, marked: MarkedPrompt, opening: str, add_special_tokens: bool, namespace: str
+        self, marked: MarkedPrompt, opening: str, add_special_tokens: bool
     ) -> tuple[ChunkedRequest, list[int]]:
         encode = self._tokenizer.encode_template
         if not marked.chunks:
             token_ids = list(encode(marked.text, add_special_tokens=add_special_tokens))
             return ChunkedRequest(marked.ticket, None), token_ids
-        is_isolated = marked.ticket.options.scope == "isolated"
+        options = marked.ticket.options
+        is_isolated, namespace = options.scope == "isolated", options.namespace
         documents, ids = zip(marked.documents, marked.chunks, strict=True), marked.ticket.chunk_ids
         prompt = ChunkedPrompt(
             self._padded(encode(marked.system, add_special_tokens=add_special_tokens)),

@@ -13,7 +13,7 @@ from typing import Any
 from cachetools import LRUCache, cachedmethod
 from tokenizers import Tokenizer
 
-from cache.layout import PackedTokens, pack
+from cache.positions.layout import PackedTokens, pack
 
 REMEMBERED_BYTES = 32 << 20
 """Memory for documents' packed tokens; their texts take about as much again."""

@@ -11,9 +11,7 @@ from app.http.answers import CacheStats, Cleared, Slept
 from app.http.openapi import answers
 from app.routes.dependencies import Engine, Tiers
 from cache.config import ChunkCacheConfig
-from cache.hashing import ChunkHash
-from cache.manager import ChunkCacheManager
-from engine_ext.chunks.fills import FillRunner
+from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.engine import ChunkEngine
 
 router = APIRouter(prefix="/v1/cache", tags=["Chunk cache"])
@@ -55,8 +53,8 @@ async def clear(engine: Engine, body: ClearRequest | None = None) -> dict[str, i
 
     Running requests keep their segments until they end. Segments that are in tiers only stay there.
     """
-    keys = _cleared(engine.manager, body.namespace if body else None)
-    await engine.drop_from_tiers(keys)
+    keys = engine.cache.clear(body.namespace if body else None)
+    await engine.cache.drop_from_tiers(keys)
     return {"cleared": len(keys)}
 
 
@@ -84,31 +82,36 @@ async def sleep(tiers: Tiers, body: SleepRequest | None = None) -> dict[str, int
 
 def cache_stats(engine: ChunkEngine, *, is_checked: bool = True) -> dict[str, Any]:
     """The JSON of ``GET /v1/cache/stats``."""
-    if engine.manager is not None and is_checked:
-        engine.check_integrity()
-    state: dict[str, Any] = {"enabled": engine.disabled_reason is None, "reason": engine.disabled_reason}
-    if engine.manager is not None and engine.fills is not None:
-        state["placement"] = engine.placement
-        state["position_strategy"] = engine.strategy.strategy
-        state |= _contents(engine.manager, engine.fills)
-    return state
+    cache = engine.cache
+    if isinstance(cache, CacheOff):
+        return {"enabled": False, "reason": cache.reason}
+    if is_checked:
+        cache.check_integrity()
+    return {
+        "enabled": cache.reason is None,
+        "reason": cache.reason,
+        "placement": cache.placement,
+        "position_strategy": engine.strategy.strategy,
+        **_contents(cache),
+    }
 
 
-def _contents(manager: ChunkCacheManager, fills: FillRunner) -> dict[str, Any]:
-    occupancy, metrics, archive = manager.occupancy(), manager.metrics, fills.archive
-    sizes = archive.tiers if archive is not None else {}
-    held = metrics.tier_bytes
+def _contents(cache: ChunkCache) -> dict[str, Any]:
+    manager, fills, metrics, tier_writer = cache.manager, cache.fills, cache.metrics, cache.tier_writer
+    occupancy, held = manager.occupancy(), metrics.tier_bytes
     return {
         "occupancy": {
             **occupancy,
             "running_fills": fills.num_running,
             "queued_fills": fills.num_queued,
             "registered_ids": len(manager.ids),
-            "archive_waiting": len(archive or ()),
+            "archive_waiting": len(tier_writer),
         },
         "tiers": {
-            "pool": _pool_bytes(occupancy, manager.config),
-            **{name: {"bytes_total": size, "bytes_used": held.get(name, 0)} for name, size in sizes.items()},
+            "pool": _pool_bytes(occupancy, cache.config),
+            **{
+                name: {"bytes_total": size, "bytes_used": held.get(name, 0)} for name, size in tier_writer.tiers.items()
+            },
         },
         "counters": metrics.snapshot(),
     }
@@ -122,7 +125,3 @@ def _pool_bytes(occupancy: dict[str, int], config: ChunkCacheConfig) -> dict[str
         "bytes_used": (occupancy["pages_total"] - occupancy["pages_free"]) * page_bytes,
         "bytes_pinned": occupancy["pages_pinned"] * page_bytes,
     }
-
-
-def _cleared(manager: ChunkCacheManager | None, namespace: str | None) -> list[ChunkHash]:
-    return manager.clear(namespace) if manager is not None else []

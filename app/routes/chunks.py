@@ -16,9 +16,10 @@ from app.documents.rag_request import IngestRequest, chat_completion, system_and
 from app.http.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, SegmentList
 from app.http.openapi import JsonLines, answers
 from app.prompt.marks import Marks
-from app.prompt.rendering import Rendered, open_ticket, render
+from app.prompt.rendering import open_ticket, render
 from app.routes.dependencies import AppState, CallersCatalog, Engine, Manager, Renderer, RequestMarks, RequestSettings
 from app.routes.errors import DocumentsRoute, error_response
+from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.wire.request import RequestContext
 from engine_ext.wire.vllm_compat import ErrorResponse
 
@@ -82,12 +83,12 @@ def _check_number(number: int, most: int) -> None:
 
 async def _frame(
     request: IngestRequest, ticket: RequestContext, state: State, marks: Marks
-) -> Rendered | ErrorResponse:
+) -> ResolvedRequest | ErrorResponse:
     """Renders the request with one placeholder for its chunks. Together they may be too long for a prompt."""
     frame = RequestContext(ticket.options, (None,))
     with marks.issue(frame, [Document("-")]) as marked:
         messages = system_and_user(request.system, marked + "?")
-        return await render(state, frame, chat_completion(request, messages))
+        return await render(state, frame, chat_completion(request, messages), for_run=False)
 
 
 @router.get(
@@ -152,5 +153,5 @@ async def change_chunk(key: Key, change: ChunkChange, catalog: CallersCatalog) -
 )
 async def delete_chunk(key: Key, catalog: CallersCatalog, engine: Engine) -> dict[str, Any]:
     """Removes it from the pool and all tiers; running requests keep it until they end."""
-    await engine.drop_from_tiers([catalog.drop(key)])
+    await engine.cache.drop_from_tiers([catalog.drop(key)])
     return {"key": key, "deleted": True}

@@ -12,10 +12,11 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.settings import Settings
 from cache.manager import ChunkCacheManager
-from engine_ext.chunks.fills import FillRunner
+from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.caller import CALLER
+from engine_ext.wire.request import FullAttentionError
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 # Asynchronous, since FastAPI runs other dependencies in threads.
@@ -61,20 +62,17 @@ async def _renderer(engine: Engine) -> SegmentRenderer:
 
 
 async def _manager(engine: Engine) -> ChunkCacheManager:
-    if engine.manager is None or engine.disabled_reason:
-        raise GracefulHTTPError(f"the chunk cache is off: {engine.disabled_reason}", HTTPStatus.CONFLICT)
-    return engine.manager
+    try:
+        return engine.cache.usable().manager
+    except FullAttentionError as error:
+        raise GracefulHTTPError(f"the chunk cache is off: {error}", HTTPStatus.CONFLICT) from error
 
 
 async def _tiers(engine: Engine) -> TierWriter:
-    tiers = _tiers_of(engine.fills)
-    if tiers is None:
+    cache = engine.cache
+    if isinstance(cache, CacheOff) or not cache.tier_writer.tiers:
         raise GracefulHTTPError("there are no tiers (--chunk-cache-tiers)", HTTPStatus.CONFLICT)
-    return tiers
-
-
-def _tiers_of(fills: FillRunner | None) -> TierWriter | None:
-    return fills.archive if fills is not None else None
+    return cache.tier_writer
 
 
 Renderer = Annotated[SegmentRenderer, Depends(_renderer)]

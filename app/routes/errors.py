@@ -12,8 +12,8 @@ from vllm.exceptions import VLLMValidationError
 
 from app.catalog.segments import UnknownSegmentError
 from app.documents.document import BadRequestError
-from cache.chunk_ids import GoneIdError, IdConflictError, UnknownIdError
 from cache.errors import CapacityError, ChunkCacheError
+from cache.segments.chunk_ids import GoneIdError, IdConflictError, UnknownIdError
 from engine_ext.wire.vllm_compat import ErrorResponse, GracefulHTTPError
 
 _STATUSES: Final[dict[type[ChunkCacheError], HTTPStatus]] = {

@@ -10,9 +10,10 @@ from pydantic import SecretStr
 
 from app.cluster.peers import FINGERPRINT_HEADER, PATH
 from app.routes.dependencies import Engine, RequestSettings
-from cache.hashing import ChunkHash
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
+from cache.segments.hashing import ChunkHash
+from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
@@ -30,17 +31,18 @@ async def chunk(
 ) -> Response:
     """One worker's file of a cached segment. 401 without the secret, 409 for another engine's fingerprint."""
     _check_secret(authorization, settings.peer_secret)
-    if engine.transfers is None or engine.manager is None:
+    cache = engine.cache
+    if isinstance(cache, CacheOff) or (transfers := cache.transfers) is None:
         raise GracefulHTTPError("this replica shares nothing", HTTPStatus.NOT_FOUND)
-    if rank >= engine.transfers.num_workers:
+    if rank >= transfers.num_workers:
         raise GracefulHTTPError(f"this replica has no worker {rank}", HTTPStatus.NOT_FOUND)
-    lease = _lease(engine.manager, key, fingerprint)
+    lease = _lease(cache.manager, key, fingerprint)
     try:
-        file = await engine.transfers.read(lease.chunks[0].entry, rank)
+        file = await transfers.read(lease.chunks[0].entry, rank)
     except TransferError as error:
         raise GracefulHTTPError(str(error), HTTPStatus.NOT_FOUND) from error
     finally:
-        engine.release(lease)
+        cache.release(lease)
     return Response(file, media_type="application/octet-stream")
 
 

@@ -65,20 +65,11 @@ async def rag_plan(request: RagChatRequest, state: AppState, marks: RequestMarks
     """Takes the body of ``/v1/rag/chat``. Runs nothing and changes nothing, not even the order of eviction."""
     ticket, documents = open_ticket(request, state)
     with marks.issue(ticket, documents) as marked:
-        rendered = await render(state, ticket, chat_completion(request, chat_messages(request, marked)))
+        chat_request = chat_completion(request, chat_messages(request, marked))
+        rendered = await render(state, ticket, chat_request, for_run=True)
     if isinstance(rendered, ErrorResponse):
         return error_response(rendered)
-    wants_prompt_logprobs = (request.model_extra or {}).get("prompt_logprobs") is not None
-    return JSONResponse(
-        preview(
-            engine,
-            rendered.options,
-            rendered.prompt,
-            rendered.scope,
-            wants_prompt_logprobs=wants_prompt_logprobs,
-            lora_request=rendered.lora_request,
-        )
-    )
+    return JSONResponse(preview(engine.cache, rendered))
 
 
 def _with_report(response: dict[str, Any], report: Report | None) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several tiers in an order, the fastest first, none of which may hold anybody up."""
+"""Several tiers, the fastest first, with time limits for each call."""
 
 import logging
 import time
@@ -17,23 +17,23 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 SUSPENDED_S: Final = 10.0
-"""How long a tier that failed to answer in time is left alone."""
+"""Suspension of a tier that did not answer in time."""
 STORE_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(slots=True)
 class Events:
-    """What happened meanwhile, as pairs of a tier's name and a word, to be counted."""
+    """Events to count, as pairs of a tier's name and a word."""
 
     happened: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, tier: str, word: str) -> None:
-        """One more."""
+        """Adds an event."""
         self.happened.append((tier, word))
 
 
 class TierChain:
-    """Every call of a tier runs in a thread of that tier, and is waited for for a bounded time.
+    """Calls each tier in a thread of its own, with a time limit.
 
     A tier that does not answer in time is suspended; its thread ends when its call does.
     """
@@ -52,9 +52,9 @@ class TierChain:
         check: Callable[[Buffer], Result],
         events: Events,
     ) -> tuple[str, Result] | None:
-        """The tier of the first file that passes ``check``, which raises ``ValueError``, and what that returned.
+        """The tier of the first file that passes ``check``, and the check's result.
 
-        No file has more than ``max_bytes``.
+        ``check`` raises ``ValueError`` for a bad file; no file has more than ``max_bytes``.
         """
         for i, tier in enumerate(self.tiers):
             if tier.name not in among:
@@ -76,7 +76,7 @@ class TierChain:
         return None
 
     def put(self, address: Address, file: Buffer, events: Events) -> None:
-        """Stores in every tier that can."""
+        """Stores a file in every tier that takes it."""
         for tier in self.tiers:
             before = len(events.happened)
             self._write(tier, partial(tier.put, address, file), events)
@@ -84,12 +84,12 @@ class TierChain:
                 events.add(tier.name, "stored")
 
     def delete(self, address: Address, events: Events) -> None:
-        """Drops it from every tier that answers."""
+        """Drops a file from every tier that answers."""
         for tier in self.tiers:
             self._write(tier, partial(tier.delete, address), events)
 
     def close(self) -> None:
-        """Ends the tiers; one that hangs is left to itself."""
+        """Closes the tiers, without waiting for one that hangs."""
         for tier in self.tiers:
             tier.close()
 
@@ -105,7 +105,7 @@ class TierChain:
         except _SuspendedError:
             events.add(tier.name, "suspended")
         except FutureTimeoutError:
-            logger.warning("%s did not %s within %g s; it is left alone for a while", tier.name, verb, timeout_s)
+            logger.warning("%s did not %s within %g s; it is suspended for a while", tier.name, verb, timeout_s)
             events.add(tier.name, "timeout")
         except (TierError, OSError) as error:
             logger.warning("%s could not %s: %s", tier.name, verb, error)

@@ -18,7 +18,7 @@ ENTRY_POINTS: Final = "tessera.tiers"
 
 Allocate = Callable[[int], memoryview]
 MakeTier = Callable[[SplitResult, int, Mapping[str, str], Allocate | None], StorageTier]
-"""Makes a tier of a URL, its size in bytes, its other options, and what gives host memory (``None``: anything)."""
+"""Makes a tier from a URL, its size in bytes, other options, and an allocator of host memory (``None``: any)."""
 
 
 def _host(url: SplitResult, max_bytes: int, options: Mapping[str, str], allocate: Allocate | None) -> StorageTier:
@@ -56,13 +56,13 @@ _MAKERS: dict[str, MakeTier] = {
 
 
 def parse_tiers(text: str) -> list[str]:
-    """URLs of a comma-separated list, each looked at; raises :class:`TierConfigError`."""
+    """Splits a comma-separated list of URLs and checks each; raises :class:`TierConfigError`."""
     urls = [url.strip() for url in text.split(",") if url.strip()]
     for url in urls:
         _parse(url)
     schemes = [urlsplit(url).scheme for url in urls]
     if len(set(schemes)) < len(schemes):
-        raise TierConfigError("of each kind of tier there can be one")
+        raise TierConfigError("there can be one tier of each kind")
     return urls
 
 

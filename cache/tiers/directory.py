@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A directory: a local SSD, or a file system that several servers share (NFS).
 
-Files are ``ab/abcd….0-of-2.safetensors`` below the root; whatever else lies there is neither read nor deleted. Whoever
-writes or deletes holds a lock on ``lock`` there, which has the number of bytes in the directory; it is corrected at
-every start. Readers take no lock: files appear by renaming, whole, and a reader that has opened one keeps it. So
-servers on one directory need nothing else of one another.
+Files are ``ab/abcd….0-of-2.safetensors`` below the root; other files there are neither read nor deleted. Writers and
+deleters hold a lock on the file ``lock``, which has the number of bytes in the directory; every start corrects it.
+Readers take no lock: files appear whole, by renaming, and an opened file stays readable. Servers that share a directory
+need no other coordination.
 """
 
 import fcntl
@@ -23,17 +23,17 @@ SUFFIX: Final = ".safetensors"
 QUARANTINE: Final = "quarantine"
 _TEMPORARY: Final = ".tmp"
 _ROOM: Final = 0.05
-"""Share of the size that is freed at once, since looking for the oldest files takes a while."""
+"""Share of the size freed at once, since finding the oldest files is slow."""
 _STEM: Final = r"([0-9a-f]{2,128})\.([0-9]{1,5})-of-([0-9]{1,5})"
 _NAME: Final = re.compile(_STEM + re.escape(SUFFIX))
 _LEFTOVER: Final = re.compile(_STEM + r"\.[0-9]+-[0-9]+" + re.escape(_TEMPORARY))
 
 _READING: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-"""No link is followed, and nobody waited for who might write into a pipe."""
+"""Follows no link, and does not block on a pipe."""
 
 
 class DirectoryTier:
-    """A :class:`cache.tiers.tier.StorageTier`. A file's time of last change tells when it was used."""
+    """A :class:`cache.tiers.tier.StorageTier`. A file's modification time is the time of its last use."""
 
     def __init__(self, root: Path, max_bytes: int, name: str = "file") -> None:
         """Raises :class:`TierConfigError` if the directory can't be made or written to."""
@@ -45,7 +45,7 @@ class DirectoryTier:
             root.mkdir(parents=True, exist_ok=True)
             with self._locked() as lock:
                 for leftover, _ in _regular_files(root, _LEFTOVER):
-                    leftover.unlink(missing_ok=True)  # its writer held the lock, and is no more
+                    leftover.unlink(missing_ok=True)  # its writer held the lock, and has ended
                 self._shrink(lock, max_bytes)
         except OSError as error:
             raise TierConfigError(f"{root}: {error.strerror or error}") from error
@@ -53,7 +53,7 @@ class DirectoryTier:
     def put(self, address: Address, file: Buffer) -> None:
         path = self.path(address)
         if len(file) > self.max_bytes:
-            raise TierError(f"{len(file)} bytes are more than the {self.max_bytes} that it may have")
+            raise TierError(f"{len(file)} bytes exceed the limit of {self.max_bytes}")
         if self.stat(address) is not None:
             return
         with self._locked() as lock:
@@ -82,7 +82,7 @@ class DirectoryTier:
                     read += count
         except FileNotFoundError:
             return None
-        with suppress(OSError):  # a directory that can be read only serves all the same
+        with suppress(OSError):  # a read-only directory can still serve
             os.utime(path)
         return data[:read] if read < len(data) else data
 
@@ -98,7 +98,7 @@ class DirectoryTier:
             self._remove(lock, address)
 
     def quarantine(self, address: Address) -> None:
-        """Below ``quarantine``, where it still counts; the oldest there go first when room is needed."""
+        """Moves a file to ``quarantine``, where it still counts and is evicted first."""
         with self._locked():
             path = self.path(address)
             target = self.root / QUARANTINE / path.name
@@ -112,14 +112,14 @@ class DirectoryTier:
                 yield Stored(address, found.st_size, found.st_mtime)
 
     def close(self) -> None:
-        """Nothing is open between calls."""
+        """Does nothing: no file is open between calls."""
 
     def path(self, address: Address) -> Path:
-        """Where the file of an address is, or would be."""
+        """Path of an address's file."""
         return self.root / address.key[:2] / f"{address.key}.{address.rank}-of-{address.ranks}{SUFFIX}"
 
     def empty_quarantine(self) -> None:
-        """Drops what is kept there for people to look at."""
+        """Drops quarantined files."""
         with self._locked() as lock:
             for path, _ in self._files():
                 if path.parent.name == QUARANTINE:
@@ -127,7 +127,7 @@ class DirectoryTier:
             self._shrink(lock, self.max_bytes)
 
     def shrink(self, max_bytes: int) -> int:
-        """Drops files, those used least recently first, until ``max_bytes`` are left; returns how many are."""
+        """Drops the least recently used files until at most ``max_bytes`` are left; returns the bytes left."""
         with self._locked() as lock:
             return self._shrink(lock, max_bytes)
 
@@ -143,14 +143,14 @@ class DirectoryTier:
         return used
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Files that count, those in quarantine too."""
+        """All files that count, including quarantined ones."""
         for path, found in _regular_files(self.root, _NAME):
             address = address_of(path.name)
             if path.parent.name == QUARANTINE or (address is not None and path == self.path(address)):
                 yield path, found
 
     def _note(self, lock: int, number: int) -> None:
-        """How many bytes there are, for whoever holds the lock next."""
+        """Writes the number of bytes for the next holder of the lock."""
         os.pwrite(lock, f"{number:<31}\n".encode(), 0)
         self.num_bytes = number
 
@@ -170,14 +170,14 @@ class DirectoryTier:
 
 
 def address_of(name: str) -> Address | None:
-    """The address of a file's name; ``None`` for a name that no tier gives."""
+    """The address of a file's name; ``None`` for other names."""
     if (match := _NAME.fullmatch(name)) is None:
         return None
     return Address(match[1], int(match[2]), int(match[3]))
 
 
 def _regular_files(root: Path, name: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Files of such names in the folders of ``root``; no links, pipes or folders of these names."""
+    """Regular files with addresses in the folders of ``root``."""
     for folder in filter(Path.is_dir, root.iterdir()):
         for path in _entries(folder):
             if name.fullmatch(path.name):
@@ -187,7 +187,7 @@ def _regular_files(root: Path, name: re.Pattern[str]) -> Iterator[tuple[Path, os
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Nothing of a folder that is gone by now, or that is somebody else's alone."""
+    """Entries of a folder; none if it has gone or is not readable."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, PermissionError):
@@ -195,7 +195,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _write_whole(path: Path, file: Buffer) -> None:
-    """Under another name first; when it has its own, it is on the disk."""
+    """Writes under a temporary name; the final name appears once the data is on the disk."""
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}-{time.monotonic_ns()}{_TEMPORARY}")
     try:

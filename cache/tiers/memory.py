@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory: the fastest tier beside the pool, and gone with the process."""
+"""Host memory: the fastest tier, which ends with the process."""
 
 import time
 from collections import OrderedDict
@@ -22,7 +22,7 @@ class MemoryTier:
     def put(self, address: Address, file: Buffer) -> None:
         size = len(file)
         if size > self.max_bytes:
-            raise TierError(f"{size} bytes are more than the {self.max_bytes} that it may have")
+            raise TierError(f"{size} bytes exceed the limit of {self.max_bytes}")
         if address in self._files:
             return
         while self.num_bytes + size > self.max_bytes:

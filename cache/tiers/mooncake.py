@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mooncake Store: memory of many machines, by way of Mooncake's own package (``mooncake-transfer-engine``)."""
+"""Mooncake Store: memory of many machines, through the package ``mooncake-transfer-engine``."""
 
 import time
 from collections import OrderedDict
@@ -10,15 +10,15 @@ from urllib.parse import SplitResult
 from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
 
 _LOCAL_BUFFER_BYTES: Final = 256 << 20
-"""For what is on its way: the largest file must fit."""
+"""Bytes of the transfer buffer; the largest file must fit."""
 _OPTIONS: Final = {"metadata": "P2PHANDSHAKE", "protocol": "tcp", "devices": "", "host": "127.0.0.1"}
 
 
 class MooncakeTier:
     """A :class:`cache.tiers.tier.StorageTier` at ``mooncake://MASTER:PORT?size=…``.
 
-    ``max_bytes`` of this machine's memory are given to the store; what of all machines' memory is given to whom, and
-    what makes room, Mooncake decides. It can't list what it has: :meth:`list` has what was put there from here.
+    ``max_bytes`` of this machine's memory are given to the store; Mooncake decides about all machines' memory and
+    about eviction. It can't list its objects: :meth:`list` has only the files that this process put there.
     ``options``: ``metadata`` (its metadata server), ``protocol`` (tcp or rdma), ``devices``, ``host`` (this machine's).
     """
 
@@ -48,15 +48,15 @@ class MooncakeTier:
 
     @property
     def num_bytes(self) -> int:
-        """Of what was put there from here."""
+        """Bytes that this process put there."""
         return sum(each.num_bytes for each in self._put.values())
 
     def put(self, address: Address, file: Buffer) -> None:
         if len(file) > self.max_bytes:
-            raise TierError(f"{len(file)} bytes are more than the {self.max_bytes} that it may have")
+            raise TierError(f"{len(file)} bytes exceed the limit of {self.max_bytes}")
         if self._exists(address):
             return
-        # What was put from here is kept within what was given; the store could hold more, of others' memory.
+        # This process's files stay within its own share; the store could use other machines' memory for more.
         while self._put and self.num_bytes + len(file) > self.max_bytes:
             self.delete(next(iter(self._put)))
         if status := self._store.put(_name(address), bytes(file)):
@@ -64,7 +64,7 @@ class MooncakeTier:
         self._put[address] = Stored(address, len(file), time.time())
 
     def get(self, address: Address, max_bytes: int) -> Buffer | None:
-        data = self._store.get(_name(address))  # what it holds fits into the local buffer
+        data = self._store.get(_name(address))  # its objects fit into the local buffer
         if not data:
             self._put.pop(address, None)
             return None
@@ -80,7 +80,7 @@ class MooncakeTier:
     def delete(self, address: Address) -> None:
         self._put.pop(address, None)
         if self._exists(address):
-            # Objects that somebody reads have leases, and go when these end.
+            # Objects being read have leases, and are removed when these end.
             self._store.remove(_name(address), True)
 
     def quarantine(self, address: Address) -> None:

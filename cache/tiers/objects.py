@@ -16,14 +16,14 @@ from cache.tiers.directory import QUARANTINE, SUFFIX, address_of
 from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
 
 _LISTED_S: Final = 60.0
-"""How long a listing is believed; others may write to the same place."""
+"""Validity of a listing; others may write to the same place."""
 
 
 class ObjectTier:
-    """A :class:`cache.tiers.tier.StorageTier`. What was written first, and not read here since, makes room.
+    """A :class:`cache.tiers.tier.StorageTier`. Evicts the oldest files that were not read here since.
 
-    ``options`` are obstore's, beside those that it finds in the environment (``AWS_ACCESS_KEY_ID`` …). Where several
-    servers write to one place, it may have more than ``max_bytes`` for as long as a listing is believed.
+    ``options`` are obstore's, in addition to its environment variables (``AWS_ACCESS_KEY_ID`` …). Where several servers
+    write to one place, it may exceed ``max_bytes`` while a listing is valid.
     """
 
     def __init__(self, url: SplitResult, max_bytes: int, options: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class ObjectTier:
 
     def put(self, address: Address, file: Buffer) -> None:
         if len(file) > self.max_bytes:
-            raise TierError(f"{len(file)} bytes are more than the {self.max_bytes} that it may have")
+            raise TierError(f"{len(file)} bytes exceed the limit of {self.max_bytes}")
         if self.stat(address) is not None:
             return
         if time.monotonic() - self._listed_at > _LISTED_S:
@@ -95,7 +95,7 @@ class ObjectTier:
                     yield Stored(address, found["size"], found["last_modified"].timestamp())
 
     def close(self) -> None:
-        """Nothing is open between calls."""
+        """Does nothing: no connection is open between calls."""
 
     def _list_again(self) -> None:
         self._files = {stored.address: stored for stored in self.list()}
@@ -103,7 +103,7 @@ class ObjectTier:
 
     @property
     def num_bytes(self) -> int:
-        """As of the last listing, and what was done from here since."""
+        """Files of the last listing, with this process's changes since."""
         return sum(stored.num_bytes for stored in self._files.values())
 
     def _used_at(self, stored: Stored) -> float:
@@ -112,7 +112,7 @@ class ObjectTier:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Errors of the store as :class:`TierError`, but for what is not there."""
+    """Turns the store's errors into :class:`TierError`, or ``FileNotFoundError`` for missing objects."""
     try:
         yield
     except (NotFoundError, FileNotFoundError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every tier can do: keep files by content address, within a size."""
+"""The interface of tiers: files by content address, within a size."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
@@ -8,15 +8,15 @@ Buffer = bytes | bytearray | memoryview
 
 
 class TierError(Exception):
-    """A tier could not do what it was asked, now; the message says why."""
+    """A call of a tier failed; the message says why."""
 
 
 class TierConfigError(ValueError):
-    """A tier can't be made as it is configured; the message says why, in one line."""
+    """A tier's configuration is invalid; the message says why, in one line."""
 
 
 class Address(NamedTuple):
-    """One worker's file of one segment: the segment's key in hexadecimal, and which worker of how many."""
+    """One worker's file of one segment: key in hexadecimal, rank, and number of workers."""
 
     key: str
     rank: int
@@ -32,9 +32,9 @@ class Stored(NamedTuple):
 
 
 class StorageTier(Protocol):
-    """Keeps files of at most ``max_bytes`` altogether; what was used least recently makes room.
+    """Keeps files of at most ``max_bytes`` altogether; evicts the least recently used.
 
-    Calls block. They raise :class:`TierError` or ``OSError``, and come from one thread at a time.
+    Calls block, raise :class:`TierError` or ``OSError``, and come from one thread at a time.
     """
 
     name: str
@@ -42,28 +42,28 @@ class StorageTier(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """What it holds, as far as this process knows; without asking."""
+        """Bytes held, as far as this process knows; asks nobody."""
 
     def put(self, address: Address, file: Buffer) -> None:
-        """Keeps a file, whole or not at all; nothing happens if it is there."""
+        """Stores a file, whole or not at all; does nothing if it exists."""
 
     def get(self, address: Address, max_bytes: int) -> Buffer | None:
-        """The file, writable if it can be had so without a copy; ``None`` if it is not there.
+        """The file, writable if that needs no copy; ``None`` if absent.
 
-        One that is longer than ``max_bytes`` is nobody's KV: it comes cut off, so that whoever checks it refuses it.
+        A file longer than ``max_bytes`` is not KV: it is returned truncated, so that its check fails.
         """
 
     def stat(self, address: Address) -> Stored | None:
-        """What is known of the file, if it is there."""
+        """The file's metadata; ``None`` if absent."""
 
     def delete(self, address: Address) -> None:
-        """Drops a file; nothing happens if it is not there."""
+        """Drops a file; does nothing if absent."""
 
     def quarantine(self, address: Address) -> None:
-        """Puts a damaged file where nobody finds it any more, for people to look at if the tier can keep it."""
+        """Makes a damaged file unfindable, and keeps it for inspection if the tier can."""
 
     def list(self) -> Iterator[Stored]:
-        """Every file, in no order."""
+        """Every file, unordered."""
 
     def close(self) -> None:
-        """Ends connections."""
+        """Closes connections."""

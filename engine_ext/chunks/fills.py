@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fill requests: compute missing segments, once for everybody who waits for them."""
+"""Fill requests: compute missing segments, once for all requests that wait for them."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,19 +12,19 @@ from typing import Any
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.costs import Costs
-from cache.holdings import DocumentKey
-from cache.index import ChunkKVCache, EntryState
+from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus, FillJob, Lease
-from cache.manager import ChunkCacheManager, Removal
+from cache.manager import ChunkCacheManager
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache, EntryState
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.chunks.source import ChunkSource, SourceResult
-from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.wire.plan import TransferPlan
 from engine_ext.wire.request import FullAttentionError
 
 
 class FillError(FullAttentionError):
-    """A fill that the request waited for did not save its KV. Its entries are gone."""
+    """A fill that the request waited for did not save its KV. Its entries are detached."""
 
     def __init__(self, message: str) -> None:
         super().__init__("fill failed", message)
@@ -31,9 +32,9 @@ class FillError(FullAttentionError):
 
 @dataclass(frozen=True, slots=True)
 class FillResult:
-    """Tokens that the engine computed in one fill request: all of them, and those of the segments it saved.
+    """Tokens computed in one fill request: in all, and in the saved segments.
 
-    None, if the segments came from elsewhere.
+    Both are 0 if the segments came from ``source``.
     """
 
     num_computed: int
@@ -44,24 +45,52 @@ class FillResult:
 FillTask = asyncio.Task[FillResult]
 
 
-class FillRunner:
-    """Runs fill jobs as tasks of their own, so that a fill outlives the request that started it.
+@dataclass(frozen=True, slots=True)
+class FillLimits:
+    """Limits on fill requests in the engine, and on waiting ones."""
 
-    A fill is aborted only when no lease is left on what it computes. At most ``max_running`` are in the engine at
-    once; the others wait for their turn.
+    max_running: int = 16
+    max_queued: int = 1024
+
+
+class FillRunner:
+    """Runs fill jobs as tasks that outlive the requests that started them.
+
+    A fill is aborted only when no lease is left on its entries. ``on_computed`` is called with entries that other
+    processes may store, ``on_end`` after each fill.
     """
 
-    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager, on_end: Callable[[], None], max_running: int) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        manager: ChunkCacheManager,
+        limits: FillLimits,
+        costs: Costs,
+        sources: Iterable[ChunkSource],
+        *,
+        on_computed: Callable[[Iterable[ChunkKVCache]], None],
+        on_end: Callable[[], None],
+    ) -> None:
         self._llm = llm
         self._manager = manager
+        self._costs = costs
+        self._sources = list(sources)
+        self._on_computed = on_computed
         self._on_end = on_end
-        self._turns = asyncio.Semaphore(max_running)
-        self.sources: list[ChunkSource] = []
-        self.archive: TierWriter | None = None
-        self.costs = Costs()
+        self._turns = asyncio.Semaphore(limits.max_running)
+        self._max_queued = limits.max_queued
         self.num_running = 0
         self._tasks: dict[FillJob, FillTask] = {}
         self._jobs: dict[ChunkKVCache, FillJob] = {}
+
+    @contextmanager
+    def also_from(self, source: ChunkSource) -> Iterator[None]:
+        """Asks ``source``, too, for missing segments within the context, after all other sources."""
+        self._sources.append(source)
+        try:
+            yield
+        finally:
+            self._sources.remove(source)
 
     def start(
         self,
@@ -73,7 +102,7 @@ class FillRunner:
     ) -> list[FillTask]:
         """Starts the lease's fill jobs; they go to the engine together, which batches them.
 
-        ``documents`` says by which keys other replicas know the entries.
+        A fill ends in :meth:`_ended`, which updates the manager. ``documents`` has the registry's keys of the entries.
         """
         tasks = []
         for i, job in enumerate(lease.fills):
@@ -102,11 +131,11 @@ class FillRunner:
         return [task.result() for task in own]
 
     def release(self, lease: Lease) -> None:
-        """Ends the lease and aborts the fills that nobody waits for any more."""
+        """Ends the lease and aborts fills without another lease."""
         self._manager.release(lease)
         jobs = {self._jobs[segment.entry] for segment in lease.segments if segment.entry in self._jobs}
         for job in jobs:
-            # One that has ended is not aborted any more: what it saved can be found from now on.
+            # A fill that has ended is not aborted: its segments can be found.
             if not job.is_wanted and not self._tasks[job].done():
                 for entry in job.entries:
                     self._manager.detach(entry, Removal.FILL_FAILED)
@@ -117,6 +146,11 @@ class FillRunner:
         """Fills that wait for their turn."""
         return len(self._tasks) - self.num_running
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether as many fills wait as may wait."""
+        return self.num_queued >= self._max_queued
+
     async def _fill(
         self,
         job: FillJob,
@@ -126,7 +160,7 @@ class FillRunner:
         generate_kwargs: dict[str, Any],
     ) -> FillResult:
         found: SourceResult | None = None
-        for source in [] if job.is_private else self.sources:
+        for source in [] if job.is_private else self._sources:
             found = await source.fetch(job, documents) or found
             if found is not None and found.status is not ChunkStatus.FILLED:
                 return FillResult(0, 0, found)
@@ -140,10 +174,9 @@ class FillRunner:
         async with self._turns:
             self.num_running += 1
             started = time.perf_counter()
-            # A prefix that nobody holds any more may be gone before the engine loads it. Should it go just then, its
-            # pages' tags tell: the load is refused, and the fill fails.
-            is_loadable = job.prefix is not None and job.prefix.state is EntryState.READY and job.prefix.leases
-            plan, prompt_ids = TransferPlan.for_fill(job, job.prefix if is_loadable else None), job.prompt_ids
+            # A prefix without a lease may be evicted before the engine loads it. Then its pages have other tags: the
+            # load is refused, and the fill fails.
+            plan, prompt_ids = TransferPlan.for_fill(job, job.prefix if job.has_prefix else None), job.prompt_ids
             try:
                 output = await run_prefill(self._llm, prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
             except NotSavedError as error:
@@ -156,11 +189,11 @@ class FillRunner:
         self._manager.metrics.fill_seconds.observe(seconds)
         result = _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
         if result.num_computed:
-            self.costs.computing.observe(result.num_computed, seconds)
+            self._costs.computed(result.num_computed, seconds)
         return result
 
     async def _end_of_prefix(self, job: FillJob) -> None:
-        """Waits for the job that computes what this one would else compute as well."""
+        """Waits for the job that computes the prefix."""
         if (other := self._jobs.get(job.prefix) if job.prefix else None) is not None:
             await asyncio.wait([self._tasks[other]])
 
@@ -178,12 +211,11 @@ class FillRunner:
             self._manager.fill_succeeded(job, "succeeded" if status is ChunkStatus.FILLED else status)
             for entry in job.entries:
                 entry.stored = status is ChunkStatus.LOADED
-            if self.archive is not None and status is not ChunkStatus.LOADED and not job.is_private:
-                self.archive.add(job.entries)
+            if status is not ChunkStatus.LOADED and not job.is_private:
+                self._on_computed(job.entries)
         self._on_end()
 
 
 def _result(job: FillJob, num_computed: int) -> FillResult:
-    """Cached tokens come first, so the computed ones are the last: the chunk's, then the system segment's."""
-    of_saved = sum(entry.identity.num_tokens for entry in job.entries)
-    return FillResult(num_computed, min(num_computed, of_saved))
+    """Counts computed tokens from the end: the chunk's, then the system segment's."""
+    return FillResult(num_computed, min(num_computed, job.num_tokens))

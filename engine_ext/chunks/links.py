@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Link tokens: the first tokens of each chunk but the first, computed anew behind all that comes before them.
+"""Link tokens: the first tokens of later chunks, recomputed behind all earlier tokens.
 
 A chunk's cached KV knows nothing of the chunks before it, and its first tokens, which draw much of the attention, act
-as if each chunk were the prompt's beginning. Computing these few in their real context recovers part of what isolation
-loses (LegoLink in EPIC, https://arxiv.org/abs/2410.15332). A *link request* has the prompt up to a chunk's last link
-token: all before its link tokens is loaded, and their KV is saved to pages of this one request, which loads them in
-the place of the chunk's first tokens.
+as if each chunk were the prompt's beginning. Computing these few in their real context recovers part of the quality
+lost to isolation (LegoLink in EPIC, https://arxiv.org/abs/2410.15332). A *link request* has the prompt up to a chunk's
+last link token: all earlier tokens are loaded, and the link tokens' KV is saved to pages of this one request, which
+loads them in place of the chunk's first tokens.
 
 With context ``cached``, link tokens see earlier chunks as they are cached, and all link requests go to the engine at
 once. With ``chained`` they see earlier chunks with their link tokens, so each waits for the one before it.
@@ -13,17 +13,17 @@ once. With ``chained`` they see earlier chunks with their link tokens, so each w
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cache.errors import CapacityError
-from cache.hashing import CacheScope
-from cache.index import SegmentIdentity
-from cache.layout import Layout, Placement, pack, take
 from cache.lease import FillJob, Lease
 from cache.manager import ChunkCacheManager
+from cache.positions.layout import ChunkedPrompt, Layout, Placement, pack, take
 from cache.report import LinkContext
+from cache.segments.hashing import CacheScope
+from cache.segments.index import SegmentIdentity
 from engine_ext.chunks.fills import FillResult
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.wire.plan import TransferPlan
@@ -38,54 +38,49 @@ class LinkError(FullAttentionError):
 
 
 def link_placements(layout: Layout, num_tokens: int) -> list[Placement]:
-    """Where the first ``num_tokens`` tokens of each chunk but the first are, in a layout without overlaps."""
+    """Placements of the first ``num_tokens`` tokens of later chunks, in a layout without overlaps."""
     behind = layout.chunks[1:] if num_tokens else ()
     return [Placement(at.start, min(num_tokens, at.length), at.position, 0) for at in behind]
 
 
-def borrow_links(
-    manager: ChunkCacheManager, token_ids: Sequence[int], placements: Sequence[Placement], scope: CacheScope
-) -> Lease:
-    """A lease on pages for link tokens, yet to be computed; raises :class:`FullAttentionError`."""
-    packed = pack(tuple(token_ids))
-    identities = [
-        SegmentIdentity(scope, take(packed, 0, at.start), take(packed, at.start, at.length)) for at in placements
-    ]
-    try:
-        return manager.borrow(identities, placements)
-    except CapacityError as error:
-        raise FullAttentionError("capacity", str(error)) from error
+def link_identities(prompt: ChunkedPrompt, placements: Sequence[Placement], scope: CacheScope) -> list[SegmentIdentity]:
+    """Identities of link tokens, each behind all earlier tokens of the prompt."""
+    packed = pack(tuple(prompt.token_ids))
+    return [SegmentIdentity(scope, take(packed, 0, at.start), take(packed, at.start, at.length)) for at in placements]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRequests:
+    """How the link requests of one request are sent.
+
+    ``salt_of`` gives the cache salt of each request's composed KV, by its number.
+    """
+
+    name: str
+    context: LinkContext
+    salt_of: Callable[[int], str]
+    generate_kwargs: dict[str, Any]
 
 
 class Linker:
-    """Sends the link requests of one request. ``salt_of`` gives each the salt of what it composes."""
+    """Sends link requests."""
 
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        manager: ChunkCacheManager,
-        request_id: str,
-        salt_of: Callable[[int], str],
-        generate_kwargs: dict[str, Any],
-    ) -> None:
+    def __init__(self, llm: AsyncLLM, manager: ChunkCacheManager) -> None:
         self._llm = llm
         self._manager = manager
-        self._request_id = request_id
-        self._salt_of = salt_of
-        self._generate_kwargs = generate_kwargs
 
-    async def link(self, lease: Lease, links: Lease, context: LinkContext) -> list[FillResult]:
+    async def link(self, lease: Lease, links: Lease, requests: LinkRequests) -> list[FillResult]:
         """Computes ``links`` behind the segments of ``lease``; raises :class:`LinkError`.
 
         When it returns, whatever happened, all link requests have ended.
         """
-        is_chained = context == "chained"
+        is_chained = requests.context == "chained"
         plan = TransferPlan.for_answer(lease, links if is_chained else None)
         try:
             if is_chained:
-                return [await self._send(i, job, plan) for i, job in enumerate(links.fills)]
+                return [await self._send(requests, i, job, plan) for i, job in enumerate(links.fills)]
             async with asyncio.TaskGroup() as group:
-                sent = [group.create_task(self._send(i, job, plan)) for i, job in enumerate(links.fills)]
+                sent = [group.create_task(self._send(requests, i, job, plan)) for i, job in enumerate(links.fills)]
             return [task.result() for task in sent]
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
@@ -94,13 +89,13 @@ class Linker:
                 if job.is_under_way:
                     self._manager.fill_failed(job, "aborted")
 
-    async def _send(self, number: int, job: FillJob, plan: TransferPlan) -> FillResult:
+    async def _send(self, requests: LinkRequests, number: int, job: FillJob, plan: TransferPlan) -> FillResult:
         prompt_ids = job.prompt_ids
         saved = TransferPlan.for_fill(job, None).saves
         own = TransferPlan(plan.before(saved[0].start), saved)
-        name = f"{self._request_id}-link-{number}"
+        name, salt = f"{requests.name}-link-{number}", requests.salt_of(number)
         try:
-            output = await run_prefill(self._llm, prompt_ids, own, name, self._salt_of(number), **self._generate_kwargs)
+            output = await run_prefill(self._llm, prompt_ids, own, name, salt, **requests.generate_kwargs)
         except NotSavedError as error:
             self._manager.fill_failed(job)
             raise LinkError(str(error)) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are run for their KV alone: fill requests, and those of the self-check."""
+"""Requests run for their KV alone, by fills and by the self-check."""
 
 from contextlib import aclosing
 from typing import Any
@@ -36,7 +36,7 @@ async def run_prefill(
     async with aclosing(llm.generate(prompt, params, request_id, **generate_kwargs)) as outputs:
         (output,) = [output async for output in outputs]
     reason = output.outputs[0].finish_reason
-    # A request whose load was refused ends with an error; what it saved was computed behind something else.
+    # A request whose load was refused ends with an error; its saved KV was computed behind other KV.
     if reason == "error" or not (output.kv_transfer_params or {}).get("saved"):
         raise NotSavedError(f"it ended with {reason!r}, nothing saved")
     return output

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of places that missing segments may come from: tiers, and other replicas."""
+"""The interface of sources of missing segments: tiers, and other replicas."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from cache.holdings import DocumentKey
-from cache.index import ChunkKVCache
 from cache.lease import ChunkStatus, FillJob
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache
 
 
 class SourceResult(NamedTuple):
-    """Segments that came from ``origin``; with the status ``filled``, why they are to be computed all the same."""
+    """The ``origin`` of segments; with status ``filled``, the reason for computing them instead."""
 
     status: ChunkStatus
     origin: str | None = None
@@ -18,10 +18,10 @@ class SourceResult(NamedTuple):
 
 
 class ChunkSource(Protocol):
-    """Where missing segments may be had without computing them."""
+    """A source of missing segments that are computed already."""
 
     async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> SourceResult | None:
-        """Fills all of the job's entries; ``None`` if it has nothing to say of them.
+        """Fills all of the job's entries; ``None`` if it can't.
 
-        When it returns, even if cancelled, nothing is written to the entries' pages any more.
+        After it returns, even if cancelled, it writes nothing to the entries' pages.
         """

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cache.costs import Costs
-from cache.holdings import DocumentKey
-from cache.index import ChunkKVCache
 from cache.lease import ChunkStatus, FillJob
 from cache.manager import ChunkCacheManager
+from cache.metrics import ChunkCacheMetrics
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache
 from cache.tiers.memory import MemoryTier
 from engine_ext.chunks.source import SourceResult
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
@@ -39,7 +40,7 @@ class TierSource:
             return None
         slowest = 0
         for entry in job.entries:
-            num_tokens, num_bytes = entry.identity.num_tokens, self._manager.config.page_bytes * entry.num_pages
+            num_tokens, num_bytes = entry.num_tokens, self._manager.bytes_of(entry)
             worth = [name for name in self._names if self._costs.is_worth_loading(name, num_tokens, num_bytes)]
             if not worth:
                 return SourceResult(ChunkStatus.FILLED, why=self._why(num_tokens, num_bytes))
@@ -47,9 +48,9 @@ class TierSource:
             try:
                 answers = await transfers.load(entry, worth)
             except TransferError as error:
-                logger.warning("a chunk can't be loaded: %s", error)
+                logger.warning("can't import a chunk: %s", error)
                 return None
-            note_events(self._manager, answers)
+            note_events(self._manager.metrics, answers)
             tiers = {answer.tier for answer in answers}
             if None in tiers:
                 return None
@@ -65,14 +66,14 @@ class TierSource:
         return f"computing takes {1e3 * computing:.1f} ms, loading {tiers}"
 
 
-def note_events(manager: ChunkCacheManager, answers: Iterable[Answer]) -> None:
-    """Counts what tiers did, and notes what they hold: host memory is each worker's own, all else everybody's."""
+def note_events(metrics: ChunkCacheMetrics, answers: Iterable[Answer]) -> None:
+    """Counts the tiers' events and bytes; workers share all tiers but host memory."""
     answers = list(answers)
     for tier in answers[0].held:
         held = [answer.held[tier] for answer in answers]
-        manager.metrics.tier_bytes[tier] = sum(held) if tier == MemoryTier.name else max(held)
+        metrics.tier_bytes[tier] = sum(held) if tier == MemoryTier.name else max(held)
     for answer in answers:
         for tier, word in answer.events:
-            manager.metrics.tier_events[tier, word] += 1
+            metrics.tier_events[tier, word] += 1
         if answer.tier is not None:
-            manager.metrics.loaded_bytes[answer.tier] += answer.num_bytes
+            metrics.loaded_bytes[answer.tier] += answer.num_bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was computed is put into the tiers, behind the requests."""
+"""Exports computed segments to the tiers, in the background."""
 
 import asyncio
 import logging
@@ -9,10 +9,11 @@ from typing import Final
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cache.hashing import ChunkHash
-from cache.index import ChunkKVCache
+from cache.eviction.removal import Removal
 from cache.lease import Lease
-from cache.manager import ChunkCacheManager, Removal
+from cache.manager import ChunkCacheManager
+from cache.segments.hashing import ChunkHash
+from cache.segments.index import ChunkKVCache
 from cache.tiers.memory import MemoryTier
 from engine_ext.chunks.tier_source import note_events
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
@@ -22,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 10_000
 PAUSE: Final = 9
-"""While requests run, each copy is followed by a pause of so many times its length."""
+"""Length of the pause after each copy while requests run, in lengths of the copy."""
 
 
 class TierWriter:
-    """Segments that wait to be stored, in the order in which they were filled.
+    """Stores segments in the order in which they were filled.
 
-    One that is evicted before its turn is not stored.
+    A segment that is evicted before its turn is not stored.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class TierWriter:
         tiers: Mapping[str, int],
         transfers: Callable[[], PoolTransfers | None],
     ) -> None:
-        """``tiers`` has their names and sizes, on all workers together. ``release`` ends a lease of ``manager``."""
+        """``tiers`` maps names to sizes on all workers together. ``release`` ends a lease of ``manager``."""
         self.tiers = tiers
         self._llm = llm
         self._manager = manager
@@ -55,11 +56,13 @@ class TierWriter:
 
     @property
     def num_to_keep(self) -> int:
-        """How many of those would be found again after the server has stopped."""
+        """Waiting segments that tiers would keep after the server has stopped."""
         return len(self) if any(tier != MemoryTier.name for tier in self.tiers) else 0
 
     def add(self, entries: Iterable[ChunkKVCache]) -> None:
-        """Says that segments have been filled."""
+        """Queues filled segments; without tiers there is nothing to queue."""
+        if not self.tiers:
+            return
         for entry in entries:
             self._waiting[entry.key] = None
             if len(self._waiting) > MOST_WAITING:
@@ -67,19 +70,20 @@ class TierWriter:
         self._has_work.set()
 
     def drop_later(self, key: ChunkHash) -> None:
-        """Says that a segment is to be kept nowhere any more."""
-        self._to_drop.add(key)
-        self._has_work.set()
+        """Queues a segment to be dropped from all tiers."""
+        if self.tiers:
+            self._to_drop.add(key)
+            self._has_work.set()
 
     async def drop(self, keys: Iterable[ChunkHash]) -> None:
         """Drops segments from all tiers."""
-        for key in keys:
+        for key in keys if self.tiers else ():
             self._waiting.pop(key, None)
             if (transfers := self._transfers()) is not None:
                 try:
                     await transfers.drop(key)
                 except TransferError as error:
-                    logger.warning("a chunk can't be dropped from tiers: %s", error)
+                    logger.warning("can't drop a chunk from tiers: %s", error)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -111,17 +115,17 @@ class TierWriter:
             return
         try:
             answers = await transfers.store(lease.chunks[0].entry)
-            note_events(manager, answers)
+            note_events(manager.metrics, answers)
             lease.chunks[0].entry.stored = all(any(word == "stored" for _, word in each.events) for each in answers)
         except TransferError as error:
-            logger.warning("a chunk can't be stored: %s", error)
+            logger.warning("can't export a chunk: %s", error)
         finally:
             self._release(lease)
 
     def sleep_cold(self, idle_s: float) -> tuple[int, int]:
-        """Takes segments out of the pool that are in a tier and were not used for ``idle_s``.
+        """Removes segments from the pool that are in a tier and unused for ``idle_s``.
 
-        Pinned ones stay, and those that requests hold. Returns how many went, and their pages.
+        Pinned and leased segments stay. Returns the number of removed segments and of their pages.
         """
         manager = self._manager
         before = manager.clock() - idle_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of the pool as files, to send and to store: the app's side of :mod:`engine_ext.core.file_server`."""
+"""Segments of the pool as files: the app's side of :mod:`engine_ext.core.file_server`."""
 
 import asyncio
 import logging
@@ -10,8 +10,8 @@ from multiprocessing.connection import Client
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cache.hashing import ChunkHash
-from cache.index import ChunkKVCache
+from cache.segments.hashing import ChunkHash
+from cache.segments.index import ChunkKVCache
 from engine_ext.wire.chunk_file import ChunkFileLabel
 from engine_ext.wire.file_transfer import Answer, Transfer, Verb
 
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class TransferError(Exception):
-    """A worker would not read or write; the message says why."""
+    """A worker failed to read or write; the message says why."""
 
 
 class PoolTransfers:
-    """Reads and writes segments in all workers' pools at once; files are in the order of the workers' ranks."""
+    """Reads and writes segments in all workers' pools at once; files are in the order of ranks."""
 
     def __init__(self, addresses: Sequence[str], fingerprint: str) -> None:
         self._fingerprint = fingerprint
@@ -41,21 +41,21 @@ class PoolTransfers:
         return file
 
     async def write(self, entry: ChunkKVCache, files: Sequence[bytes]) -> None:
-        """Writes a segment that is being filled; raises :class:`TransferError`, and then nothing of it may be loaded.
+        """Writes a segment that is being filled; after :class:`TransferError` it must not be loaded.
 
-        It returns, even if cancelled, only when no worker writes any more: the pages may be another's from then on.
+        It returns, even if cancelled, only when all workers have stopped writing: the pages may then be reused.
         """
         await self._all("write", entry, self._workers, files=files)
 
     async def load(self, entry: ChunkKVCache, tiers: Sequence[str]) -> list[Answer]:
-        """Fills a segment that is being filled from ``tiers``, as :meth:`write` does.
+        """Imports a segment that is being filled from ``tiers``; returns like :meth:`write`.
 
-        Only if each worker's answer names a tier may it be loaded. Raises :class:`TransferError`.
+        It may be loaded only if each worker's answer names a tier. Raises :class:`TransferError`.
         """
         return await self._all("load", entry, self._workers, tiers=tuple(tiers))
 
     async def store(self, entry: ChunkKVCache) -> list[Answer]:
-        """Puts a segment that the caller leases into every tier; other calls need not wait for it.
+        """Exports a segment that the caller leases to every tier; other calls don't wait for it.
 
         Raises :class:`TransferError`.
         """
@@ -109,14 +109,14 @@ class PoolTransfers:
 
 
 class _Worker:
-    """Asks one worker one thing after the other."""
+    """A connection to one worker, for one transfer at a time."""
 
     def __init__(self, address: str) -> None:
         self._connection = Client(address, "AF_UNIX")
         self._turn = asyncio.Lock()
 
     async def ask(self, transfer: Transfer, file: bytes = b"") -> tuple[Answer, bytes]:
-        """The answer and the file asked for. Goes on when it is cancelled: the next answer would be this one."""
+        """The answer, and the file if any. Continues when cancelled: the next answer would else be this one."""
         return await asyncio.shield(asyncio.create_task(self._ask(transfer, file)))
 
     async def _ask(self, transfer: Transfer, file: bytes) -> tuple[Answer, bytes]:
@@ -133,7 +133,7 @@ class _Worker:
                 raise TransferError(answer.error)
             return answer, self._connection.recv_bytes() if transfer.verb == "read" else b""
         except (EOFError, OSError) as error:
-            raise TransferError(f"a worker is gone: {error!r}") from error
+            raise TransferError(f"a worker has ended: {error!r}") from error
 
     def close(self) -> None:
         self._connection.close()

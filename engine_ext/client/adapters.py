@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights a LoRA adapter has: what is loaded over an adapter must not meet the old one's KV."""
+"""Identity of a LoRA adapter's weights, so that reloaded adapters don't reuse old KV."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ FileState = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """How many times an adapter was loaded, and its files when that began last."""
+    """Number of loads of an adapter, and its files before the last load."""
 
     times: int
     folder: str
@@ -28,17 +28,17 @@ class _Loaded:
 class Adapters:
     """The engine's LoRA adapters, by vLLM's number of each.
 
-    vLLM may read an adapter's files again at any time, when it has not been used for long. So chunks are not reused
-    behind an adapter whose files are others than when it was loaded.
+    vLLM may read the files of an adapter again if it was unused for long. So chunks are not reused behind an adapter
+    whose files changed since it was loaded.
     """
 
     def __init__(self) -> None:
         self._loaded: dict[int, _Loaded] = {}
 
     async def load(self, lora: "LoRARequest", add_lora: "Callable[[LoRARequest], Awaitable[bool]]") -> bool:
-        """Has ``add_lora`` load an adapter; what was computed with it until then is not found from then on.
+        """Loads an adapter with ``add_lora``, and invalidates KV computed with it before.
 
-        ``lora`` is what further requests carry. They don't ask vLLM to read the files anew before every step any more.
+        Later requests carry ``lora``, which no longer makes vLLM read the files before every step.
         """
         before = self._loaded.get(lora.lora_int_id)
         folder = await asyncio.to_thread(get_adapter_absolute_path, lora.lora_path)
@@ -46,7 +46,7 @@ class Adapters:
         try:
             added = await add_lora(lora)
         except BaseException:
-            if before is not None:  # the old one remains, or some of the workers have it
+            if before is not None:  # the old one remains in all or some workers
                 self._loaded[lora.lora_int_id] = replace(before, times=loaded.times)
             raise
         self._loaded[lora.lora_int_id] = loaded
@@ -54,14 +54,14 @@ class Adapters:
         return added
 
     def name(self, lora: "LoRARequest | None") -> str:
-        """What tells an adapter's weights, in this process, from all others and from the base model (empty)."""
+        """Identifies an adapter's weights in this process; empty for the base model."""
         if lora is None:
             return ""
         loaded = self._loaded.get(lora.lora_int_id)
         return f"{lora.lora_int_id}.{loaded.times if loaded else 0}"
 
     def reason(self, lora: "LoRARequest | None") -> str | None:
-        """Why it is not known which weights ``lora`` is computed with; ``None`` if it is."""
+        """The reason why the weights of ``lora`` are unknown, if they are."""
         if lora is None:
             return None
         loaded = self._loaded.get(lora.lora_int_id)
@@ -73,7 +73,7 @@ class Adapters:
 
 
 def _files(folder: str) -> list[FileState]:
-    """The files in a folder; none, if there is no such folder."""
+    """The files in a folder; none if it does not exist."""
     try:
         entries = [(entry.name, entry.stat()) for entry in os.scandir(folder)]
     except OSError:

@@ -1,44 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request would find in the chunk cache, without running it."""
+"""Preview of a request: its segments in the chunk cache, without running it."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cache.hashing import CacheScope
-from cache.index import EntryState
-from cache.layout import ChunkedPrompt
-from cache.manager import ChunkCacheManager, Lookup, Wanted
+from cache.positions.layout import ChunkedPrompt
+from cache.segments.lookup import Lookup, Wanted
+from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.links import link_placements
-from engine_ext.wire.request import CacheOptions
-
-if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
-
-    from engine_ext.client.engine import ChunkEngine
+from engine_ext.client.admission import admit
+from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.wire.request import FullAttentionError
 
 
-def preview(
-    engine: "ChunkEngine",
-    options: CacheOptions,
-    prompt: ChunkedPrompt | None,
-    scope: CacheScope,
-    *,
-    wants_prompt_logprobs: bool = False,
-    lora_request: "LoRARequest | None" = None,
-) -> dict[str, Any]:
+def preview(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> dict[str, Any]:
     """The JSON of ``POST /v1/rag/plan``.
 
-    ``tokens.missing`` is what fill requests would have to save; ``chunks[].status`` is ``hit``, ``filling`` (another
+    ``tokens.missing`` counts tokens that fill requests would save; ``chunks[].status`` is ``hit``, ``filling`` (another
     request computes it now) or ``missing``.
     """
-    reason = _full_reason(engine, options, prompt, wants_prompt_logprobs) or engine.adapters.reason(lora_request)
-    if engine.manager is None or prompt is None:
+    reason = _full_reason(cache, request)
+    if isinstance(cache, CacheOff) or request.prompt is None:
         return {"mode": "full", "reason": reason}
-    found = engine.manager.look_up(prompt, scope)
-    placements = link_placements(engine.layout(prompt, options.position_strategy), options.link_tokens)
-    num_link_pages = sum(engine.manager.config.pages_for(at.length) for at in placements)
-    reason = reason or _does_not_fit(engine.manager, found, num_link_pages)
-    missing = {w.key: w.identity.num_tokens for w in found.segments if w.entry is None}
+    prompt, options = request.prompt, request.options
+    found = cache.look_up(prompt, request.scope)
+    links = link_placements(cache.layout(prompt, options.position_strategy), options.link_tokens)
+    num_link_pages = sum(cache.config.pages_for(at.length) for at in links)
     return {
         "mode": "full" if reason else "chunked",
         "reason": reason,
@@ -46,42 +33,29 @@ def preview(
         "scope": options.scope,
         "decision": asdict(options.decision) if options.decision else None,
         "link_tokens": options.link_tokens,
-        "tokens": {
-            "prompt": len(prompt.token_ids),
-            "cached": sum(w.identity.num_tokens for w in found.segments if w.entry is not None),
-            "missing": sum(missing.values()),
-            "question": len(prompt.question),
-        },
-        "pages": {"needed": found.pages_needed + num_link_pages, "free": engine.manager.pool.num_free},
+        "tokens": _tokens(prompt, found),
+        "pages": {"needed": found.pages_needed + num_link_pages, "free": cache.num_free_pages},
         "chunks": _chunks(prompt, found),
     }
 
 
-def _full_reason(
-    engine: "ChunkEngine", options: CacheOptions, prompt: ChunkedPrompt | None, wants_prompt_logprobs: bool
-) -> str | None:
-    """What :class:`~engine_ext.client.run.ChunkedRun` would find first."""
-    if prompt is None:
-        return "the request has no chunks"
-    if options.why_full:
-        return options.why_full
-    if wants_prompt_logprobs:
-        return "prompt_logprobs need every prompt token computed"
-    if engine.manager is None or engine.disabled_reason:
-        return engine.disabled_reason or "the chunk cache is off"
+def _full_reason(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> str | None:
+    try:
+        admit(cache, request)
+    except FullAttentionError as error:
+        return str(error)
     return None
 
 
-def _does_not_fit(manager: ChunkCacheManager, found: Lookup, num_link_pages: int) -> str | None:
-    distinct = {wanted.key: wanted.identity.num_tokens for wanted in found.segments}
-    pages, total = sum(map(manager.config.pages_for, distinct.values())) + num_link_pages, manager.config.num_pages
-    if pages > total:
-        return f"the segments need {pages} pages; the pool has {total}"
-    needed = found.pages_needed + num_link_pages
-    free = manager.available_pages(sparing={wanted.entry for wanted in found.segments if wanted.entry is not None})
-    if needed > free:
-        return f"the segments need {needed} more pages; {free} of {total} can be freed now"
-    return None
+def _tokens(prompt: ChunkedPrompt, found: Lookup) -> dict[str, int]:
+    cached = [wanted.num_tokens for wanted in found.segments if wanted.entry is not None]
+    missing = {wanted.key: wanted.num_tokens for wanted in found.segments if wanted.entry is None}
+    return {
+        "prompt": len(prompt.token_ids),
+        "cached": sum(cached),
+        "missing": sum(missing.values()),
+        "question": len(prompt.question),
+    }
 
 
 def _chunks(prompt: ChunkedPrompt, found: Lookup) -> list[dict[str, Any]]:
@@ -95,4 +69,4 @@ def _chunks(prompt: ChunkedPrompt, found: Lookup) -> list[dict[str, Any]]:
 def _status(wanted: Wanted) -> str:
     if wanted.entry is None:
         return "missing"
-    return "hit" if wanted.entry.state is EntryState.READY else "filling"
+    return "hit" if wanted.is_loadable else "filling"

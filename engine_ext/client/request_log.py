@@ -24,7 +24,7 @@ def summary(report: Report) -> dict[str, Any]:
 
 
 def log_finished(request_id: str, report: Report) -> None:
-    """Logs at level INFO: a line for people, and its parts as fields of the record."""
+    """Logs a readable line at level INFO, with its parts as fields of the record."""
     if not logger.isEnabledFor(logging.INFO):
         return
     fields = summary(report)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans of a request's way through the chunk cache, where vLLM's tracing is on.
+"""Trace spans of a request in the chunk cache, if vLLM's tracing is on.
 
-vLLM sets OpenTelemetry up and makes a span per engine request; ours go around those.
+vLLM sets OpenTelemetry up and makes a span per engine request; Tessera's spans are their parents.
 """
 
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ TraceHeaders = Mapping[str, str] | None
 
 
 class Span(Protocol):
-    """Something that takes time; it ends with its ``with`` block."""
+    """A span, which ends with its ``with`` block."""
 
     @property
     def headers(self) -> TraceHeaders:
-        """For vLLM's ``trace_headers``: its spans become children of this one."""
+        """vLLM's ``trace_headers``, which make its spans children of this one."""
 
     def child(self, name: str) -> "Span":
-        """A span within this one, which starts now."""
+        """A child span that starts now."""
 
     def describe(self, attributes: Mapping[str, Any]) -> None:
-        """Adds attributes, named ``tessera.…``; those in a mapping get its name in front."""
+        """Adds attributes, named ``tessera.…``, nested mappings by their path."""
 
     def __enter__(self) -> Self: ...
 
@@ -39,7 +39,7 @@ class Span(Protocol):
 
 
 def start_request(headers: TraceHeaders, arrived: float | None = None, *, enabled: bool) -> Span:
-    """The span of a request whose client sent ``headers``, from when it ``arrived`` (seconds since the epoch) or now.
+    """The span of a request with the client's ``headers``, from ``arrived`` (Unix time) or now.
 
     vLLM's span of the request starts when it arrived, and should not start before ours.
     """
@@ -47,7 +47,7 @@ def start_request(headers: TraceHeaders, arrived: float | None = None, *, enable
 
 
 class NoSpan:
-    """Tracing is off: nothing is recorded, and the client's headers are handed on."""
+    """Tracing is off: records nothing, and passes the client's headers on."""
 
     def __init__(self, headers: TraceHeaders) -> None:
         self.headers = headers
@@ -68,8 +68,8 @@ class NoSpan:
 
 
 class OpenTelemetrySpan:
-    """A span that is exported. It is never the current one of its task: a generator's ``with`` block may be left in
-    another context than it was entered in, so parents are named instead.
+    """An exported span. It is never its task's current span: a generator's ``with`` block may end in another context
+    than it began in, so parents are explicit.
     """
 
     def __init__(self, tracer: "Tracer", name: str, parent: "Context", started_ns: int | None = None) -> None:
@@ -100,7 +100,7 @@ class OpenTelemetrySpan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: "TracebackType | None"
     ) -> None:
-        """Ends the span. Falling back to full attention is an event, not an error; neither is a client that left."""
+        """Ends the span. A fallback to full attention is an event, not an error; a client's leaving is neither."""
         from opentelemetry.trace import StatusCode
 
         if isinstance(error, Exception):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is different on Ascend NPUs, where vLLM-Ascend runs the engine: the only file that imports it.
+"""Differences on Ascend NPUs; the only file that imports vLLM-Ascend.
 
-Read off vllm-ascend 0.23.0.post1; nothing of it has run on an NPU (``docs/status.md``).
+Written after vllm-ascend 0.23.0.post1; not run on an NPU yet (``docs/status.md``).
 """
 
 from collections.abc import Iterator
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 POOL_TAG = "chunk_cache"
-"""Of the pool's memory in vLLM-Ascend's allocator, which frees by tag when the engine sleeps."""
+"""Tag of the pool's memory in vLLM-Ascend's allocator, which frees by tag when the engine sleeps."""
 
 
 def is_ascend() -> bool:
-    """Whether vLLM runs on Ascend NPUs here."""
+    """Whether vLLM runs on Ascend NPUs."""
     return str(current_platform.device_type) == "npu"
 
 
 def reshape_and_cache() -> ReshapeAndCache:
-    """vLLM-Ascend's writer of K and V; it calls the operator that the device has."""
+    """vLLM-Ascend's writer of K and V, which calls the device's own operator."""
     from vllm_ascend.device.device_op import DeviceOperator
 
     write: ReshapeAndCache = DeviceOperator.reshape_and_cache
@@ -34,14 +34,14 @@ def reshape_and_cache() -> ReshapeAndCache:
 
 
 def write_tokens(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """Writes K and V ``[T, heads, head size]`` to cache slots, int64 ``[T]``, with the engine's own writer."""
+    """Writes K and V ``[T, heads, head size]`` to slots, int64 ``[T]``, through the engine."""
     reshape_and_cache()(
         key=key, value=value, key_cache=key_cache, value_cache=value_cache, slot_mapping=slots.int().contiguous()
     )
 
 
 def unsupported_reason(config: "VllmConfig") -> str | None:
-    """Why the KV cache can't be read and written token by token on this device, with this model; ``None`` if it can."""
+    """The reason why KV can't be moved token by token with this device and model."""
     from vllm_ascend.ascend_config import get_ascend_config
     from vllm_ascend.utils import is_310p
 
@@ -55,7 +55,7 @@ def unsupported_reason(config: "VllmConfig") -> str | None:
 
 @contextmanager
 def pool_memory(config: "VllmConfig") -> Iterator[None]:
-    """Memory allocated within is the pool's: freed when the engine sleeps, if it may (``--enable-sleep-mode``)."""
+    """Tags memory allocated within as the pool's, to be freed by sleep (``--enable-sleep-mode``)."""
     if not config.model_config.enable_sleep_mode:
         yield
         return

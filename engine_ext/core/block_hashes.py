@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of the engine that requests share: which hash each block of a composition has, and which blocks are shifted.
+"""Blocks of the engine that requests share: hashes of a composition's blocks, and their shifts.
 
 vLLM finds computed blocks by hashes, each chained to the one before it. The blocks of a chunk in a composition get the
-hashes that they have directly behind the system segment, wherever they stand: so vLLM's own prefix cache finds them for
-every request, shares them by reference count, and fill requests, which are plain ``system + chunk``, leave them there.
-Whatever follows the chunks is chained to a digest of the whole composition, which no other one has.
+hashes that they have directly behind the system segment, wherever they stand. So vLLM's own prefix cache finds them for
+every request and shares them by reference count; fill requests, plain ``system + chunk``, put them there. Later blocks
+are chained to a digest of the whole composition, which is unique to it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,14 +23,14 @@ HashFunction = Callable[[Any], bytes]
 
 
 class BlockComposer:
-    """Gives requests the block hashes of their composition. ``algorithm`` is the one of the engine's prefix cache."""
+    """Gives requests the block hashes of their composition. ``algorithm``: the engine's prefix cache's."""
 
     def __init__(self, algorithm: str, block_tokens: int) -> None:
         self._hash: HashFunction = get_hash_fn_by_name(algorithm)
         self._block_tokens = block_tokens
 
     def compose(self, request: "Request", composition: Composition) -> None:
-        """Replaces the hashes of ``request``, which has yet to be scheduled; later blocks are chained to them."""
+        """Replaces the hashes of ``request`` before it is scheduled; later blocks are chained to them."""
         layout_salt, request.cache_salt = request.cache_salt, composition.salt
         system, *chunks = _bounds(composition.lengths)
         shared = self._chained(request, None, *system)
@@ -40,7 +40,7 @@ class BlockComposer:
         digest = BlockHash(self._hash((tuple(shared), composition.lengths, composition.shift, layout_salt)))
 
         def extended(request: "Request") -> list[BlockHash]:
-            """As vLLM's own: the hashes of the full blocks that have none yet."""
+            """Hashes of the full blocks that have none yet, as vLLM's own method."""
             known = len(request.block_hashes)
             previous = digest if known == len(shared) else request.block_hashes[-1]
             start, size = known * self._block_tokens, self._block_tokens
@@ -53,7 +53,7 @@ class BlockComposer:
     def _chained(self, request: "Request", previous: BlockHash | None, start: int, end: int) -> list[BlockHash]:
         """Hashes of the blocks of tokens ``[start, end)``, the first of them chained to ``previous``.
 
-        Without ``previous`` they are those of a sequence that begins here, which is where vLLM puts the salt.
+        Without ``previous`` the sequence begins here, and the salt is part of the first hash, as in vLLM.
         """
         hashes: list[BlockHash] = []
         for first in range(start, end, self._block_tokens):
@@ -73,7 +73,7 @@ def _bounds(lengths: Sequence[int]) -> Iterable[tuple[int, int]]:
 
 
 class ShiftLedger:
-    """By how many positions the tokens in each block are shifted, as requests get blocks that others had."""
+    """Shift of each block in positions, updated as blocks pass to other requests."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
@@ -82,16 +82,16 @@ class ShiftLedger:
         self._num_blocks: dict[str, int] = {}
 
     def add(self, request_id: str, composition: Composition) -> None:
-        """A request with a composition."""
+        """Adds a request with a composition."""
         self._compositions[request_id] = composition
 
     def forget(self, request_id: str) -> None:
-        """The request has ended."""
+        """Removes an ended request."""
         self._compositions.pop(request_id, None)
         self._num_blocks.pop(request_id, None)
 
     def changes(self, scheduler_output: "SchedulerOutput") -> dict[int, int]:
-        """The shifts of blocks that this step gives to requests, where they differ from those of before."""
+        """Changed shifts of the blocks that this step gives to requests."""
         changed: dict[int, int] = {}
         for new in scheduler_output.scheduled_new_reqs:
             self._assign(new.req_id, new.block_ids[0], 0, changed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The KV connector that vLLM loads: hands each of vLLM's calls to the scheduler half or the worker half."""
+"""The KV connector that vLLM loads; forwards calls to the scheduler half or the worker half."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A lost save is only a future miss, so preemption needn't wait for it."""
+        """Does not wait: a save lost to preemption is only a future miss."""
         return False
 
     # Scheduler side
@@ -81,7 +81,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         self._block_pool = gpu_block_pool
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Empties vLLM's prefix cache when a load was refused: others may have computed behind its blocks since."""
+        """Empties vLLM's prefix cache after a refused load, whose blocks others may have used."""
         if connector_output.invalid_block_ids:
             self._block_pool.evict_blocks(set(range(self._num_blocks)))
 
@@ -95,7 +95,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
             self._worker.make_shiftable(self._num_blocks, most)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Takes this step's work. Blocks are shifted at once: without loads, vLLM asks to load after the forward."""
+        """Receives this step's work. Blocks are shifted at once: without loads, vLLM calls load after the forward."""
         super().bind_connector_metadata(connector_metadata)
         self._worker.shift(self._step.shifts)
 
@@ -112,12 +112,12 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         return self.worker.take_stats() if self.worker is not None else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: loads end before the forward pass."""
+        """Does nothing: loads end before the forward pass."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any
     ) -> None:
-        """Nothing to do per layer: all layers are saved after the forward pass."""
+        """Does nothing per layer: all layers are saved after the forward pass."""
 
     # In the app's process
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's threads that move KV between its pool and the app, or its pool and the tiers, beside the engine's steps.
+"""A worker's threads that move KV between pool, app and tiers during steps.
 
-The app is responsible for what it names: pages that are read are leased, and pages that are written belong to an entry
-that nobody can load yet.
+The app guarantees that pages to read are leased, and that pages to write belong to an entry that can't be loaded yet.
 """
 
 import logging
@@ -13,11 +12,12 @@ from typing import Any
 
 import torch
 
-from cache.layout import packed_length
+from cache.positions.layout import packed_length
 from cache.tiers.chain import Events, TierChain
 from cache.tiers.config import make_tier
 from cache.tiers.tier import Address
-from engine_ext.core.worker import WorkerHalf, WrongPagesError
+from engine_ext.core.pages import WrongPagesError
+from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileError, pack_file, unpack_file
 from engine_ext.wire.file_transfer import Answer, Transfer
 
@@ -41,7 +41,7 @@ class TransferServer:
             threading.Thread(target=self._serve, args=arguments, name="transfers", daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        torch.set_num_threads(1)  # of this thread: more would only get in the engine's way
+        torch.set_num_threads(1)  # of this thread: more would slow the engine
         with connection:
             while True:
                 try:

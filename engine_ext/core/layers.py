@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model's attention layers as the chunk cache needs them: cache tensor, writer, RoPE frequencies."""
+"""The model's attention layers: cache tensor, writer, RoPE frequencies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class UnsupportedModelError(ValueError):
 _DIMS_WITH_HEADS = 4
 
 KVCaches = Tensor | Sequence[Tensor]
-"""What vLLM registers for a layer: one tensor with K and V, or, on Ascend, one each."""
+"""A layer's KV cache in vLLM: one tensor with K and V, or, on Ascend, one each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """One attention layer: its cache, and the frequencies its keys are rotated with.
+    """One attention layer: its cache, and the RoPE frequencies of its keys.
 
     ``has_sinks``: attention also goes to learned sinks. A layer that ``is_draft`` only drafts tokens, which the model
     verifies.
@@ -119,7 +119,7 @@ def _cache(name: str, module: Any, kv_cache: KVCaches) -> LayerCache:
         write = partial(ascend.write_tokens, keys, values)
         return LayerCache(name, keys, values, keys.shape[2], keys.shape[3], values.shape[3], write)
     if _is_latent(module):
-        # vLLM registers [blocks, 1, tokens, size]; the layer itself does not see the one head.
+        # vLLM registers [blocks, 1, tokens, size]; the layer itself has no dimension for the one head.
         latent = kv_cache.squeeze(1) if kv_cache.dim() == _DIMS_WITH_HEADS else kv_cache
         write = partial(_write_latent_tokens, module, latent)
         return LayerCache(name, latent, latent, 1, module.qk_rope_head_dim, module.kv_lora_rank, write)
@@ -128,17 +128,17 @@ def _cache(name: str, module: Any, kv_cache: KVCaches) -> LayerCache:
 
 
 def _is_latent(module: Any) -> bool:
-    """Multi-head latent attention (MLA): on Ascend, what RoPE turns is in the second of its caches."""
+    """Multi-head latent attention (MLA). On Ascend, the second cache has the part that RoPE rotates."""
     return hasattr(module, "kv_lora_rank")
 
 
 def _write_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """With the attention backend's own operator."""
+    """Writes K and V with the attention backend's own operator."""
     module.impl.do_kv_cache_update(module, key, value, kv_cache, slots)
 
 
 def _write_latent_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """The same of latent attention; ``key`` and ``value`` have one head."""
+    """Writes latent attention's K and V, of one head each."""
     module.impl.do_kv_cache_update(
         value[:, 0], key, kv_cache, slots, module.kv_cache_dtype, getattr(module, "_k_scale", None)
     )

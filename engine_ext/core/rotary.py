@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What turns a layer's keys: the model's own rotary module, and the frequencies in it."""
+"""Rotation of a layer's keys: the model's rotary module and its frequencies."""
 
 import inspect
 from typing import Any
@@ -14,7 +14,7 @@ _STATIC_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def rotary_by_layer(model: nn.Module) -> dict[str, nn.Module]:
-    """Rotary module by attention layer name: the one held by the innermost parent of the layer."""
+    """Rotary module by attention layer name: that of the layer's innermost parent."""
     found = {}
     for name, parent in model.named_modules():
         rope = getattr(parent, "rotary_emb", None)
@@ -28,9 +28,9 @@ def rotary_by_layer(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def frequencies_of(rope: Any, head_size: int) -> RotaryFrequencies:
-    """The frequencies of ``rope`` for keys of ``head_size``. Raises ValueError if it has none to turn keys by.
+    """The frequencies of ``rope`` for keys of ``head_size``; raises ValueError if it has none.
 
-    A module for less than the head, as of DeepSeek's models without latent attention, turns its last dimensions.
+    A module for a part of the head (DeepSeek's models without latent attention) rotates its last dimensions.
     """
     if hasattr(rope, "_compute_cos_sin_cache"):
         table = _table(rope)
@@ -38,7 +38,7 @@ def frequencies_of(rope: Any, head_size: int) -> RotaryFrequencies:
         _check_rotation(rope, found, num_positions=len(table))
         return _behind(head_size - rope.head_size, found)
     if hasattr(rope, "inv_freq") and hasattr(rope, "rope_type"):
-        # Which dimensions make a pair is in the model's own code. Nearly all have halves; the self-check tells.
+        # The model's code decides which dimensions form a pair. Nearly all pair halves; the self-check verifies it.
         return recover_frequencies(_table_of_transformers(rope), is_neox=True)
     raise ValueError("not a table-driven RoPE")
 
@@ -47,7 +47,7 @@ def _table(rope: Any) -> Tensor:
     """The module's table before it is rounded to the model's dtype: float32 ``[positions, rotary_dim]``."""
     arguments: tuple[Any, ...] = ()
     if hasattr(rope, "use_long_rope"):
-        # Phi-3's long-rope: vLLM takes one of two tables for good, by the longest sequence it serves.
+        # Phi-3's long-rope: vLLM selects one of two tables for good, by the longest sequence it serves.
         long = rope.max_position_embeddings, rope.long_factor, rope.long_mscale
         short = rope.original_max_position_embeddings, rope.short_factor, rope.short_mscale
         arguments = long if rope.use_long_rope else short
@@ -58,7 +58,7 @@ def _table(rope: Any) -> Tensor:
 
 
 def _table_of_transformers(rope: Any) -> Tensor:
-    """The same of a module of transformers' own, on which vLLM runs models that it has no code for."""
+    """The frequencies of transformers' module, in models without code in vLLM."""
     if rope.rope_type not in _STATIC_TYPES or "layer_type" in inspect.signature(rope.forward).parameters:
         raise ValueError(f"RoPE of type {rope.rope_type!r} in transformers' own code")
     positions = torch.arange(rope.max_seq_len_cached, device=rope.inv_freq.device)[None]
@@ -70,7 +70,7 @@ def _table_of_transformers(rope: Any) -> Tensor:
 
 
 def _behind(skipped: int, frequencies: RotaryFrequencies) -> RotaryFrequencies:
-    """Those of a head whose first ``skipped`` dimensions are not turned: turned by nothing, which is exact."""
+    """Frequencies of a head whose first ``skipped`` dimensions rotate by 0, which is exact."""
     if skipped <= 0:
         return frequencies
     if frequencies.is_neox:
@@ -80,7 +80,7 @@ def _behind(skipped: int, frequencies: RotaryFrequencies) -> RotaryFrequencies:
 
 
 def _check_rotation(rope: Any, frequencies: RotaryFrequencies, num_positions: int) -> None:
-    """Compares rotations by small to largest deltas with the module's own: the self-check's prompts are short."""
+    """Compares rotations by small to large deltas with the module's. The self-check's prompts are short."""
     rotate = getattr(rope, "forward_native", rope.forward)
     cache = rope.long_short_cos_sin_cache if hasattr(rope, "use_long_rope") else rope.cos_sin_cache
     deltas = torch.tensor([1, num_positions // 64, num_positions // 8, num_positions - 8], device=cache.device)

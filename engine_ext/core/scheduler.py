@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector's scheduler half: turns the plans of requests into the transfers of a step.
 
-It holds no cache state, only what each running request still has to do.
+It holds no cache state, only the pending work of each running request.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine_ext.core.block_hashes import BlockComposer, ShiftLedger
-from engine_ext.wire.plan import BlockTransfer, StepTransfers, TransferPlan
+from engine_ext.wire.plan import BlockTransfer, Span, StepTransfers, TransferPlan
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -19,18 +19,28 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Tracked:
-    """A running request with a plan. ``block_ids`` follow the scheduler's, across preemptions, until it has saved."""
+    """A running request with a plan. ``block_ids`` follow the scheduler's until it has saved."""
 
     plan: TransferPlan
     num_prompt_tokens: int
     block_ids: list[int] = field(default_factory=list)
     saved: bool = False
 
+    @property
+    def num_loaded_tokens(self) -> int:
+        """Tokens that the plan loads."""
+        return self.plan.num_loaded_tokens
+
+    @property
+    def saves(self) -> tuple[Span, ...]:
+        """Spans that the plan saves."""
+        return self.plan.saves
+
 
 class SchedulerHalf:
     """Lives in the engine core process, called by vLLM's scheduler.
 
-    ``hash_algorithm`` is that of vLLM's prefix cache, ``block_tokens`` the size of its blocks.
+    ``hash_algorithm`` and ``block_tokens`` are those of vLLM's prefix cache.
     """
 
     def __init__(self, hash_algorithm: str, block_tokens: int) -> None:
@@ -56,14 +66,14 @@ class SchedulerHalf:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache:
             return 0
-        return max(0, tracked.plan.num_loaded_tokens - num_computed_tokens)
+        return max(0, tracked.num_loaded_tokens - num_computed_tokens)
 
     def blocks_allocated(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Queues the load of ``num_external_tokens`` tokens into the request's blocks."""
         if num_external_tokens == 0:
             return
         tracked = self._tracked[request.request_id]
-        first_token = tracked.plan.num_loaded_tokens - num_external_tokens
+        first_token = tracked.num_loaded_tokens - num_external_tokens
         block_ids = tuple(blocks.get_block_ids()[0])
         self._loads.append(BlockTransfer(request.request_id, block_ids, first_token, tracked.plan.loads))
 
@@ -75,17 +85,17 @@ class SchedulerHalf:
             tracked = self._tracked[request_id]
             if num_computed + scheduler_output.num_scheduled_tokens.get(request_id, 0) >= tracked.num_prompt_tokens:
                 tracked.saved = True
-                step.saves.append(BlockTransfer(request_id, tuple(tracked.block_ids), 0, tracked.plan.saves))
+                step.saves.append(BlockTransfer(request_id, tuple(tracked.block_ids), 0, tracked.saves))
         return step
 
     def finish_request(self, request: "Request") -> dict[str, bool] | None:
         """Stops tracking; tells the app whether the request's saves were carried out."""
         self._shifts.forget(request.request_id)
         tracked = self._tracked.pop(request.request_id, None)
-        return {"saved": tracked.saved} if tracked and tracked.plan.saves else None
+        return {"saved": tracked.saved} if tracked and tracked.saves else None
 
     def _follow_blocks(self, scheduler_output: "SchedulerOutput") -> Iterable[tuple[str, int]]:
-        """Updates the block tables of requests that have yet to save; yields each with its computed tokens."""
+        """Updates the block tables of requests still to be saved; yields each with its computed tokens."""
         for new in scheduler_output.scheduled_new_reqs:
             if tracked := self._unsaved(new.req_id):
                 tracked.block_ids = list(new.block_ids[0])
@@ -102,4 +112,4 @@ class SchedulerHalf:
 
     def _unsaved(self, request_id: str) -> _Tracked | None:
         tracked = self._tracked.get(request_id)
-        return tracked if tracked and tracked.plan.saves and not tracked.saved else None
+        return tracked if tracked and tracked.saves and not tracked.saved else None

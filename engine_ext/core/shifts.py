@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions of tokens, shifted by the block that they are in: in a worker, before the model sees them.
+"""Shifts of token positions by block, in a worker, before the model runs.
 
-vLLM gives each token its index in the sequence as its position. Behind a composition it has to be an earlier one
-(:mod:`engine_ext.core.block_hashes`). A table in the device's memory has the shift of each block, and the model's
-class, wrapped, takes it off the positions: a few operations of fixed shape, in front of what vLLM compiles.
+vLLM gives each token its index in the sequence as its position. Behind a composition the position must be earlier
+(:mod:`engine_ext.core.block_hashes`). A table in the device's memory has the shift of each block, and a wrapper of the
+model's class subtracts it from the positions: a few operations of fixed shape, in front of the compiled graph.
 """
 
 import functools
@@ -19,11 +19,11 @@ from vllm.model_executor.models import ModelRegistry
 
 
 def shift_reason(config: VllmConfig) -> str | None:
-    """Why tokens behind shared blocks can't be computed at earlier positions; ``None`` if they can."""
+    """The reason why tokens behind shared blocks can't be computed at earlier positions, if any."""
     checks: list[tuple[Any, str]] = [
         (config.speculative_config, "a model that drafts tokens would see them at other positions"),
         (config.model_config.uses_mrope, "positions in three dimensions (M-RoPE) are not shifted"),
-        (config.model_config.enable_sleep_mode, "sleep mode may discard by how much blocks are shifted"),
+        (config.model_config.enable_sleep_mode, "sleep mode may discard the shifts of blocks"),
         (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
         (
             config.compilation_config.cudagraph_mode.has_full_cudagraphs(),
@@ -34,11 +34,11 @@ def shift_reason(config: VllmConfig) -> str | None:
 
 
 class ShiftTable:
-    """The shift of each block, int64 ``[num_blocks]`` on ``device``, for steps of up to ``max_tokens`` tokens."""
+    """The shift of each block, int64 ``[num_blocks]``, for steps of up to ``max_tokens`` tokens."""
 
     def __init__(self, num_blocks: int, block_tokens: int, max_tokens: int, device: torch.device) -> None:
         self._shifts = torch.zeros(num_blocks, dtype=torch.int64, device=device)
-        # One place for all steps: piecewise CUDA graphs read again what lay where they were captured.
+        # One buffer for all steps: piecewise CUDA graphs read the address at which they were captured.
         self._positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self._block_tokens = block_tokens
 
@@ -61,13 +61,13 @@ _table: ShiftTable | None = None
 
 
 def install_table(table: ShiftTable) -> None:
-    """From now on this process's model sees positions shifted by ``table``."""
-    global _table  # the model's class has no other way to it
+    """Shifts the positions of this process's model by ``table``."""
+    global _table  # the model's class has no other access to it
     _table = table
 
 
 def register_shifted_models(architectures: Iterable[str]) -> None:
-    """From now on vLLM's registry gives out the wrapped classes of these models, in this process."""
+    """Registers wrapped classes for these models with vLLM, in this process."""
     for architecture in architectures:
         known = ModelRegistry.models.get(architecture)
         module, name = getattr(known, "module_name", None), getattr(known, "class_name", None)
@@ -76,7 +76,7 @@ def register_shifted_models(architectures: Iterable[str]) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """``module.Class`` of a model, wrapped; vLLM's registry imports it by this name."""
+    """A model's class, wrapped, by the name ``module.Class``, which vLLM's registry imports."""
     module, _, class_name = name.rpartition(".")
     if not module:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _slots() -> Tensor | None:
-    """The slots of this step's tokens; ``None`` in a run without any, which vLLM does to measure memory."""
+    """The slots of this step's tokens; ``None`` in vLLM's run that measures memory."""
     mapping = get_forward_context().slot_mapping if is_forward_context_available() else None
     return next(iter(mapping.values())) if isinstance(mapping, dict) and mapping else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers load and save, on vLLM's own way from its workers to ``GET /metrics``."""
+"""Statistics of workers' loads and saves, from vLLM's workers to ``GET /metrics``."""
 
 from contextlib import suppress
 from typing import Any, Literal
@@ -21,45 +21,45 @@ COUNTERS = {
     "worker_refused_loads": "Loads refused because a page carried another tag, by all workers together",
 }
 _SHARED = ("load_tokens", "save_tokens")
-"""Each worker moves its share of the same tokens, so summed up every token counts once per worker."""
+"""Each worker moves its share of the same tokens: in sums, every token counts once per worker."""
 
 
 class TransferStats(KVConnectorStats):
-    """What one worker, or several together, has moved since it was last asked.
+    """Loads and saves of one or several workers since the last collection.
 
-    Times are wall time. On a GPU, where copies run after the call that starts them, they are the time to start the
-    copies: waiting for the end of each would cost more than it tells.
+    Times are wall time. On a GPU, where copies are asynchronous, they are the time to start the copies: waiting for
+    their end would be too slow.
     """
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
         super().__init__(data or _nothing())
 
     def reset(self) -> None:
-        """Forgets everything; like all below but the last two, called by vLLM."""
+        """Clears the counts. vLLM calls this and the methods below, except the last two."""
         self.data = _nothing()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Adds what another worker, or a later step, has moved."""
+        """Adds the counts of another worker or a later step."""
         for name, value in other.data.items():
             self.data[name] = self.data[name] + value
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """One number each, for vLLM's log."""
+        """Totals for vLLM's log."""
         return {name: sum(value) if isinstance(value, list) else value for name, value in self.data.items()}
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to send."""
+        """Whether nothing was counted."""
         return not any(self.data.values())
 
     def moved(self, verb: Literal["load", "save"], seconds: float, num_tokens: int, num_bytes: int) -> None:
-        """Counts one load or save that was carried out."""
+        """Counts one load or save."""
         self.data[f"{verb}_seconds"].append(seconds)
         self.data[f"{verb}_tokens"] += num_tokens
         self.data[f"{verb}_bytes"] += num_bytes
 
     def refused(self) -> None:
-        """Counts one load that was not."""
+        """Counts one refused load."""
         self.data["worker_refused_loads"] += 1
 
 
@@ -83,7 +83,7 @@ class TransferMetrics(KVConnectorPromMetrics):
         self._counters = {name: self._per_engine(metric_types[Counter], name, text) for name, text in COUNTERS.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Called by vLLM with what :class:`TransferStats` gathered."""
+        """Adds counts of :class:`TransferStats`; called by vLLM."""
         for name, histogram in self._histograms.items():
             for value in transfer_stats_data[name]:
                 histogram[engine_idx].observe(value)
@@ -101,7 +101,7 @@ _registered: list[Any] = []
 
 
 def _unregister_earlier() -> None:
-    """Makes way for a second engine in this process; vLLM does so for its own metrics only."""
+    """Unregisters earlier metrics, for a second engine in this process; vLLM does so for its own only."""
     while _registered:
         with suppress(KeyError):  # Ray's are not in the registry
             REGISTRY.unregister(_registered.pop())

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connector's worker half: the pool's memory, and the copies between it and the engine's KV blocks."""
+"""The connector's worker half: the pool's memory, and copies to and from KV blocks."""
 
-import itertools
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +11,14 @@ import torch
 from torch import Tensor
 
 from engine_ext.core.layers import AttentionLayer, KVCaches
+from engine_ext.core.pages import (
+    WrongPagesError,
+    check_tensors,
+    fill_pages,
+    page_rows,
+    relative_difference,
+    tokens_of,
+)
 from engine_ext.core.shifts import ShiftTable, install_table
 from engine_ext.core.stats import TransferStats
 from engine_ext.wire.plan import BlockTransfer, Span
@@ -22,16 +29,12 @@ from kernels.paged import KVCopier, LayerKV, make_pool
 
 
 class PoolTooSmallError(ValueError):
-    """The configured memory holds no page at all."""
-
-
-class WrongPagesError(ValueError):
-    """Pages have another tag than they should, or a file another shape than the pool; nothing was moved."""
+    """The configured memory is smaller than one page."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDescription:
-    """What one worker's pool holds."""
+    """Sizes of one worker's pool."""
 
     num_pages: int
     page_tokens: int
@@ -49,13 +52,13 @@ class WorkerHalf:
         self.copier: KVCopier  # from prepare() on
         # The tag last saved to each page; -1 is no plan's tag.
         self._page_tags = torch.empty(0, dtype=torch.int64)
-        # Pages may go to somebody else while a request that was aborted still saves to them, or one loads what it no
-        # longer holds. Each of these, with its tags, is whole before or after a write from another thread.
+        # Pages may pass to another entry while an aborted request still saves to them or loads from them. Each load and
+        # save, with its tags, is complete before or after a write from another thread.
         self._moving = threading.Lock()
         self._refused_blocks: set[int] = set()
         self.refused_tags: set[int] = set()
         self.token_bytes = 0
-        """Of the KV of one token, in all of this worker's layers."""
+        """Bytes of one token's KV in all of this worker's layers."""
         self._has_sinks = False
         self._compared: list[LayerKV] = []
         self._shifts: ShiftTable | None = None
@@ -66,14 +69,14 @@ class WorkerHalf:
         self.kv_caches = kv_caches
 
     def make_shiftable(self, num_blocks: int, max_tokens: int) -> None:
-        """From now on blocks can be shifted, in steps of up to ``max_tokens`` tokens; none is yet."""
+        """Installs a table of block shifts, all 0, for steps of up to ``max_tokens`` tokens."""
         cache = next(iter(self.kv_caches.values()))
         device = (cache if isinstance(cache, Tensor) else cache[0]).device
         self._shifts = ShiftTable(num_blocks, self.engine_block_size, max_tokens, device)
         install_table(self._shifts)
 
     def shift(self, changes: Mapping[int, int]) -> None:
-        """Sets by how many positions the tokens in blocks are shifted."""
+        """Sets the shifts of blocks, in positions."""
         if changes:
             assert self._shifts is not None, "blocks are shared in place by a server that can't"
             self._shifts.update(changes)
@@ -103,12 +106,12 @@ class WorkerHalf:
         return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
 
     def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
-        """Takes the layers' pools as this worker's; they hold nothing yet."""
+        """Uses the layers' pools, which are empty."""
         self.copier = copier_for(layers, reshape_and_cache)
         self._page_tags = torch.full((len(layers[0].key_pool),), -1, dtype=torch.int64)
 
     def describe(self) -> dict[str, str]:
-        """For people to read: which ``copier`` moves K and V, and the ``layout`` of the engine's blocks."""
+        """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks."""
         layers = self.copier.layers
         blocks = layers[0].key_blocks
         layout = (
@@ -118,7 +121,7 @@ class WorkerHalf:
         return {"copier": self.copier.name, "layout": layout}
 
     def probe(self, layer: AttentionLayer) -> BlockLayout:
-        """Finds out, by writing through the engine's own op, where the layer's cache keeps K and V."""
+        """Finds the layout of K and V in a layer's cache through the engine's writer."""
         cache = layer.cache
         num_blocks, block_size = cache.kernel_blocks(self.engine_block_size)
         return probe_layout(
@@ -165,35 +168,27 @@ class WorkerHalf:
         Raises :class:`WrongPagesError`.
         """
         self._check_tags(pages, tag)
-        tensors = {
-            name: pool[list(pages)].flatten(0, 1)[:num_tokens].cpu().contiguous() for name, pool in self._pools()
-        }
-        self._check_tags(pages, tag)  # whoever writes takes them away first
+        tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in self._pools()}
+        self._check_tags(pages, tag)  # a writer removes them first
         return tensors
 
     def write(self, pages: Sequence[int], tag: int, num_tokens: int, tensors: Mapping[str, Tensor]) -> None:
-        """Puts what :meth:`read` gave elsewhere into ``pages``, and tags them.
+        """Writes tensors that :meth:`read` gave in another worker to ``pages``, and tags them.
 
-        Raises :class:`WrongPagesError`, having written nothing, if they are not as this pool's are.
+        Raises :class:`WrongPagesError`, having written nothing, if their shapes or dtypes are not this pool's.
         """
         pools = dict(self._pools())
-        if tensors.keys() != pools.keys():
-            raise WrongPagesError(f"a file of {len(tensors)} tensors for a pool of {len(pools)}")
-        for name, tensor in tensors.items():
-            shape = (num_tokens, *pools[name].shape[2:])
-            if tensor.shape != shape or tensor.dtype != pools[name].dtype:
-                wanted = f"{pools[name].dtype} {list(shape)}"
-                raise WrongPagesError(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {wanted}")
+        check_tensors(pools, tensors, num_tokens)
         with self._moving:
             self._page_tags[list(pages)] = -1
-            self._synchronize()  # loads and saves that are on their way, in another stream
+            self._synchronize()  # loads and saves under way in another stream
             for name, tensor in tensors.items():
-                self._fill(pools[name], pages, tensor)
+                fill_pages(pools[name], pages, tensor)
             self._synchronize()
             self._page_tags[list(pages)] = tag
 
     def forget(self) -> None:
-        """From now on no page has what was saved there."""
+        """Removes the tags of all pages."""
         self._page_tags.fill_(-1)
 
     def take_refused_blocks(self) -> set[int]:
@@ -202,34 +197,34 @@ class WorkerHalf:
         return refused
 
     def take_stats(self) -> TransferStats | None:
-        """What was moved since the last call; ``None`` if nothing was."""
+        """Statistics since the last call; ``None`` if nothing was moved."""
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, TransferStats()
         return stats
 
     def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int, *, one_token: bool) -> float:
-        """Largest difference between the KV in two runs of pages, as a share of the layer's largest value.
+        """Largest difference between KV in two runs of pages, relative to the layer's largest value.
 
-        ``one_token``: they are of one token repeated. With attention sinks hidden states then depend on how many
-        tokens there are, but not those that come into the first layer: only that is compared. Layers that only draft
-        are left out: their KV depends on what comes next, and what they draft is verified.
+        ``one_token``: both hold one token repeated. With attention sinks, hidden states then depend on the number of
+        tokens, except the first layer's input: only that layer is compared. Drafting layers are left out: their KV
+        depends on later tokens, and drafts are verified.
         """
         return max(
-            _relative_difference(*(pool[list(pages)].flatten(0, 1)[:num_tokens] for pages in (pages_a, pages_b)))
+            relative_difference(tokens_of(pool, pages_a, num_tokens), tokens_of(pool, pages_b, num_tokens))
             for layer in (self._compared[:1] if one_token and self._has_sinks else self._compared)
             for pool in (layer.key_pool, layer.value_pool)
         )
 
     @property
     def device(self) -> torch.device:
-        """Where the pool is."""
+        """The pool's device."""
         return self.copier.layers[0].key_pool.device
 
     def _refuse(self, transfer: BlockTransfer, tags: set[int]) -> None:
         self._stats.refused()
         self.refused_tags.update(tags)
-        # Blocks before the first token to load are other requests' too, and hold what they should.
+        # Blocks before the first token to load are shared with other requests, and valid.
         self._refused_blocks.update(transfer.block_ids[transfer.first_token // self.engine_block_size :])
 
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
@@ -238,17 +233,6 @@ class WorkerHalf:
     def _synchronize(self) -> None:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
-
-    def _fill(self, pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:
-        """Copies ``[tokens, heads, size]`` to pages, as many at once as lie side by side."""
-        full = len(tensor) // self.page_tokens
-        start = 0
-        for first, count in _runs(pages[:full]):
-            end = start + count * self.page_tokens
-            pool[first : first + count].copy_(tensor[start:end].view(count, self.page_tokens, *tensor.shape[1:]))
-            start = end
-        if start < len(tensor):
-            pool[pages[full], : len(tensor) - start].copy_(tensor[start:])
 
     def _pools(self) -> list[tuple[str, Tensor]]:
         """The pool of each layer's K and V, ``[pages, page_tokens, heads, size]``."""
@@ -272,13 +256,9 @@ class WorkerHalf:
             skip = max(0, transfer.first_token - span.start)
             if skip < span.length:
                 tokens.append(torch.arange(span.start + skip, span.end))
-                rows.append(self._page_rows(span.pages)[span.skipped + skip : span.skipped + span.length])
+                rows.append(page_rows(span.pages, self.page_tokens)[span.skipped + skip : span.skipped + span.length])
                 deltas.append(torch.full((span.length - skip,), span.delta))
         return torch.cat(tokens), torch.cat(rows), torch.cat(deltas)
-
-    def _page_rows(self, pages: Sequence[int]) -> Tensor:
-        first = torch.tensor(pages, dtype=torch.int64) * self.page_tokens
-        return (first[:, None] + torch.arange(self.page_tokens)).flatten()
 
     def _slots(self, transfer: BlockTransfer, tokens: Tensor) -> Tensor:
         block_ids = torch.tensor(transfer.block_ids, dtype=torch.int64)
@@ -286,21 +266,7 @@ class WorkerHalf:
         return block_ids[tokens // size] * size + tokens % size
 
 
-def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First page and number of pages of each run of successive ones."""
-    for _, run in itertools.groupby(enumerate(pages), key=lambda item: item[1] - item[0]):
-        numbers = [page for _, page in run]
-        yield numbers[0], len(numbers)
-
-
 def _allocate(layer: AttentionLayer, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:
     keys, values = layout.key_view(layer.cache.key_cache), layout.value_view(layer.cache.value_cache)
     key_pool, value_pool = (make_pool(blocks, num_pages, page_tokens) for blocks in (keys, values))
     return LayerKV(keys, values, key_pool, value_pool, layer.frequencies)
-
-
-def _relative_difference(a: Tensor, b: Tensor) -> float:
-    a, b = a.float(), b.float()
-    scale = max(float(a.abs().max()), 1e-9)
-    difference = float((a - b).abs().max()) / scale
-    return difference if difference == difference else float("inf")

@@ -47,7 +47,7 @@ class ChunkCacheWorkerExtension:
         except (UnsupportedModelError, UnsupportedKVError, LayoutProbeError, PoolTooSmallError) as error:
             return {"reason": str(error)}
         except Exception as error:
-            # Whatever a model or a backend does that nobody thought of: serve without the cache, and say so.
+            # Unforeseen behaviour of a model or backend: serve without the cache, with the reason.
             logger.exception("the chunk cache could not be prepared")
             return {"reason": f"{type(error).__name__}: {error}"}
 
@@ -63,11 +63,11 @@ class ChunkCacheWorkerExtension:
             return half.prepare(layers, ascend.reshape_and_cache())
 
     def chunk_cache_describe(self) -> dict[str, str]:
-        """For people to read: ``copier``, and the ``layout`` of the engine's blocks."""
+        """Human-readable ``copier`` and ``layout`` of the engine's blocks."""
         return _worker_half().describe()
 
     def chunk_cache_serve_transfers(self, folder: str, tier_urls: Sequence[str], tier_timeout_s: float) -> str | None:
-        """Serves files to :mod:`engine_ext.chunks.transfers`; gives its address, or ``None`` without ``folder``."""
+        """Serves files to :mod:`engine_ext.chunks.transfers`; returns its address, ``None`` without ``folder``."""
         if not Path(folder).is_dir():
             return None
         address = f"{folder}/{self.rank}"
@@ -79,7 +79,7 @@ class ChunkCacheWorkerExtension:
         _worker_half().forget()
 
     def chunk_cache_refused_tags(self, tags: Sequence[int]) -> list[int]:
-        """Those of ``tags`` that this worker has refused to load."""
+        """The tags, of ``tags``, that this worker refused to load."""
         return [tag for tag in tags if tag in _worker_half().refused_tags]
 
     def chunk_cache_compare(
@@ -90,13 +90,13 @@ class ChunkCacheWorkerExtension:
 
 
 def _unsupported_groups(groups: Sequence[Any]) -> str | None:
-    """Why not all tokens' KV is in one table of blocks."""
+    """The reason why tokens' KV is not all in one table of blocks, if any."""
     if len(groups) != 1:
         return f"the model has {len(groups)} KV cache groups, not one"
     spec = groups[0].kv_cache_spec
     specs = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
     for each in specs:
-        # Not isinstance: what vLLM derives from these keeps other things besides, or drops some.
+        # Not isinstance: vLLM's subclasses keep other data as well, or drop some.
         if type(each) not in (FullAttentionSpec, MLAAttentionSpec):
             window = getattr(each, "sliding_window", None)
             return f"sliding-window attention in every layer ({window} tokens)" if window else type(each).__name__

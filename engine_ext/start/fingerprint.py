@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tells one engine's KV from another's, wherever its model's files lie."""
+"""Fingerprint of an engine's KV, independent of where its model's files lie."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from engine_ext.wire.vllm_compat import vllm_version
 
 _SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".py"})
 _NOT_OF_MODELS: Final = "profile.json"
-"""What the names of profiles end with (``tessera calibrate``), which may lie beside a model."""
+"""Suffix of profiles (``tessera calibrate``), which may lie beside a model."""
 _FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "pt", "npcache", "mistral", "gguf"})
 
 
@@ -23,14 +23,14 @@ _ABOUT_FILES = frozenset({"_name_or_path", "_commit_hash", "transformers_version
 
 
 class UnknownWeightsError(Exception):
-    """Nothing can be said of a model's weights; the message says why."""
+    """A model's weights can't be identified; the message says why."""
 
 
 def engine_fingerprint(config: VllmConfig, weights: str | None) -> str:
-    """Digest of everything beside the tokens that decides their KV.
+    """Digest of everything beside the tokens that determines their KV.
 
-    Without a digest of the ``weights`` (:func:`weights_digest`) the model goes by its name, which is enough for as long
-    as no KV leaves the process.
+    Without a digest of the ``weights`` (:func:`weights_digest`) the model's name stands for them, which is sufficient
+    while no KV leaves the process.
     """
     model, parallel = config.model_config, config.parallel_config
     fields = model.hf_config.to_dict()
@@ -47,7 +47,7 @@ def engine_fingerprint(config: VllmConfig, weights: str | None) -> str:
 
 
 def _drafter(config: VllmConfig) -> list[str | None] | None:
-    """The model whose layers have KV beside the model's own, by its name: what it drafts is verified."""
+    """The draft model with KV of its own, by its name: its drafts are verified."""
     speculative = config.speculative_config
     if speculative is None or not (speculative.use_eagle() or speculative.uses_draft_model()):
         return None
@@ -56,16 +56,16 @@ def _drafter(config: VllmConfig) -> list[str | None] | None:
 
 def weights_digest(config: VllmConfig) -> str:
     """:func:`files_digest` of an engine's model; raises :class:`UnknownWeightsError`."""
-    model, load_format = config.model_config, str(config.load_config.load_format)
-    if load_format not in _FROM_FILES:
-        raise UnknownWeightsError(f"weights of --load-format {load_format} can't be identified")
-    return files_digest(model_folder(model.model, model.revision, config.load_config.download_dir))
+    model, load = config.model_config, config.load_config
+    if str(load.load_format) not in _FROM_FILES:
+        raise UnknownWeightsError(f"weights of --load-format {load.load_format} can't be identified")
+    return files_digest(model_folder(model.model, model.revision, load.download_dir))
 
 
 def files_digest(folder: Path) -> str:
-    """Digest of the contents of all files that weights, or the model's code or configuration, may come from.
+    """Digest of the contents of all files of weights, code and configuration.
 
-    It reads them whole. JSON in folders below is somebody else's: results, or the same model in another format.
+    Reads all files. JSON in subfolders is ignored: results, or the same model in another format.
     """
     digest = xxhash.xxh3_128()
     paths = [path for path in folder.rglob("*") if path.suffix in _SUFFIXES]
@@ -78,7 +78,7 @@ def files_digest(folder: Path) -> str:
 
 
 def model_folder(model: str, revision: str | None, download_dir: str | None = None) -> Path:
-    """Where a model's files are, a folder or a name of the model hub's; raises :class:`UnknownWeightsError`.
+    """Folder of a model's files, from a path or a name in the model hub; raises :class:`UnknownWeightsError`.
 
     ``revision`` and ``download_dir`` are vLLM's flags.
     """
@@ -87,5 +87,5 @@ def model_folder(model: str, revision: str | None, download_dir: str | None = No
         return path
     try:
         return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True))
-    except Exception as error:  # it has many, some of other libraries
+    except Exception as error:  # of many types, some of other libraries
         raise UnknownWeightsError(f"no files of {model} on this machine: {error}") from error

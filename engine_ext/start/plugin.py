@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM calls first in each process of an engine, because pyproject.toml names it as a plugin."""
+"""vLLM plugin (an entry point in pyproject.toml), called first in each process of an engine."""
 
 import os
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _SHIFTED: Final = "_TESSERA_SHIFTED_ARCHITECTURES"
 
 
 def load() -> None:
-    """Watches over the parent, and wraps the model's class if positions are to be shifted.
+    """Ends the process with its parent, and wraps the model's class if positions are shifted.
 
     Does nothing in other engines' processes, which have the plugin, too.
     """
@@ -23,5 +23,5 @@ def load() -> None:
 
 
 def shift_positions(architectures: Iterable[str]) -> None:
-    """Says to the processes of an engine that is started next that models of these classes are to be wrapped."""
+    """Makes the processes of the next engine wrap models of these classes."""
     os.environ[_SHIFTED] = ",".join(architectures)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start-up self-check: does KV that was saved, rotated and loaded equal KV that the engine computes itself?
+"""Start-up self-check: saved, rotated and loaded KV must equal KV that the engine computes itself.
 
 Two checks, both comparing every layer's K and V token by token, through the real engine, pool and kernels:
 
@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from cache.config import ChunkCacheConfig
 from cache.pool import ChunkBlockPool
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.wire.plan import Composition, Span, TransferPlan
@@ -28,16 +29,16 @@ _SYSTEM, _CHUNK, _QUESTION = 19, 45, 13
 
 
 class SelfCheckError(Exception):
-    """Reuse does not reproduce the engine's own KV; the message says where. The cache must stay off."""
+    """Reuse does not reproduce the engine's own KV; the message says where. The cache stays off."""
 
 
 class SelfCheck:
-    """Runs before the engine serves anybody, on pages borrowed from the empty pool."""
+    """Runs before the engine serves requests, on pages of the empty pool."""
 
-    def __init__(self, llm: AsyncLLM, pool: ChunkBlockPool, page_tokens: int) -> None:
+    def __init__(self, llm: AsyncLLM, config: ChunkCacheConfig) -> None:
         self._llm = llm
-        self._pool = pool
-        self._page_tokens = page_tokens
+        self._config = config
+        self._pool = ChunkBlockPool(config.num_pages)
         self._random = random.Random(0)
         self._borrowed: list[int] = []
         self._tag = 0
@@ -49,7 +50,7 @@ class SelfCheck:
             await self._check("rotation", [self._random_token()] * self._length(2), repeat_chunk=True)
 
     async def run_in_place(self, block_tokens: int) -> None:
-        """Is the KV of tokens behind a shared block what the engine computes without sharing?
+        """Checks that KV behind a shared block equals KV computed without sharing.
 
         Raises :class:`SelfCheckError`.
         """
@@ -60,7 +61,7 @@ class SelfCheck:
             await self._behind_shared("in-place", prompt, 0, second)
 
     async def run_shifted(self, block_tokens: int) -> None:
-        """Is the KV of tokens behind a shared block what it is at the positions that they are shifted to?
+        """Checks that KV behind a shared block equals KV at the shifted positions.
 
         One token repeated, as for rotation: a second block of it, shifted by as many positions as a block has, equals
         the first. Raises :class:`SelfCheckError`.
@@ -69,7 +70,7 @@ class SelfCheck:
             await self._behind_shared("shifted", [self._random_token()] * (2 * block_tokens), block_tokens)
 
     async def _behind_shared(self, name: str, prompt: Sequence[int], shift: int, expected: Span | None = None) -> None:
-        """Compares the second half of ``prompt``, behind a shared first half, with ``expected`` or that first half.
+        """Compares ``prompt``'s second half, behind a shared first half, with ``expected`` or that half.
 
         The first half is loaded once, and once found in the engine's prefix cache: were it not, its load would be
         refused.
@@ -127,7 +128,7 @@ class SelfCheck:
             self._borrowed = []
 
     def _span(self, start: int, length: int) -> Span:
-        pages = self._pool.allocate(-(-length // self._page_tokens))
+        pages = self._pool.allocate(self._config.pages_for(length))
         self._borrowed += pages
         self._tag += 1
         return Span(start, length, 0, self._tag, tuple(pages))

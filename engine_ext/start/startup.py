@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the engine up with the chunk cache, or without it and with the reason."""
+"""Starts the engine with the chunk cache, or without it, with the reason."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.config import KVTransferConfig, VllmConfig
@@ -14,23 +14,36 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from cache.config import ChunkCacheConfig, HashAlgorithm
-from cache.eviction import EvictionPolicyName
-from cache.layout import BlockSharing, PositionStrategy
-from cache.manager import ChunkCacheManager
-from cache.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
+from cache.eviction.policies import EvictionPolicyName
+from cache.eviction.quotas import Quota
+from cache.positions.layout import BlockSharing, PositionStrategy
+from cache.positions.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
+from cache.tiers.config import size_of
+from cache.tiers.memory import MemoryTier
+from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.fills import FillLimits
 from engine_ext.chunks.transfers import opened_transfers
-from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.client.engine import ChunkEngine
 from engine_ext.core.shifts import shift_reason
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.plugin import shift_positions
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.support import in_place_reason, unsupported_reason
-from engine_ext.start.tiers import attached_tiers
 from engine_ext.wire.request import PlacementName
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
 from tools.process_watch import mark_engine
 
 logger = logging.getLogger(__name__)
+
+MakeRenderer = Callable[[Any, int | None], Any]
+"""Wraps vLLM's prompt renderer; the number is the tokens of the blocks that segments fill, if blocks are shared."""
+Quotas = Callable[[str, int], Quota]
+"""Gives an owner's quota of a pool, whose bytes per page are the second argument."""
+
+
+def no_quotas(owner: str, page_bytes: int) -> Quota:
+    """No limit for any owner."""
+    return Quota()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +55,7 @@ class ChunkCacheOptions:
     page_tokens: int = 32
     placement: PlacementName = "copy"
     strategy: DefaultStrategy | None = None
-    """Of requests that name none; ``None``: the model decides."""
+    """Default of requests that name none; ``None``: the model's."""
     hash_algorithm: HashAlgorithm = "xxh3_128"
     eviction: EvictionPolicyName = "s3fifo"
     max_pinned_share: float = 0.9
@@ -57,30 +70,31 @@ class ChunkCacheOptions:
 
 
 @asynccontextmanager
-async def start_chunk_engine(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> AsyncIterator[ChunkEngine]:
-    """A running engine; shut down at the end. The cache is on only if the start-up self-check passed."""
+async def start_chunk_engine(
+    engine_args: AsyncEngineArgs,
+    options: ChunkCacheOptions,
+    make_renderer: MakeRenderer = lambda renderer, _: renderer,
+    quotas: Quotas = no_quotas,
+) -> AsyncIterator[ChunkEngine]:
+    """A running engine; shut down at the end. The cache is on only if the start-up self-check passed.
+
+    ``make_renderer`` puts a prompt renderer around vLLM's.
+    """
     mark_engine()
     strategy, reason = _attached_connector(engine_args, options)
     async with build_async_engine_client_from_engine_args(engine_args) as llm, AsyncExitStack() as stack:
-        manager = transfers = weights = None
-        if reason is None:
-            weights = await _weights(llm.vllm_config) if options.shares or options.tiers else None
-            prepared = await prepare_cache(llm, options, weights)
-            manager, reason = (None, prepared) if isinstance(prepared, str) else (prepared, None)
-        if reason is not None:
-            logger.warning("chunk cache off: %s", reason)
-        if manager is not None and weights is not None:
-            files = (manager.config.fingerprint, options.tiers, options.tier_timeout_s)
-            transfers = await stack.enter_async_context(opened_transfers(llm, *files))
-        sharing = await _block_sharing(llm, manager, options, strategy) if manager is not None else None
-        engine = ChunkEngine(llm, manager, reason, options.fill_limits, transfers, sharing, strategy)
-        if options.tiers:
-            await stack.enter_async_context(attached_tiers(engine, options.tiers))
-        yield engine
+        pool = reason or await _checked_pool(llm, options, strategy)
+        if isinstance(pool, str):
+            logger.warning("chunk cache off: %s", pool)
+            yield ChunkEngine(llm, CacheOff(pool), strategy, make_renderer(llm.renderer, None))
+            return
+        pool, renderer = _with_renderer(llm, pool, make_renderer)
+        cache = await stack.enter_async_context(_running_cache(llm, pool, options, quotas))
+        yield ChunkEngine(llm, cache, strategy, renderer)
 
 
 def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> tuple[DefaultStrategy, str | None]:
-    """Adds the connector and the worker extension to the engine's arguments, or says why not."""
+    """Adds connector and worker extension to the engine's arguments, or returns the reason against it."""
     if not options.enabled:
         return UNKNOWN, "switched off by --no-chunk-cache"
     model = engine_args.create_model_config()
@@ -94,7 +108,7 @@ def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions
         kv_connector=name,
         kv_connector_module_path=module_path,
         kv_role="kv_both",
-        # Never mix recomputed and composed KV in one request: fail it, and run it anew in full attention.
+        # Never mix recomputed and composed KV in one request: fail it, and run it again in full attention.
         kv_load_failure_policy="fail",
         kv_connector_extra_config={
             "pool_bytes": options.pool_bytes,
@@ -108,38 +122,87 @@ def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions
     return strategy, None
 
 
-async def prepare_cache(
-    llm: AsyncLLM, options: ChunkCacheOptions, weights: str | None = None
-) -> ChunkCacheManager | str:
-    """The manager of a pool that passed the self-check, or why there is none."""
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A pool that passed the self-check; ``weights`` is their digest, ``None`` if KV must not leave the process."""
+
+    config: ChunkCacheConfig
+    weights: str | None
+    sharing: BlockSharing | None
+
+
+async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: DefaultStrategy) -> _Pool | str:
+    weights = await _weights(llm.vllm_config) if options.shares or options.tiers else None
+    config = await prepare_pool(llm, options, weights)
+    if isinstance(config, str):
+        return config
+    return _Pool(config, weights, await _block_sharing(llm, config, options, strategy))
+
+
+def _with_renderer(llm: AsyncLLM, pool: _Pool, make: MakeRenderer) -> tuple[_Pool, Any]:
+    """The prompt renderer; requests copy their chunks if it can't fill blocks."""
+    renderer = make(llm.renderer, pool.sharing.block_tokens if pool.sharing is not None else None)
+    if pool.sharing is None or getattr(renderer, "can_pad", True):
+        return pool, renderer
+    logger.warning(
+        "chunks are copied, not shared in place: the tokenizer has no token of white space to fill blocks with"
+    )
+    return replace(pool, sharing=None), renderer
+
+
+@asynccontextmanager
+async def _running_cache(
+    llm: AsyncLLM, pool: _Pool, options: ChunkCacheOptions, quotas: Quotas
+) -> AsyncIterator[ChunkCache]:
+    config = pool.config
+    files = opened_transfers(llm, config.fingerprint, options.tiers, options.tier_timeout_s)
+    async with files if pool.weights is not None else nullcontext() as transfers:
+        cache = ChunkCache(
+            llm,
+            config,
+            options.fill_limits,
+            transfers=transfers,
+            tiers=_tier_sizes(options.tiers, transfers.num_workers if transfers is not None else 1),
+            sharing=pool.sharing,
+            quota_of=lambda owner: quotas(owner, config.page_bytes),
+        )
+        async with cache.running():
+            yield cache
+
+
+def _tier_sizes(urls: Sequence[str], num_workers: int) -> dict[str, int]:
+    """Bytes of the tiers on all workers together; host memory is each worker's own."""
+    return {scheme: size * (num_workers if scheme == MemoryTier.name else 1) for scheme, size in map(size_of, urls)}
+
+
+async def prepare_pool(llm: AsyncLLM, options: ChunkCacheOptions, weights: str | None = None) -> ChunkCacheConfig | str:
+    """The configuration of a pool that passed the self-check, or the reason against it."""
     pools: list[dict[str, Any]] = await llm.collective_rpc("chunk_cache_prepare")
     if reasons := [pool["reason"] for pool in pools if "reason" in pool]:
         return str(reasons[0])
-    manager = ChunkCacheManager(
-        ChunkCacheConfig(
-            num_pages=min(pool["num_pages"] for pool in pools),
-            page_tokens=options.page_tokens,
-            fingerprint=engine_fingerprint(llm.vllm_config, weights),
-            hash_algorithm=options.hash_algorithm,
-            eviction=options.eviction,
-            max_pinned_share=options.max_pinned_share,
-            page_bytes=sum(pool["page_bytes"] for pool in pools),
-        )
+    config = ChunkCacheConfig(
+        num_pages=min(pool["num_pages"] for pool in pools),
+        page_tokens=options.page_tokens,
+        fingerprint=engine_fingerprint(llm.vllm_config, weights),
+        hash_algorithm=options.hash_algorithm,
+        eviction=options.eviction,
+        max_pinned_share=options.max_pinned_share,
+        page_bytes=sum(pool["page_bytes"] for pool in pools),
     )
-    if reason := await _failure(SelfCheck(llm, manager.pool, options.page_tokens).run()):
+    if reason := await _failure(SelfCheck(llm, config).run()):
         return reason
-    tokens = manager.config.num_pages * options.page_tokens
-    logger.info("chunk cache on: %d tokens in %d pages, self-check passed", tokens, manager.config.num_pages)
-    return manager
+    tokens = config.num_pages * options.page_tokens
+    logger.info("chunk cache on: %d tokens in %d pages, self-check passed", tokens, config.num_pages)
+    return config
 
 
 async def _block_sharing(
-    llm: AsyncLLM, manager: ChunkCacheManager, options: ChunkCacheOptions, strategy: DefaultStrategy
+    llm: AsyncLLM, pool: ChunkCacheConfig, options: ChunkCacheOptions, strategy: DefaultStrategy
 ) -> BlockSharing | None:
     """The engine's blocks that requests share; ``None`` if chunks are copied."""
     if options.placement == "copy":
         return None
-    config, check = llm.vllm_config, SelfCheck(llm, manager.pool, options.page_tokens)
+    config, check = llm.vllm_config, SelfCheck(llm, pool)
     block_tokens: int = config.cache_config.block_size
     if reason := in_place_reason(config) or await _failure(check.run_in_place(block_tokens)):
         logger.warning("chunks are copied, not shared in place: %s", reason)
@@ -158,20 +221,20 @@ async def _block_sharing(
 
 
 async def _failure(check: Awaitable[None]) -> str | None:
-    """Why a self-check failed; ``None`` if it passed."""
+    """The reason why a self-check failed; ``None`` if it passed."""
     try:
         await check
     except EngineDeadError:
         raise
     except Exception as error:
-        # Not always a verdict, but no proof of exactness either (a model length below the check's prompts, say).
+        # Not always a difference, but no proof of exactness either (a model length below the check's prompts, say).
         kind = "" if isinstance(error, SelfCheckError) else f"{type(error).__name__}: "
         return f"self-check failed: {kind}{error}"
     return None
 
 
 async def _weights(config: VllmConfig) -> str | None:
-    """Digest of the model's weights; ``None`` if there can be none, and then nothing is shared."""
+    """Digest of the model's weights; ``None`` if unknown: then nothing is shared."""
     try:
         return await asyncio.to_thread(weights_digest, config)
     except (UnknownWeightsError, OSError) as error:

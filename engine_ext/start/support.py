@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can't be cached this way, known before the engine starts. Such models are served with the cache off."""
+"""Models and flags without support, which are served with the cache off."""
 
 import argparse
 from typing import Any
@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 
 
 class UnsupportedFlagError(ValueError):
-    """A vLLM flag that Tessera can't serve with at all; the message says what to do instead."""
+    """A vLLM flag that Tessera does not support; the message has the alternative."""
 
 
 def check_flags(args: argparse.Namespace) -> None:
@@ -27,15 +27,15 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig) -> str | None:
-    """Why chunks of this model, with these flags, can't be re-positioned exactly; ``None`` if they can."""
+    """The reason why chunks of this model can't be re-positioned exactly, if any."""
     return _flag_reason(engine_args) or _model_reason(model)
 
 
 def in_place_reason(config: VllmConfig) -> str | None:
-    """Why requests can't share the engine's blocks, though chunks can be cached; ``None`` if they can."""
+    """The reason why requests with chunks can't share the engine's blocks, if any."""
     checks: list[tuple[Any, str]] = [
         (not config.cache_config.enable_prefix_caching, "vLLM's prefix cache, which shares them, is off"),
-        # It counts references to blocks, and takes those of all requests for a beginning that all have in common.
+        # It counts references to blocks, and assumes that blocks of all requests are their common beginning.
         (not config.model_config.disable_cascade_attn, "cascade attention needs blocks in the same order"),
     ]
     return _first(checks)
@@ -97,7 +97,7 @@ def _model_reason(model: ModelConfig) -> str | None:
             getattr(model.hf_text_config, "llama_4_scaling", None),
             "queries are scaled by their absolute position",
         ),
-        # Seen with vLLM 0.32.0 itself, as soon as layers with windows keep all of their KV and there are two threads.
+        # Seen with vLLM 0.32.0 alone, when layers with windows keep all of their KV and there are two threads.
         (
             current_platform.is_cpu() and model.hf_text_config.model_type == "gpt_oss",
             "beside a KV connector, vLLM's CPU attention is wrong for windows with attention sinks",

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that cross between the app's process and vLLM's, and names that moved between vLLM's versions."""
+"""Values that cross between the app and vLLM's processes; names that moved in vLLM."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On whose behalf a request runs: set where its API key is checked, read where it reaches caches."""
+"""The caller of a request, set with its API key, read by the caches."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -19,10 +19,10 @@ class NamespaceRefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A tenant as the caches know it.
+    """A tenant, for the caches.
 
-    ``namespace`` is where its requests belong, ``others`` are those that they may name besides (``*``: any);
-    ``charge`` is told of the tokens, of prompts and answers, that it had served.
+    ``namespace`` is its own, ``others`` are further namespaces that its requests may name (``*``: any); ``charge`` is
+    called with numbers of prompt and answer tokens served.
     """
 
     namespace: str
@@ -36,7 +36,7 @@ class Caller:
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""``None`` where no keys are asked for."""
+"""``None`` if the server requires no keys."""
 
 
 def own_namespace(wanted: str | None) -> str:
@@ -52,7 +52,7 @@ def own_namespace(wanted: str | None) -> str:
 async def charged(
     outputs: AsyncGenerator["RequestOutput", None], num_prompt_tokens: int, caller: Caller, *, are_deltas: bool
 ) -> AsyncGenerator["RequestOutput", None]:
-    """Passes ``outputs`` on and charges ``caller`` for the prompt at once, for the answer as it grows.
+    """Yields ``outputs``; charges ``caller`` for the prompt at once, and for the answer as it grows.
 
     ``are_deltas``: each output has the new tokens only (vLLM's ``RequestOutputKind.DELTA``), not all so far.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker's KV of one segment as safetensors, with all that is needed to tell whether it may be used.
+"""One worker's KV of one segment as safetensors, with a label and a checksum.
 
-Layer ``i`` has ``i.key`` and ``i.value``, ``[tokens, heads, size]``, as they were computed: keys are rotated to the
-positions behind the segment's prefix. The metadata says what they are, with a checksum over all of them.
+Layer ``i`` has ``i.key`` and ``i.value``, ``[tokens, heads, size]``, as computed: keys are rotated to the positions
+behind the segment's prefix. The metadata has the label, and a checksum over all tensors.
 """
 
 import json
@@ -33,14 +33,15 @@ LONGEST_HEADER = 16 << 20
 
 
 class ChunkFileError(ValueError):
-    """The bytes are not the KV that was wanted; the message says why. None of it was used."""
+    """The bytes are not the requested KV; the message says why. None of them was used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkFileLabel:
-    """Which segment's KV a file has, of which engine, and of which worker of how many.
+    """The engine, segment and worker of a file's KV.
 
-    ``prefix`` and ``tokens`` are packed token ids (:func:`cache.layout.pack`) in hexadecimal, ``key`` is the segment's.
+    ``prefix`` and ``tokens`` are packed token ids (:func:`cache.positions.layout.pack`) in hexadecimal; ``key`` is the
+    segment's.
     """
 
     fingerprint: str
@@ -61,9 +62,9 @@ def pack_file(label: ChunkFileLabel, tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack_file(data: Buffer, label: ChunkFileLabel) -> dict[str, Tensor]:
-    """The tensors of a file that has exactly the KV that ``label`` says; raises :class:`ChunkFileError`.
+    """The tensors of a file whose label is ``label``; raises :class:`ChunkFileError`.
 
-    They are views of ``data`` if that can be written to.
+    They are views of ``data`` if it is writable.
     """
     data = bytearray(data) if memoryview(data).readonly else data  # PyTorch has no tensors that are read-only
     header, start = _header(data)
@@ -83,7 +84,7 @@ def unpack_file(data: Buffer, label: ChunkFileLabel) -> dict[str, Tensor]:
 
 
 def label_of(data: Buffer) -> ChunkFileLabel:
-    """What a file says that it is; raises :class:`ChunkFileError` if it says nothing of the kind."""
+    """A file's label; raises :class:`ChunkFileError` if it has none."""
     header, _ = _header(data)
     found: Any = header.get("__metadata__")
     try:
@@ -97,7 +98,7 @@ def label_of(data: Buffer) -> ChunkFileLabel:
 
 
 def _header(data: Buffer) -> tuple[dict[str, Any], int]:
-    """The header, and where the tensors begin."""
+    """The header, and the offset of the tensors."""
     view = memoryview(data)
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
     if len(view) < _LENGTH_BYTES or length > min(len(view) - _LENGTH_BYTES, LONGEST_HEADER):
@@ -112,14 +113,14 @@ def _header(data: Buffer) -> tuple[dict[str, Any], int]:
 
 
 def _check_extent(header: dict[str, Any], num_bytes: int) -> None:
-    """The tensors are as long as the file, or a small header could have one read, and hashed, any number of times."""
+    """Checks that the tensors fill the file, so that none is read and hashed twice."""
     extents = (fields["data_offsets"] for fields in header.values())
     if sum(end - begin for begin, end in extents) != num_bytes:
         raise ValueError(f"tensors of another length than the {num_bytes} bytes behind the header")
 
 
 def _view(data: Buffer, start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
-    """A tensor without a copy, which safetensors' own ``load`` makes."""
+    """A tensor without a copy, unlike safetensors' own ``load``."""
     begin, end = data_offsets
     kind, count = _DTYPES[dtype], math.prod(shape)
     if begin < 0 or any(size < 0 for size in shape) or end - begin != count * kind.itemsize:

@@ -12,10 +12,11 @@ Verb = Literal["read", "write", "load", "store", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What to do with the pages of a segment.
+    """A command for the pages of a segment.
 
     ``read``: send them as a file, which follows the answer. ``write``: fill them from a file, which follows this.
-    ``load``: fill them from one of ``tiers``. ``store``: put them into every tier. ``drop``: out of every tier.
+    ``load``: import them from one of ``tiers``. ``store``: export them to every tier. ``drop``: remove them from every
+    tier.
     """
 
     verb: Verb
@@ -25,19 +26,19 @@ class Transfer:
     tiers: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """As it is sent."""
+        """The serialized message."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Transfer":
-        """What :meth:`to_bytes` made."""
+        """The inverse of :meth:`to_bytes`."""
         fields = json.loads(data)
         return cls(label=ChunkFileLabel(**fields.pop("label")), **fields)
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came of a transfer: an error, or none; ``tier`` that a load came from, or ``None``; what tiers did.
+    """Result of a transfer: an error, if any; the ``tier`` of a load, or ``None``; the tiers' events.
 
     ``held`` has the bytes in each tier.
     """
@@ -49,10 +50,10 @@ class Answer:
     held: dict[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """As it is sent."""
+        """The serialized message."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Answer":
-        """What :meth:`to_bytes` made."""
+        """The inverse of :meth:`to_bytes`."""
         return cls(**json.loads(data))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses between the app process and the engine: which tokens of a request to load from or save to which pages.
+"""Plans of loads and saves, between the app and the engine.
 
 A :class:`TransferPlan` travels inside a request's ``kv_transfer_params``, so it holds plain lists and integers
 there. A :class:`StepTransfers` travels from the connector's scheduler half to its worker half, once per step.
@@ -11,8 +11,8 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
-from cache.index import ChunkKVCache
 from cache.lease import FillJob, Lease, LeasedSegment
+from cache.segments.index import ChunkKVCache
 
 PARAMS_KEY = "tessera"
 """Key of the plan in ``kv_transfer_params``."""
@@ -20,9 +20,9 @@ PARAMS_KEY = "tessera"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens ``[start, start + length)`` of a request, and the pages that hold them, behind ``skipped`` others.
+    """Tokens ``[start, start + length)`` of a request, and their pages, where ``skipped`` others precede them.
 
-    On loads K is rotated by ``delta`` positions. ``tag`` is what the pages must carry (load) or will carry (save).
+    On loads K is rotated by ``delta`` positions. ``tag`` is the pages' tag, required (load) or to be set (save).
     """
 
     start: int
@@ -40,10 +40,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Segments that fill whole blocks of the engine, which all requests with such a segment share.
+    """Segments that fill whole blocks of the engine, which all requests with these segments share.
 
-    ``lengths`` are those of the system segment and of the chunks behind it. What follows them is computed ``shift``
-    positions before its index. ``salt`` is that of plain requests with the same system segment.
+    ``lengths`` has the lengths of the system segment and of the chunks behind it. Later tokens are computed ``shift``
+    positions before their index. ``salt`` is the salt of plain requests with the same system segment.
     """
 
     lengths: tuple[int, ...]
@@ -56,7 +56,7 @@ class TransferPlan:
     """Spans to load before, and to save after, a request's prefill.
 
     ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute. With a
-    ``composition`` they are the same tokens, and only those are loaded that no block of the engine has.
+    ``composition``, only tokens without a block in the engine are loaded.
     """
 
     loads: tuple[Span, ...] = ()
@@ -94,14 +94,14 @@ class TransferPlan:
     def for_answer(
         cls, lease: Lease, links: Lease | None = None, composition: Composition | None = None
     ) -> "TransferPlan":
-        """Loads every leased segment to its place in the layout, ``links`` in the place of segments' first tokens."""
-        heads = {link.placement.start: link for link in links.segments} if links else {}
+        """Loads every leased segment to its place in the layout; ``links`` replace segments' first tokens."""
+        heads = {link.start: link for link in links.segments} if links else {}
         spans: list[Span] = []
         for segment in lease.segments:
-            head = heads.get(segment.placement.start)
-            replaced = head.placement.length if head else 0
+            head = heads.get(segment.start)
+            replaced = head.length if head else 0
             spans += [_placed(head)] if head else []
-            spans += [_placed(segment, replaced)] if replaced < segment.placement.length else []
+            spans += [_placed(segment, replaced)] if replaced < segment.length else []
         return cls(loads=tuple(spans), composition=composition)
 
     def before(self, start: int) -> tuple[Span, ...]:
@@ -118,7 +118,7 @@ class TransferPlan:
 class BlockTransfer:
     """One request's spans together with the engine blocks that hold its tokens, in token order.
 
-    Only tokens ``[first_token, ...)`` of the spans are moved: what lies before is in the blocks already.
+    Only tokens ``[first_token, ...)`` of the spans are moved; earlier ones are in the blocks already.
     """
 
     request_id: str
@@ -129,9 +129,9 @@ class BlockTransfer:
 
 @dataclass
 class StepTransfers(KVConnectorMetadata):
-    """Everything that workers do in one step: ``loads`` before the forward pass, ``saves`` after it.
+    """All work of one step: ``loads`` before the forward pass, ``saves`` after it.
 
-    ``shifts`` says of blocks of the engine, first of all, by how many positions the tokens in them are shifted.
+    ``shifts`` has new shifts of the engine's blocks, in positions, to be set first.
     """
 
     shifts: dict[int, int] = field(default_factory=dict)
@@ -140,13 +140,13 @@ class StepTransfers(KVConnectorMetadata):
 
 
 def _placed(segment: LeasedSegment, skipped: int = 0) -> Span:
-    """A segment where the layout has it, without its first tokens."""
+    """A segment at its place in the layout, without its first tokens."""
     at, entry = segment.placement, segment.entry
     return Span(at.start + skipped, at.length - skipped, at.delta, entry.tag, tuple(entry.pages), skipped)
 
 
 def _span(entry: ChunkKVCache) -> Span:
-    """A segment where it was computed."""
+    """A segment at its computed position."""
     identity = entry.identity
     return Span(identity.num_prefix_tokens, identity.num_tokens, 0, entry.tag, tuple(entry.pages))
 

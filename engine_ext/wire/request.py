@@ -5,10 +5,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from cache.hashing import CacheScope
-from cache.holdings import DocumentKey
-from cache.layout import ChunkedPrompt, PositionStrategy
+from cache.positions.layout import ChunkedPrompt, PositionStrategy
 from cache.report import LinkContext, Report, ScopeName
+from cache.segments.holdings import DocumentKey
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -26,9 +25,9 @@ MAX_LINK_TOKENS: Final = 1024
 
 
 class FullAttentionError(Exception):
-    """A request can't be served from the chunk cache; the message says why. Nothing of it was given to the client.
+    """A request can't be served from the chunk cache; the message says why. The client got no output yet.
 
-    ``kind`` is one of a few words, to count by.
+    ``kind`` is one of a few words, for metrics.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -38,7 +37,7 @@ class FullAttentionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The mode that the server has chosen for a request that left it the choice, and why."""
+    """The server's choice of mode for a request that names none, and its reason."""
 
     mode: str
     why: str
@@ -46,14 +45,16 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """What a client may choose. ``chunked`` is ``auto`` that fails instead of falling back to full attention.
+    """A client's choices. ``chunked`` is ``auto`` that fails instead of falling back to full attention.
+
+    ``namespace`` includes the client's ``cache_salt`` (:func:`salted_namespace`).
 
     In scope ``system`` a chunk is computed, and reused, behind the same system segment only; in scope ``isolated`` it
     is computed behind the chat template's constant opening, and reused behind any system segment.
 
-    The first ``link_tokens`` tokens of each chunk but the first are computed anew (:mod:`engine_ext.chunks.links`);
-    needs the position strategy ``offset``. In ``canonical`` order the same chunks make the same prompt, however they
-    are sent, so that vLLM's own prefix cache finds what they begin with.
+    The first ``link_tokens`` tokens of each chunk but the first are recomputed (:mod:`engine_ext.chunks.links`);
+    needs the position strategy ``offset``. In ``canonical`` order the same chunks always make the same prompt, so that
+    vLLM's own prefix cache finds its beginning.
     """
 
     mode: CacheMode = "auto"
@@ -68,23 +69,23 @@ class CacheOptions:
 
     @property
     def why_full(self) -> str | None:
-        """Why the request is to run in full attention; ``None`` if it isn't."""
+        """The reason for full attention if the mode is ``full``; else ``None``."""
         if self.mode != "full":
             return None
         return self.decision.why if self.decision else "cache.mode is full"
 
 
 Decide = Callable[[CacheOptions, int, str], CacheOptions]
-"""What a server chooses for a request: from its options, its number of chunks and its LoRA adapter, if any."""
+"""Chooses a request's options from its options, number of chunks and LoRA adapter."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
     """One HTTP request's options on the way in, its cache report on the way out.
 
-    ``decide`` is there if the request leaves the server a choice: how many chunks it has is known when it is tokenized.
-    ``chunk_ids`` and ``document_keys`` have one item per document: its sender's name for it, and the registry's (no
-    keys at all: nobody else is told of the documents).
+    ``decide`` is set if the request leaves the server a choice, made once its number of chunks is known. ``chunk_ids``
+    and ``document_keys`` have one item per document: the client's id, and the registry's key (empty: the documents are
+    not published).
     """
 
     options: CacheOptions
@@ -101,17 +102,18 @@ class ChunkedRequest:
     ticket: RequestContext
     prompt: ChunkedPrompt | None
 
+    @property
+    def document_keys(self) -> tuple[DocumentKey, ...]:
+        """The registry's keys of the documents."""
+        return self.ticket.document_keys
+
     def options(self, adapter: str) -> CacheOptions:
-        """The request's options, with what the server chooses; ``adapter`` as of :func:`cache_scope`."""
+        """The request's options after the server's choice; ``adapter`` identifies the weights."""
         if self.ticket.decide is None or self.prompt is None:
             return self.ticket.options
         return self.ticket.decide(self.ticket.options, len(self.prompt.chunks), adapter)
 
 
-def cache_scope(options: CacheOptions, cache_salt: str | None, adapter: str = "") -> CacheScope:
-    """What the request's keys are separated by. A client's own ``cache_salt`` works like a namespace of its own.
-
-    ``adapter`` is what :meth:`engine_ext.client.adapters.Adapters.name` says.
-    """
-    namespace = f"{options.namespace}\0{cache_salt}" if cache_salt else options.namespace
-    return CacheScope(namespace, adapter)
+def salted_namespace(namespace: str, cache_salt: str | None) -> str:
+    """The namespace of a request's keys: a client's own ``cache_salt`` separates them like another namespace."""
+    return f"{namespace}\0{cache_salt}" if cache_salt else namespace

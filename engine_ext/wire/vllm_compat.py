@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of vLLM that has moved between versions, imported from one place. Version checks live only here.
+"""Names that moved between versions of vLLM, imported from one place; the only version checks.
 
-docs/vllm-versions.md says which versions are tested, and how.
+docs/vllm-versions.md has the tested versions.
 """
 
 import re
@@ -58,7 +58,7 @@ def vllm_version() -> str:
 
 
 def _major_minor(name: str) -> tuple[int, ...]:
-    """What a build from source without a version is taken for: newer than all."""
+    """Major and minor version; a build from source without a version counts as the newest."""
     found = re.match(r"(\d+)\.(\d+)", name)
     return tuple(int(number) for number in found.groups()) if found else (99,)
 
@@ -93,7 +93,7 @@ else:
     from vllm.entrypoints.openai.engine.protocol import ErrorResponse, GenerationError
 
     class GracefulHTTPError(GenerationError):  # type: ignore[no-redef]
-        """As newer versions have it. Older ones answer only this base class with the status that it carries."""
+        """The newer versions' class. Older ones use the status of this base class only."""
 
         def __init__(self, message: str, http_status: HTTPStatus) -> None:
             super().__init__(message)
@@ -104,7 +104,7 @@ if VERSION < (0, 25):
     _setup_server = setup_server
 
     def setup_server(args: Any, *, reuse_port: bool) -> Any:
-        """As newer versions have it; older ones always let others listen on the same port."""
+        """The newer versions' function; older ones always let others listen on the same port."""
         return _setup_server(args)
 
 
@@ -114,24 +114,24 @@ def lora_request_of(serving: Any, request: ChatCompletionRequest) -> Any:
 
 
 def draft_model_of(model_runner: Any) -> Any:
-    """The model that drafts tokens for speculative decoding; ``None`` if there is none (0.23 does not tell)."""
+    """The draft model of speculative decoding; ``None`` if there is none, and with vLLM 0.23."""
     draft_model = getattr(model_runner, "get_draft_model", None)
     return draft_model() if draft_model is not None else None
 
 
 def bare_chat_params(params: ChatParams, template_kwargs: dict[str, Any]) -> ChatParams:
-    """``params`` for a message alone: with these arguments of the template only, no tools, no response format."""
+    """``params`` with these template arguments only, without tools or response format."""
     unset: dict[str, None] = {} if VERSION < (0, 27) else {"tool_choice": None, "response_format": None}
     return replace(params, chat_template_kwargs=template_kwargs, **unset)
 
 
 def num_unfinished_requests(llm: AsyncLLM) -> int:
-    """Requests that wait or run in the engine. ``AsyncLLM`` says so itself from 0.29 on."""
+    """Requests waiting or running in the engine. ``AsyncLLM`` has a method for it from 0.29 on."""
     return int(llm.output_processor.get_num_unfinished_requests())
 
 
 def version_warning() -> str | None:
-    """A warning if the installed vLLM is not one that the test suite has passed with."""
+    """A warning if the test suite has not passed with the installed vLLM."""
     if ".".join(map(str, VERSION)) in PROVEN_VLLM_VERSIONS:
         return None
     return f"vLLM {vllm_version()} is not among the versions tested with Tessera ({', '.join(PROVEN_VLLM_VERSIONS)})"

@@ -3,19 +3,40 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from app.documents.document import BadRequestError
-from cache.layout import PositionStrategy
+from cache.manager import ChunkCacheManager
+from cache.positions.layout import PositionStrategy
 from cache.report import Report
+from engine_ext.chunks.tier_writer import TierWriter
 from tools.random_tokenizer import SPECIAL_TOKENS
 
 WHITESPACE = "        "
 ADDED = (*SPECIAL_TOKENS, "<think>", "[INST]", WHITESPACE)
 CONTROL = ADDED[:-1]
+
+
+def cache_with(manager: ChunkCacheManager, *, running: int = 0, queued: int = 0) -> SimpleNamespace:
+    """What the app reads of a chunk cache without an engine."""
+    checks: list[int] = []
+    cache = SimpleNamespace(
+        reason=None,
+        manager=manager,
+        config=manager.config,
+        metrics=manager.metrics,
+        placement="copy",
+        fills=SimpleNamespace(num_running=running, num_queued=queued),
+        tier_writer=TierWriter(None, manager, manager.release, {}, lambda: None),
+        checks=checks,
+        check_integrity=lambda: checks.append(1),
+    )
+    cache.usable = lambda: cache
+    return cache
 
 
 def make_tokenizer(

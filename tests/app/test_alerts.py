@@ -14,6 +14,7 @@ import yaml
 from app.cluster.router.metrics import RouterMetrics
 from app.prometheus import ChunkCacheCollector
 from engine_ext.core.stats import COUNTERS, HISTOGRAMS
+from tests.app.helpers import cache_with
 from tests.cache.helpers import make_manager
 from tests.serving import in_a_loop
 from tools.server_process import ROOT
@@ -26,8 +27,7 @@ OPENED_BY = {")": "(", "]": "[", "}": "{"}
 
 def series() -> set[str]:
     """Names of all time series of a server with the cache on."""
-    fills = SimpleNamespace(num_running=0, num_queued=0, archive=None)
-    engine = SimpleNamespace(manager=make_manager(), fills=fills, disabled_reason=None)
+    engine = SimpleNamespace(cache=cache_with(make_manager()))
     collected = ChunkCacheCollector(engine, wanted=True, in_loop=in_a_loop).collect()
     kinds = {metric.name: metric.type for metric in collected}
     kinds |= {f"tessera_{name}": "counter" for name in COUNTERS}

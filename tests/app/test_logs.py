@@ -8,8 +8,8 @@ import pytest
 
 from app.logs import configure_logging
 from app.settings import Settings
-from cache.layout import PositionStrategy
 from cache.lease import ChunkStatus
+from cache.positions.layout import PositionStrategy
 from cache.report import Report, ReportedChunk, ReportedTokens
 from engine_ext.client.request_log import log_finished
 

@@ -8,7 +8,7 @@ from engine_ext.wire.request import CacheOptions
 
 @pytest.mark.parametrize("mode", CALIBRATED)
 def test_what_is_asked_for_is_what_the_report_is_of(mode):
-    options = CacheField(**cache_field(mode)).options(CacheOptions(link_tokens=5))
+    options = CacheField(**cache_field(mode)).options(None, CacheOptions(link_tokens=5))
     report = {"mode": "full" if options.mode == "full" else "chunked", "position_strategy": options.position_strategy}
     if options.link_tokens:
         report["links"] = {"tokens": options.link_tokens, "context": options.link_context}

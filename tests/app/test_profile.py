@@ -7,7 +7,7 @@ from starlette.datastructures import State
 from app.documents.cache_options import CacheField, decide_of, options_of
 from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
-from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
+from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from engine_ext.wire.request import CacheOptions, ChunkedRequest, RequestContext
 
 
@@ -75,7 +75,7 @@ def test_requests_that_say_what_they_want_get_that(given):
 @pytest.mark.parametrize("given", [{}, {"mode": "auto"}, {"explain": True}, {"namespace": "n"}])
 def test_others_follow_the_profile(given):
     field = CacheField(**given)
-    options = decide_of(field, state())(options_of(field, state()), 6, "")
+    options = decide_of(field, state())(options_of(field, None, state()), 6, "")
     assert (options.link_tokens, options.decision.mode, options.namespace) == (
         16,
         "link-16",

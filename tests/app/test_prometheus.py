@@ -9,7 +9,9 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from app.prometheus import ChunkCacheCollector, exported
-from cache.manager import Removal
+from cache.eviction.removal import Removal
+from engine_ext.chunks.chunk_cache import CacheOff
+from tests.app.helpers import cache_with
 from tests.cache.helpers import Clock, acquire, fill, make_manager
 from tests.serving import in_a_loop
 
@@ -17,8 +19,9 @@ A, B = (100, 101, 102, 103), (200, 201)
 
 
 def make_engine(manager=None, reason=None):
-    fills = SimpleNamespace(num_running=2, num_queued=3, archive=None) if manager is not None else None
-    return SimpleNamespace(manager=manager, fills=fills, disabled_reason=reason)
+    cache = CacheOff(reason) if manager is None else cache_with(manager, running=2, queued=3)
+    cache.reason = reason
+    return SimpleNamespace(cache=cache)
 
 
 @pytest.fixture
@@ -157,7 +160,7 @@ def test_tasks_are_counted(scrape):
 async def test_the_manager_is_read_in_its_event_loop():
     """vLLM answers GET /metrics in a thread while the event loop changes the manager."""
     engine, threads = make_engine(make_manager()), []
-    engine.manager.oldest_lease_seconds = lambda: float(threads.append(threading.get_ident()) or 0)
+    engine.cache.manager.oldest_lease_seconds = lambda: float(threads.append(threading.get_ident()) or 0)
     with exported(engine, wanted=True):
         text = await asyncio.to_thread(generate_latest, REGISTRY)
     assert b"tessera_segments 0.0" in text

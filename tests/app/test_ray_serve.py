@@ -29,7 +29,7 @@ from app.ray_serve.ingress import Ingress
 from app.ray_serve.lookup import Lookup
 from app.ray_serve.options import Options
 from app.ray_serve.request_router import DocumentRouter, Hint
-from cache.holdings import DocumentKey, Holding, Tier
+from cache.segments.holdings import DocumentKey, Holding, Tier
 from replicas.registry import Claim, InProcessRegistry, RegistryError, Replica
 from replicas.routing import Wanted, home_of
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.settings import VLLM_FLAGS, Settings, UnknownSettingError, add_flags, add_missing_flags, load_settings
-from cache.layout import PositionStrategy
+from cache.positions.layout import PositionStrategy
 from tools.server_process import ROOT
 
 

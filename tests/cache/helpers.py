@@ -2,14 +2,15 @@
 """Small prompts and managers."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cache import clock as steady_clock
 from cache.config import ChunkCacheConfig
-from cache.eviction import EvictionPolicyName
-from cache.hashing import CacheScope, ChunkHash, ChunkHasher
-from cache.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy, pack
+from cache.eviction.policies import EvictionPolicyName
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
+from cache.positions.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy, pack
+from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
 
 PAGE_TOKENS = 4
 SCOPE = CacheScope()
@@ -46,8 +47,10 @@ def make_manager(
     hasher: ChunkHasher | None = None,
     clock: Callable[[], float] = steady_clock.now,
     eviction: EvictionPolicyName = "lru",
+    **listeners: Any,
 ) -> ChunkCacheManager:
-    manager = ChunkCacheManager(ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine", eviction=eviction), clock)
+    config = ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine", eviction=eviction)
+    manager = ChunkCacheManager(config, clock, **listeners)
     if hasher is not None:
         manager.hasher = hasher
     return manager

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers for tests of the registry."""
 
-from cache.hashing import CacheScope, ChunkHash
-from cache.holdings import DocumentKey, Holding, Tier
-from cache.index import ChunkKVCache, SegmentIdentity
-from cache.layout import pack
+from cache.positions.layout import pack
+from cache.segments.hashing import CacheScope, ChunkHash
+from cache.segments.holdings import DocumentKey, Holding, Tier
+from cache.segments.index import ChunkKVCache, SegmentIdentity
 from replicas.registry import Replica
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.eviction import EvictionPolicyName, make_policy, prefill_cost
+from cache.eviction.policies import EvictionPolicyName, make_policy, prefill_cost
 
 ENTRIES = 8
 POLICIES = get_args(EvictionPolicyName)

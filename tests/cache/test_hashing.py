@@ -9,8 +9,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.hashing import CacheScope, ChunkHash, ChunkHasher
-from cache.layout import pack
+from cache.positions.layout import pack
+from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
 
 ALGORITHMS = ["xxh3_128", "sha256"]
 TOKENS = pack((1, 2, 3))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents and their chunks."""
 
-from cache.holdings import Holding, Holdings, Tier
+from cache.segments.holdings import Holding, Holdings, Tier
 from tests.cache.registries import entry_of, key
 
 PAGE_BYTES = 100

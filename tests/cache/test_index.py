@@ -3,9 +3,9 @@
 
 import pytest
 
-from cache.hashing import CacheScope, ChunkHash
-from cache.index import ChunkHashIndex, ChunkKVCache, SegmentIdentity
-from cache.layout import pack
+from cache.positions.layout import pack
+from cache.segments.hashing import CacheScope, ChunkHash
+from cache.segments.index import ChunkHashIndex, ChunkKVCache, SegmentIdentity
 
 SCOPE = CacheScope()
 IDENTITY = SegmentIdentity(SCOPE, pack((1, 2)), pack((3, 4)))

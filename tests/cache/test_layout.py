@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts: the table in cache/layout.py, and its underlying rule."""
+"""Layouts: the table in cache/positions/layout.py, and its underlying rule."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.layout import (
+from cache.positions.layout import (
     BlockSharing,
     Chunk,
     ChunkedPrompt,

@@ -4,12 +4,13 @@
 import pytest
 
 from cache.errors import CapacityError, IntegrityError
-from cache.hashing import CacheScope
-from cache.index import EntryState
-from cache.layout import PositionStrategy
+from cache.eviction.quotas import Quota
+from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus
-from cache.manager import ChunkCacheManager, Removal
-from cache.quotas import Quota
+from cache.manager import ChunkCacheManager
+from cache.positions.layout import PositionStrategy
+from cache.segments.hashing import CacheScope
+from cache.segments.index import EntryState
 from tests.cache.helpers import (
     PAGE_TOKENS,
     SCOPE,
@@ -497,10 +498,12 @@ class TestQuota:
     SMALL = CacheScope("small\0salt")
 
     @pytest.fixture
-    def manager(self):
-        manager = make_manager(12)
-        manager.usage.quota_of = lambda owner: {"small": Quota(pages=2)}.get(owner, Quota())
-        return manager
+    def quotas(self):
+        return {"small": Quota(pages=2)}
+
+    @pytest.fixture
+    def manager(self, quotas):
+        return make_manager(12, quota_of=lambda owner: quotas.get(owner, Quota()))
 
     def fill(self, manager, first, scope):
         lease = acquire(manager, tokens(first, 4), system=(), scope=scope)
@@ -533,13 +536,13 @@ class TestQuota:
         acquire(manager, tokens(300, 48), system=())
         assert manager.usage.of("small") == (0, 0)
 
-    def test_a_number_of_segments(self, manager):
-        manager.usage.quota_of = lambda _: Quota(segments=1)
+    def test_a_number_of_segments(self, manager, quotas):
+        quotas[SCOPE.owner] = Quota(segments=1)
         first, second = self.fill(manager, 200, SCOPE), self.fill(manager, 300, SCOPE)
         assert (first.detached, second.detached) == (True, False)
 
-    def test_a_lowered_quota_holds_from_the_next_fill_on(self, manager):
+    def test_a_lowered_quota_holds_from_the_next_fill_on(self, manager, quotas):
         own = [self.fill(manager, first, self.SMALL) for first in (200, 300)]
-        manager.usage.quota_of = lambda _: Quota(pages=1)
+        quotas["small"] = Quota(pages=1)
         newest = self.fill(manager, 400, self.SMALL)
         assert [entry.detached for entry in (*own, newest)] == [True, True, False]

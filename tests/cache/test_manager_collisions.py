@@ -6,8 +6,8 @@ from contextlib import suppress
 import pytest
 
 from cache.errors import CapacityError
-from cache.hashing import CacheScope
 from cache.lease import ChunkStatus
+from cache.segments.hashing import CacheScope
 from tests.cache.helpers import (
     SYSTEM,
     ChunkCollidingHasher,

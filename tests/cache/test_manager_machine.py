@@ -20,15 +20,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cache.chunk_ids import GoneIdError, IdConflictError, RegisteredText
 from cache.errors import CapacityError
-from cache.eviction import EvictionPolicyName
-from cache.hashing import CacheScope
-from cache.index import ChunkKVCache, EntryState, SegmentIdentity
-from cache.layout import Placement, PositionReindexer, PositionStrategy, pack
+from cache.eviction.policies import EvictionPolicyName
+from cache.eviction.quotas import Quota
+from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus, FillJob, Lease
-from cache.manager import Removal
-from cache.quotas import Quota
+from cache.positions.layout import Placement, PositionReindexer, PositionStrategy, pack
+from cache.segments.chunk_ids import GoneIdError, IdConflictError, RegisteredText
+from cache.segments.hashing import CacheScope
+from cache.segments.index import ChunkKVCache, EntryState, SegmentIdentity
 from tests.cache.helpers import PAGE_TOKENS, Clock, make_manager, make_prompt, tokens
 
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "200"))
@@ -69,8 +69,12 @@ class Books(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock = Clock()
-        self.manager = make_manager(NUM_PAGES, clock=self.clock, eviction=self.policy)
-        self.manager.usage.quota_of = lambda owner: QUOTAS.get(owner, Quota())
+        self.manager = make_manager(
+            NUM_PAGES,
+            clock=self.clock,
+            eviction=self.policy,
+            quota_of=lambda owner: QUOTAS.get(owner, Quota()),
+        )
         self.cached: dict[Name, Known] = {}
         self.gone: list[Known] = []
         self.leases: list[Lease] = []

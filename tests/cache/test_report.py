@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from cache.layout import Chunk, PositionReindexer, PositionStrategy, pack
 from cache.lease import ChunkStatus
+from cache.positions.layout import Chunk, PositionReindexer, PositionStrategy, pack
 from cache.report import Report, ReportedTokens, Segment, explain_segments
 from tests.cache.helpers import make_prompt
 

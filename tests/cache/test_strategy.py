@@ -3,8 +3,8 @@
 
 import pytest
 
-from cache.layout import PositionStrategy
-from cache.strategy import UNKNOWN, DefaultStrategy, strategy_for
+from cache.positions.layout import PositionStrategy
+from cache.positions.strategy import UNKNOWN, DefaultStrategy, strategy_for
 
 
 @pytest.mark.parametrize(

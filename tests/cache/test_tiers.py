@@ -95,7 +95,7 @@ def test_it_never_holds_more_than_its_size(tier):
         tier.put(address(number), bytes(3000))
         assert sum(held(tier).values()) <= MOST
         assert address(number) in held(tier)
-    with pytest.raises(TierError, match="10001 bytes are more"):
+    with pytest.raises(TierError, match="10001 bytes exceed"):
         tier.put(address(9), bytes(MOST + 1))
     assert len(held(tier)) == 3
 

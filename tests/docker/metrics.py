@@ -14,6 +14,7 @@ from app.cluster.registration import _PublisherCollector
 from app.cluster.router.metrics import RouterMetrics
 from app.prometheus import ChunkCacheCollector
 from engine_ext.core.stats import COUNTERS, HISTOGRAMS
+from tests.app.helpers import cache_with
 from tests.cache.helpers import make_manager
 from tests.serving import in_a_loop
 
@@ -33,8 +34,7 @@ def replica_series() -> dict[str, Series]:
     """Series by name, of a replica with its cache on."""
     manager = make_manager()
     manager.metrics.full_reasons["capacity"] += 1
-    fills = SimpleNamespace(num_running=0, num_queued=0, archive=None)
-    engine = SimpleNamespace(manager=manager, fills=fills, disabled_reason=None)
+    engine = SimpleNamespace(cache=cache_with(manager))
     publisher = SimpleNamespace(is_up=True, num_published=0, num_errors=0)
     collected = list(ChunkCacheCollector(engine, wanted=True, in_loop=in_a_loop).collect())
     collected += _PublisherCollector(publisher).collect()

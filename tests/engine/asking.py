@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from cache.layout import ChunkedPrompt, PositionStrategy
+from cache.positions.layout import ChunkedPrompt, PositionStrategy
 from cache.report import Report
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext

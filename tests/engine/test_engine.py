@@ -17,11 +17,14 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
+from cache.config import ChunkCacheConfig
 from cache.manager import ChunkCacheManager
+from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.report import Report
+from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.fills import FillLimits
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.start.startup import ChunkCacheOptions, prepare_cache, start_chunk_engine
+from engine_ext.start.startup import ChunkCacheOptions, prepare_pool, start_chunk_engine
 from engine_ext.wire.vllm_compat import tokens_input
 from tests.engine.asking import ask_engine
 from tests.engine.faults import LOST
@@ -66,11 +69,19 @@ async def engine(model: str, model_path: Callable[[str], Path]) -> AsyncIterator
         yield engine
 
 
-async def prepare_with(engine: ChunkEngine, fault: str) -> ChunkCacheManager | str:
+async def prepare_with(engine: ChunkEngine, fault: str) -> ChunkCacheConfig | str:
     """Repeats the startup in an engine with the fault; drops blocks of the previous check."""
     await engine.llm.collective_rpc("inject_fault", args=(fault,))
     assert await engine.llm.reset_prefix_cache()
-    return await prepare_cache(engine.llm, OPTIONS)
+    return await prepare_pool(engine.llm, OPTIONS)
+
+
+async def prepared(engine: ChunkEngine) -> tuple[ChunkEngine, ChunkCacheManager]:
+    """The same engine with an empty chunk cache."""
+    config = await prepare_with(engine, "none")
+    assert isinstance(config, ChunkCacheConfig)
+    cache = ChunkCache(engine.llm, config, FillLimits())
+    return ChunkEngine(engine.llm, cache), cache.manager
 
 
 PROMPT = ChunkedPrompt(
@@ -85,7 +96,7 @@ async def ask(
 
 
 async def test_a_sound_engine_passes(engine: ChunkEngine) -> None:
-    assert engine.disabled_reason is None
+    assert engine.cache.reason is None
     assert (await ask(engine))[0].mode == "chunked"
 
 
@@ -116,19 +127,17 @@ async def test_faults_are_caught(engine: ChunkEngine, fault: str) -> None:
     reason = await prepare_with(engine, fault)
     assert isinstance(reason, str), f"the self-check passed with {fault}"
     assert reason.startswith("self-check failed: ")
-    report, _, _ = await ask(ChunkEngine(engine.llm, None, reason, engine.limits))
+    report, _, _ = await ask(ChunkEngine(engine.llm, CacheOff(reason)))
     assert (report.mode, report.reason) == ("full", reason)
 
 
 async def test_the_engine_is_sound_again_without_the_fault(engine: ChunkEngine) -> None:
-    assert isinstance(await prepare_with(engine, "none"), ChunkCacheManager)
+    assert isinstance(await prepare_with(engine, "none"), ChunkCacheConfig)
 
 
 async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngine) -> None:
     """A worker without its pages refuses the load; the request runs in full attention, and the next one fills again."""
-    manager = await prepare_with(engine, "none")
-    assert isinstance(manager, ChunkCacheManager)
-    fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
+    fresh, manager = await prepared(engine)
     first, _, _ = await ask(fresh)
     await engine.llm.collective_rpc("chunk_cache_forget")
     assert await engine.llm.reset_prefix_cache()
@@ -145,9 +154,7 @@ async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngi
 async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_lost(
     engine: ChunkEngine, model: str, oracle: Any, is_lost: bool
 ) -> None:
-    manager = await prepare_with(engine, "none")
-    assert isinstance(manager, ChunkCacheManager)
-    fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
+    fresh, manager = await prepared(engine)
     await ask(fresh)
     if is_lost:
         await engine.llm.collective_rpc("chunk_cache_forget")
@@ -170,9 +177,7 @@ async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_l
 async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(
     engine: ChunkEngine, model: str, oracle: Any, lost: int, strategy: PositionStrategy
 ) -> None:
-    manager = await prepare_with(engine, "none")
-    assert isinstance(manager, ChunkCacheManager)
-    fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
+    fresh, manager = await prepared(engine)
     source = random.Random(str((lost, strategy)))
     broken, sound = Chunk(pack((*source.choices(range(10, 250), k=40), *LOST, lost))), Chunk(pack(tuple(range(50, 80))))
     prompt = ChunkedPrompt(PROMPT.system, (broken, sound), (7, 8, 9))
@@ -204,11 +209,11 @@ async def test_a_start_with_a_fault_serves_without_the_cache(
     options = dataclasses.replace(OPTIONS, connector_class="tests.engine.faults.WrongSignConnector")
     caplog.set_level("WARNING", "engine_ext")  # with vLLM 0.27 the root logger has level ERROR
     async with start_chunk_engine(engine_args(model_path("tiny-llama")), options) as engine:
-        assert engine.manager is None
-        assert (engine.disabled_reason or "").startswith("self-check failed: rotation")
-        assert f"chunk cache off: {engine.disabled_reason}" in caplog.text
+        assert isinstance(engine.cache, CacheOff)
+        assert (engine.cache.reason or "").startswith("self-check failed: rotation")
+        assert f"chunk cache off: {engine.cache.reason}" in caplog.text
         report, _, _ = await ask(engine)
-        assert (report.mode, report.reason) == ("full", engine.disabled_reason)
+        assert (report.mode, report.reason) == ("full", engine.cache.reason)
         for plan in ({}, {"loads": [[0, 8, 0, -1, [0]]], "saves": []}):
             params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"tessera": plan}})
             with pytest.raises(VLLMValidationError, match="reserved"):
@@ -218,9 +223,7 @@ async def test_a_start_with_a_fault_serves_without_the_cache(
 
 
 async def test_a_reset_empties_the_chunk_cache(engine: ChunkEngine) -> None:
-    manager = await prepare_with(engine, "none")
-    assert isinstance(manager, ChunkCacheManager)
-    fresh = ChunkEngine(engine.llm, manager, None, engine.limits)
+    fresh, manager = await prepared(engine)
     await ask(fresh)
     assert await fresh.reset_prefix_cache()
     assert manager.occupancy()["segments"] == 0

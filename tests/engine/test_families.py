@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from cache.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
+from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.startup import ChunkCacheOptions, start_chunk_engine
 from tests.engine.asking import ask_engine
@@ -81,11 +81,11 @@ async def started(
 async def test_exact_or_refused(started: tuple[str, ChunkEngine, Path]) -> None:
     name, engine, folder = started
     if (refused := FAMILIES[name].refused or REFUSED_FAMILIES.get(name)) is not None:
-        assert refused in (engine.disabled_reason or "")
+        assert refused in (engine.cache.reason or "")
         report, _, _ = await ask_engine(engine, prompt([A, B], QUESTIONS[0]), PositionStrategy.SHARED)
-        assert (report.mode, report.reason) == ("full", f"{engine.disabled_reason}")
+        assert (report.mode, report.reason) == ("full", f"{engine.cache.reason}")
         return
-    assert engine.disabled_reason is None
+    assert engine.cache.reason is None
     oracle, statuses = Oracle(folder), []
     for strategy in PositionStrategy:
         for chunks, question in zip(ORDERS, QUESTIONS, strict=True):

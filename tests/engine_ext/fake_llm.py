@@ -10,10 +10,11 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 
 from cache.config import ChunkCacheConfig
-from cache.layout import Chunk, ChunkedPrompt, pack
-from cache.manager import ChunkCacheManager
+from cache.positions.layout import Chunk, ChunkedPrompt, pack
 from cache.report import Report
-from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.chunks.chunk_cache import ChunkCache
+from engine_ext.chunks.fills import FillLimits
+from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.plan import Span, TransferPlan
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
 from tests.cache.helpers import PAGE_TOKENS, Clock
@@ -64,7 +65,7 @@ class FakeLLM:
 
     def _load(self, spans: Sequence[Span], prompt_ids: tuple[int, ...]) -> None:
         for span in spans:
-            wanted = (span.tag, prompt_ids[span.start : span.end])
+            wanted = (span.tag, prompt_ids[span.start - span.skipped : span.end])
             assert [self.pages.get(page) for page in span.pages] == [wanted] * len(span.pages)
 
     def _save(self, spans: Sequence[Span], prompt_ids: tuple[int, ...]) -> None:
@@ -90,17 +91,31 @@ async def turns(number: int) -> None:
         await asyncio.sleep(0)
 
 
-def make_engine(num_pages: int = 64, max_running: int = 4) -> tuple[ChunkEngine, FakeLLM]:
+def make_cache(
+    llm: Any, num_pages: int = 64, max_running: int = 4, max_queued: int = 1024, **options: Any
+) -> ChunkCache:
+    config = ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine")
+    return ChunkCache(llm, config, FillLimits(max_running, max_queued), clock=Clock(), **options)
+
+
+def make_engine(*sizes: int, **options: Any) -> tuple[ChunkEngine, FakeLLM]:
+    """With the arguments of :func:`make_cache`."""
     llm: Any = FakeLLM()
-    manager = ChunkCacheManager(ChunkCacheConfig(num_pages, PAGE_TOKENS, "engine"), Clock())
-    return ChunkEngine(llm, manager, None, FillLimits(max_running)), llm
+    return ChunkEngine(llm, make_cache(llm, *sizes, **options)), llm
 
 
-async def ask(engine: ChunkEngine, prompt: ChunkedPrompt, options: CacheOptions | None = None, **kwargs: Any) -> Report:
+async def ask(
+    engine: ChunkEngine,
+    prompt: ChunkedPrompt,
+    options: CacheOptions | None = None,
+    params: SamplingParams | None = None,
+    **kwargs: Any,
+) -> Report:
     """The report of one request."""
+    params = params or SamplingParams(max_tokens=1)
     ticket = RequestContext(options or CacheOptions(), (None,) * len(prompt.chunks))
     engine_input: Any = {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: ChunkedRequest(ticket, prompt)}
-    async for _ in engine.generate(engine_input, SamplingParams(max_tokens=1), f"request-{id(ticket)}", **kwargs):
+    async for _ in engine.generate(engine_input, params, f"request-{id(ticket)}", **kwargs):
         pass
     assert ticket.report is not None
     return ticket.report

@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 
-from cache.layout import ChunkedPrompt
+from cache.positions.layout import ChunkedPrompt
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.request import CacheOptions
 from tests.engine_ext.fake_llm import ask, chunk, make_engine, turns
@@ -37,9 +37,8 @@ async def test_nothing_of_before_is_found(name: str, arguments: dict[str, Any]) 
     assert [await status(engine), await status(engine)] == ["filled", "hit"]
     await getattr(engine, name)(**arguments)
     getattr(llm, name).assert_awaited_once()
-    assert engine.manager is not None
     why = "asleep" if name in ("sleep", "release_kv_cache_memory") else "reset"
-    assert set(engine.manager.metrics.removals) == {why}
+    assert set(engine.cache.manager.metrics.removals) == {why}
     assert [await status(engine), await status(engine)] == ["filled", "hit"]
 
 

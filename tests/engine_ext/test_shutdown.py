@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cache.layout import Chunk, pack
-from engine_ext.chunks.tier_writer import TierWriter
+from cache.positions.layout import Chunk, pack
 from engine_ext.client.background import Ingestion
-from engine_ext.client.engine import ChunkEngine, FillLimits
-from tests.cache.helpers import SCOPE, make_manager, make_prompt
-from tests.engine_ext.fake_llm import FakeLLM
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.wire.request import CacheOptions
+from tests.cache.helpers import SCOPE, make_prompt
+from tests.engine_ext.fake_llm import FakeLLM, make_cache
 
 
 class StoppableLLM(FakeLLM):
@@ -25,41 +26,43 @@ class StoppableLLM(FakeLLM):
         self.given = timeout
 
 
+def engine_with(*tiers: str) -> ChunkEngine:
+    llm = StoppableLLM()
+    return ChunkEngine(llm, make_cache(llm, tiers=dict.fromkeys(tiers, 1)))
+
+
 @pytest.fixture
 def engine():
-    return ChunkEngine(StoppableLLM(), make_manager(), None, FillLimits())
-
-
-def archive_of(engine: ChunkEngine, *tiers: str) -> TierWriter:
-    engine.fills.archive = TierWriter(engine.llm, engine.manager, engine.release, dict.fromkeys(tiers, 1), lambda: None)
-    return engine.fills.archive
+    return engine_with()
 
 
 def waiting(number: int) -> list[SimpleNamespace]:
     return [SimpleNamespace(key=key) for key in range(number)]
 
 
-def test_it_waits_for_answers_and_for_what_is_to_be_stored(engine):
-    archive = archive_of(engine, "host", "file")
-    archive.add(waiting(1))
-    engine.num_answering = 1
+def test_it_waits_for_answers_and_for_what_is_to_be_stored():
+    engine = engine_with("host", "file")
+    writer = engine.cache.tier_writer
+    writer.add(waiting(1))
+    answering = engine.answering()
+    answering.__enter__()
     stopping = threading.Thread(target=engine.shutdown, args=(60,))
     stopping.start()
     time.sleep(0.1)
     assert engine.is_stopping
-    engine.num_answering = 0
+    answering.__exit__(None, None, None)
     time.sleep(0.1)
     assert engine.llm.given == -1.0
-    archive._waiting.clear()
+    writer._waiting.clear()
     stopping.join(10)
     assert 0 < engine.llm.given < 60
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05])
-def test_it_says_what_it_did_not_wait_for(timeout, engine, caplog):
-    archive_of(engine, "file").add(waiting(3))
-    engine.num_answering = 2
-    with caplog.at_level(logging.WARNING):
+def test_it_says_what_it_did_not_wait_for(timeout, caplog):
+    engine = engine_with("file")
+    engine.cache.tier_writer.add(waiting(3))
+    with caplog.at_level(logging.WARNING), engine.answering(), engine.answering():
         engine.shutdown(timeout)
     assert engine.llm.given == 0
     assert [record.getMessage() for record in caplog.records] == [
@@ -68,16 +71,18 @@ def test_it_says_what_it_did_not_wait_for(timeout, engine, caplog):
     ]
 
 
-def test_nothing_is_stored_that_would_go_with_the_process(engine, caplog):
-    archive_of(engine, "host").add(waiting(3))
+def test_nothing_is_stored_that_would_go_with_the_process(caplog):
+    engine = engine_with("host")
+    engine.cache.tier_writer.add(waiting(3))
     engine.shutdown(60)
     assert caplog.records == []
 
 
 def test_an_engine_that_has_died_is_not_waited_for(engine):
     assert not engine.has_died
-    engine.num_answering, engine.llm.errored = 1, True
-    engine.shutdown(60)
+    engine.llm.errored = True
+    with engine.answering():
+        engine.shutdown(60)
     assert engine.has_died
 
 
@@ -90,13 +95,14 @@ def test_an_engine_that_was_stopped_has_not_died(engine):
 def test_an_ingestion_begins_nothing_more(engine):
     """The first round of chunks is computed; the others are reported as refused."""
     chunks = [Chunk(pack((100 * n, 7)), n) for n in range(1, 41)]
-    ingestion = Ingestion(make_prompt((1, 2)), SCOPE, None, None, lambda chunk, entry: None)
+    frame = ResolvedRequest(make_prompt((1, 2)), CacheOptions(), SCOPE, None)
+    ingestion = Ingestion(frame, lambda chunk, entry: None)
 
     async def run() -> list[str | None]:
         results = []
         async for result in engine.background.run(ingestion, chunks):
             results.append(result.error)
-            engine.is_stopping = True
+            engine.background.stop()
         return results
 
     errors = asyncio.run(run())

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.index import EntryState
-from cache.layout import ChunkedPrompt
-from cache.manager import Removal
+from cache.eviction.removal import Removal
+from cache.positions.layout import ChunkedPrompt
 from cache.report import Report
-from engine_ext.client.engine import ChunkEngine, FillLimits
+from cache.segments.index import EntryState
+from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.request import CacheOptions
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from tests.engine_ext.fake_llm import FakeLLM, ask, chunk, make_engine, turns
@@ -35,12 +35,10 @@ def statuses(report: Report) -> list[str | None]:
 
 
 def assert_idle(engine: ChunkEngine, llm: FakeLLM) -> None:
-    assert engine.manager is not None
-    assert engine.fills is not None
-    assert engine.manager.is_idle
-    engine.manager.check_integrity()
-    assert engine.disabled_reason is None
-    assert (engine.fills.num_running, engine.fills.num_queued, llm.running) == (0, 0, set())
+    assert engine.cache.manager.is_idle
+    engine.cache.manager.check_integrity()
+    assert engine.cache.reason is None
+    assert (engine.cache.fills.num_running, engine.cache.fills.num_queued, llm.running) == (0, 0, set())
 
 
 async def test_many_requests_compute_each_chunk_once():
@@ -54,12 +52,10 @@ async def test_many_requests_compute_each_chunk_once():
 
 async def test_no_request_is_taken_on_while_too_many_fills_wait():
     """Requests that vLLM sends beforehand: none before 0.29."""
-    engine, llm = make_engine(max_running=1)
-    engine.limits = FillLimits(max_running=1, max_queued=2)
+    engine, llm = make_engine(max_running=1, max_queued=2)
     waiting = [asyncio.create_task(ask(engine, prompt(A, B, C)))]
     await turns(3)
-    assert engine.fills is not None
-    assert engine.fills.num_queued >= 2
+    assert engine.cache.fills.num_queued >= 2
     with pytest.raises(GracefulHTTPError, match="too many chunks wait") as raised:
         await ask(engine, prompt(D))
     assert raised.value.http_status == 503
@@ -97,7 +93,7 @@ async def test_a_fill_whose_prefix_was_given_up_meanwhile_computes_it():
     computed = noting(llm)
     starter = asyncio.create_task(ask(engine, prompt(B, C)))
     await turns(2)
-    engine.manager.clear()
+    engine.cache.manager.clear()
     other = asyncio.create_task(ask(engine, prompt(C)))
     await turns(1)
     starter.cancel()
@@ -125,8 +121,8 @@ async def test_whoever_started_the_fills_may_leave_at_any_turn(max_running, othe
         await turns(5)
         assert [report.mode for report in reports] == ["chunked"] * 2
         assert llm.computed == {SYSTEM: 1, A.token_ids: 1, B.token_ids: 1, C.token_ids: 1}
-        assert engine.manager.metrics.fills["failed"] == 0
-        aborted += engine.manager.metrics.fills["aborted"]
+        assert engine.cache.manager.metrics.fills["failed"] == 0
+        aborted += engine.cache.manager.metrics.fills["aborted"]
         assert_idle(engine, llm)
     assert aborted or others_come_after < 3, "no fill was ever given up; the test shows less than it says"
 
@@ -156,14 +152,14 @@ async def test_a_lost_fill_is_done_once_more_by_one_of_those_who_waited(lost):
     if lost == 1:
         assert [report.mode for report in reports] == ["chunked"] * 10
         assert Counter(report.chunks[1].status for report in reports)["filled"] == 1
-        assert engine.manager.metrics.fills == {"succeeded": 2, "failed": 1}
+        assert engine.cache.manager.metrics.fills == {"succeeded": 2, "failed": 1}
     else:
         assert [report.mode for report in reports] == ["full"] * 10
         assert {report.reason for report in reports} == {
             "a fill request failed: FillError(\"it ended with 'length', nothing saved\")"
         }
-        assert engine.manager.metrics.fills == {"succeeded": 1, "failed": 2}
-        assert engine.manager.metrics.full_reasons == {"fill failed": 10}
+        assert engine.cache.manager.metrics.fills == {"succeeded": 1, "failed": 2}
+        assert engine.cache.manager.metrics.full_reasons == {"fill failed": 10}
     assert (await ask(engine, prompt(A, B))).mode == "chunked"
     assert_idle(engine, llm)
 
@@ -179,7 +175,7 @@ async def test_an_engine_error_in_a_fill_is_a_lost_fill():
     llm.work = breaks
     with pytest.raises(RuntimeError):  # full attention meets the same engine
         await ask(engine, prompt(A, B))
-    assert engine.manager.metrics.fills == {"failed": 4}
+    assert engine.cache.manager.metrics.fills == {"failed": 4}
     assert_idle(engine, llm)
 
 
@@ -229,7 +225,7 @@ async def disturbed(
         for _, what in filter(lambda disturbance: disturbance[0] == turn, disturbances):
             disturb(engine, what)
         await turns(1)
-        engine.manager.check_integrity()
+        engine.cache.manager.check_integrity()
     results = await asyncio.gather(*tasks.values(), return_exceptions=True)
     await turns(10)
     for result in results:
@@ -249,7 +245,7 @@ def assert_explained(reason: str | None, lost: set[int], num_pages: int) -> None
 
 
 def disturb(engine: ChunkEngine, what: str) -> None:
-    manager = engine.manager
+    manager = engine.cache.manager
     oldest = next((entry for entry in manager.index), None)
     if what == "clear":
         manager.clear()

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_ext.core.worker import WorkerHalf, WrongPagesError
+from engine_ext.core.pages import WrongPagesError
+from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.plan import BlockTransfer, Span
 from kernels.paged import LayerKV, make_pool
 from measuring.device.memory import frequencies
@@ -99,7 +100,7 @@ def meanwhile(half, monkeypatch, name, move):
 
 def test_a_late_save_to_pages_of_another_is_not_found_under_the_others_tag(monkeypatch):
     half = worker()
-    threads = meanwhile(half, monkeypatch, "_fill", lambda: half.save([transfer(7)]))
+    threads = meanwhile(half, monkeypatch, "_synchronize", lambda: half.save([transfer(7)]))
     half.write([3, 4], 8, 8, segment(8))
     threads[0].join()
     with pytest.raises(WrongPagesError):

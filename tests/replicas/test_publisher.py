@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from cache.holdings import Holdings
+from cache.segments.holdings import Holdings
 from replicas import publisher as publisher_module
 from replicas.publisher import Publisher
 from replicas.redis_registry import RedisRegistry

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.holdings import DocumentKey, Holding, Tier
+from cache.segments.holdings import DocumentKey, Holding, Tier
 from replicas.registry import Claim
 from replicas.routing import LOAD_TOKENS, Candidate, Wanted, home_of, rank
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 import httpx
 
 from app.cluster.router.metrics import RouterMetrics
-from cache.holdings import DocumentKey
+from cache.segments.holdings import DocumentKey
 from replicas.registry import Claim, Registry, RegistryError, Replica
 
 logger = logging.getLogger(__name__)

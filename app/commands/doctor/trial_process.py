@@ -42,13 +42,12 @@ async def _try(args: "Namespace", settings: "Settings") -> dict[str, Any]:
 
     prepare(args, settings)
     async with started_app(args, settings) as (_, engine):
-        if engine.manager is None:
-            return {"reason": engine.disabled_reason}
+        if engine.cache.reason is not None:
+            return {"reason": engine.cache.reason}
         (description, *_) = await engine.llm.collective_rpc("chunk_cache_describe")
-        config = engine.manager.config
         return {
             "reason": None,
-            "tokens": config.num_pages * config.page_tokens,
+            "tokens": engine.cache.num_tokens,
             "strategy": engine.strategy.described(),
             "is_known": engine.strategy.is_known,
             **description,

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from app.access.tenants import Tenants, TenantsFile, TenantsFileError, hash_of, new_key, parse_tenants
-from cache.quotas import Quota
+from cache.eviction.quotas import Quota
 
 KEY, OTHER = "tsr-one", "tsr-other"
 

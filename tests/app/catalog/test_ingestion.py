@@ -7,9 +7,9 @@ import pytest
 
 from app.catalog.ingestion import Keeper
 from app.documents.document import Document
-from cache.chunk_ids import IdConflictError, RegisteredText
 from cache.errors import CapacityError
-from cache.holdings import DocumentKey
+from cache.segments.chunk_ids import IdConflictError, RegisteredText
+from cache.segments.holdings import DocumentKey
 from replicas.document_keys import id_key
 from tests.cache.helpers import Clock, fill, make_manager
 

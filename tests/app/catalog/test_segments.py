@@ -4,8 +4,8 @@
 import pytest
 
 from app.catalog.segments import Catalog, UnknownSegmentError
-from cache.hashing import CacheScope
 from cache.manager import Removal
+from cache.segments.hashing import CacheScope
 from engine_ext.wire.caller import Caller
 from tests.app.helpers import refused
 from tests.cache.helpers import fill, make_manager

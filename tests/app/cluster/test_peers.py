@@ -21,11 +21,12 @@ from app.cluster.peers import Peers
 from app.routes.peer import router
 from app.settings import Settings
 from cache.config import ChunkCacheConfig
-from cache.holdings import DocumentKey, Holding, Tier
-from cache.layout import ChunkedPrompt
-from cache.manager import ChunkCacheManager
+from cache.positions.layout import ChunkedPrompt
+from cache.segments.holdings import DocumentKey, Holding, Tier
+from engine_ext.chunks.chunk_cache import ChunkCache
+from engine_ext.chunks.fills import FillLimits
 from engine_ext.chunks.transfers import TransferError
-from engine_ext.client.engine import ChunkEngine, FillLimits
+from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from replicas.registry import InProcessRegistry, RegistryError, Replica
@@ -73,10 +74,11 @@ class Node:
 
     def __init__(self, name, registry, mounts, *, fingerprint="engine", secret=SECRET, wait_s=5.0):
         self.name, self.id, self.registry = name, f"{ord(name):012x}", registry
-        self.manager = ChunkCacheManager(ChunkCacheConfig(256, PAGE_TOKENS, fingerprint, page_bytes=100))
         self.llm = FakeLLM()
-        self.transfers = FakeTransfers(self.llm)
-        self.engine = ChunkEngine(self.llm, self.manager, None, FillLimits(), self.transfers)
+        config = ChunkCacheConfig(256, PAGE_TOKENS, fingerprint, page_bytes=100)
+        self.cache = ChunkCache(self.llm, config, FillLimits(), transfers=FakeTransfers(self.llm))
+        self.transfers, self.manager = self.cache.transfers, self.cache.manager
+        self.engine = ChunkEngine(self.llm, self.cache)
         self.app = FastAPI()
         self.app.include_router(router)
         self.app.state.tessera_settings = Settings(peer_secret=SecretStr(secret))
@@ -88,16 +90,17 @@ class Node:
         self.source = Peers(
             registry,
             lambda: self.id if self.is_up else None,
-            self.manager.config,
-            self.manager.metrics,
-            lambda: self.engine.transfers,
-            self.engine.fills.costs,
+            self.cache.config,
+            self.cache.metrics,
+            lambda: self.cache.transfers,
+            self.cache.costs,
             self.client,
             secret=SECRET,
             wait_s=wait_s,
         )
 
-        self.engine.fills.sources.append(self.source)
+        self.fetching = self.cache.fills.also_from(self.source)
+        self.fetching.__enter__()
 
     async def join(self):
         await self.registry.beat(
@@ -125,7 +128,7 @@ class Node:
         return [(each.status, each.origin) for each in ticket.report.chunks]
 
     async def tell(self):
-        await self.registry.publish(self.id, self.engine.holdings.take_changes(1000))
+        await self.registry.publish(self.id, self.cache.holdings.take_changes(1000))
 
     def check(self):
         assert self.manager.is_idle
@@ -260,8 +263,8 @@ async def test_an_adapters_chunks_are_never_fetched(nodes):
 async def test_what_is_quicker_to_compute_is_not_fetched(nodes):
     a, b = await nodes("a", "b")
     await a.ask(A)
-    b.engine.fills.costs.fetching.observe(100, 5)
-    b.engine.fills.costs.computing.observe(100, 0.001)
+    b.cache.costs.fetching.observe(100, 5)
+    b.cache.costs.computing.observe(100, 0.001)
     assert await b.ask(A) == [("filled", None)]
 
 
@@ -337,7 +340,7 @@ async def test_the_endpoint_says_what_it_does_not_have(nodes):
     assert (await get(a, key, rank=-1)).status_code == 422
     assert (await get(a, "zz")).status_code == 422
     assert (await get(a, key, fingerprint="other")).status_code == 409
-    a.engine.transfers = None
+    a.cache.transfers = None
     assert (await get(a, key)).status_code == 404
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from app.commands.cache import main
-from cache.layout import pack
+from cache.positions.layout import pack
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
 from engine_ext.wire.chunk_file import ChunkFileLabel, pack_file

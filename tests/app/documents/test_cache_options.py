@@ -4,14 +4,14 @@
 import pytest
 
 from app.documents.cache_options import parse_cache_field
-from cache.layout import PositionStrategy
+from cache.positions.layout import PositionStrategy
 from engine_ext.wire.request import CacheOptions
 from tests.app.helpers import refused
 
 
 @pytest.mark.parametrize("value", [None, {}])
 def test_nothing_given_is_the_defaults(value):
-    options = parse_cache_field(value).options(CacheOptions(position_strategy=PositionStrategy.OFFSET))
+    options = parse_cache_field(value).options(None, CacheOptions(position_strategy=PositionStrategy.OFFSET))
     assert options == CacheOptions("auto", PositionStrategy.OFFSET, "system", "default", explain=False)
 
 
@@ -26,7 +26,7 @@ def test_every_choice_reaches_the_engine():
         }
     )
     expected = CacheOptions("chunked", PositionStrategy.SHARED, "isolated", "n", explain=True)
-    assert field.options(CacheOptions(position_strategy=PositionStrategy.OFFSET)) == expected
+    assert field.options(None, CacheOptions(position_strategy=PositionStrategy.OFFSET)) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from app.documents.rag_request import RagChatRequest
 from app.documents.request_documents import RAG_PATHS, parse_body, wanted_documents
 from app.prompt.rendering import open_ticket
 from app.settings import Settings
+from engine_ext.chunks.chunk_cache import CacheOff
 from replicas.document_keys import id_key
 from tests.app.bodies import bodies
 from tests.fuzzing import ends
@@ -34,7 +35,7 @@ def ticket_keys(**fields):
     """Keys as computed by the replica."""
     request = RagChatRequest(**{"system": "S", "chunks": ["one", "two"], "question": "?", **fields})
     state = SimpleNamespace(
-        engine_client=SimpleNamespace(manager=None), tessera_settings=Settings(), tessera_profile=None
+        engine_client=SimpleNamespace(cache=CacheOff("switched off")), tessera_settings=Settings(), tessera_profile=None
     )
     return list(open_ticket(request, state)[0].document_keys)
 

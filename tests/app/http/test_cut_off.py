@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,23 @@ import pytest
 from app.http.cut_off import CutOffMiddleware
 
 
+class FakeEngine:
+    num_answering = 0
+
+    def __init__(self, is_stopping, has_died):
+        self.is_stopping, self.has_died = is_stopping, has_died
+
+    @contextmanager
+    def answering(self):
+        self.num_answering += 1
+        try:
+            yield
+        finally:
+            self.num_answering -= 1
+
+
 def request(kind="http", method="POST", *, is_stopping=False, has_died=False):
-    engine = SimpleNamespace(is_stopping=is_stopping, has_died=has_died, num_answering=0)
+    engine = FakeEngine(is_stopping, has_died)
     return {"type": kind, "method": method, "app": SimpleNamespace(state=SimpleNamespace(engine_client=engine))}
 
 

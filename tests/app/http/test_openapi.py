@@ -9,8 +9,8 @@ from fastapi import FastAPI
 
 from app.http.openapi import OUR_TAGS, correct_openapi
 from app.routes import cache, chunks, cluster, rag, split
-from cache.layout import Chunk, PositionStrategy, pack
 from cache.lease import ChunkStatus
+from cache.positions.layout import Chunk, PositionStrategy, pack
 from cache.report import Decided, Links, Report, Segment
 
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from app.prompt.documents_middleware import DocumentsMiddleware
 from app.prompt.marks import MarkedPrompt, Marks
 from app.settings import Settings
-from cache.layout import PositionStrategy
+from cache.positions.layout import PositionStrategy
 from engine_ext.wire.request import CacheOptions
 from tests.app.bodies import bodies
 from tests.app.helpers import make_report

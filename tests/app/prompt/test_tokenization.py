@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.prompt.tokenization import SegmentTokenizer
-from cache.layout import unpack
+from cache.positions.layout import unpack
 from tests.app.helpers import ADDED, CONTROL, WHITESPACE, make_tokenizer
 
 # The white-space token comes first here; the order must not matter, see the last test.

@@ -9,48 +9,38 @@ from httpx import ASGITransport, AsyncClient
 from app.routes.cache import router
 from cache.config import ChunkCacheConfig
 from cache.manager import ChunkCacheManager
-from cache.strategy import UNKNOWN
+from cache.positions.strategy import UNKNOWN
+from engine_ext.chunks.chunk_cache import CacheOff
+from tests.app.helpers import cache_with
 from tests.cache.helpers import acquire
 
 
-async def stats(query="", **engine):
+async def stats(cache, query=""):
     app = FastAPI()
     app.include_router(router)
-    app.state.engine_client = SimpleNamespace(**{"placement": "copy", "strategy": UNKNOWN, **engine})
+    app.state.engine_client = SimpleNamespace(cache=cache, strategy=UNKNOWN)
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return (await client.get(f"/v1/cache/stats{query}")).json()
 
 
 async def test_a_cache_that_is_off_says_why():
     reason = "switched off by --no-chunk-cache"
-    assert await stats(manager=None, fills=None, disabled_reason=reason) == {
-        "enabled": False,
-        "reason": reason,
-    }
+    assert await stats(CacheOff(reason)) == {"enabled": False, "reason": reason}
 
 
 async def test_memory_in_use_and_pinned_is_told_in_bytes():
     manager = ChunkCacheManager(ChunkCacheConfig(8, 4, "engine", page_bytes=1000))
     lease = acquire(manager, (3, 4, 5, 6, 7), system=(1, 2))
     manager.retain(lease.chunks[0].entry, pinned=True, expires_at=None)
-    shown = await stats(
-        manager=manager,
-        fills=SimpleNamespace(num_running=0, num_queued=0, archive=None),
-        disabled_reason=None,
-        check_integrity=lambda: None,
-    )
+    shown = await stats(cache_with(manager))
     assert shown["tiers"]["pool"] == {"bytes_total": 8000, "bytes_used": 3000, "bytes_pinned": 2000}
 
 
 async def test_a_running_cache_shows_its_state_and_checks_its_books():
-    manager, checks = ChunkCacheManager(ChunkCacheConfig(4, 16, "engine", page_bytes=8192)), []
-    shown = await stats(
-        manager=manager,
-        fills=SimpleNamespace(num_running=2, num_queued=1, archive=None),
-        disabled_reason=None,
-        check_integrity=lambda: checks.append(1),
-        placement="in-place",
-    )
+    manager = ChunkCacheManager(ChunkCacheConfig(4, 16, "engine", page_bytes=8192))
+    cache = cache_with(manager, running=2, queued=1)
+    cache.placement = "in-place"
+    shown = await stats(cache)
     assert (shown["enabled"], shown["reason"]) == (True, None)
     assert (shown["placement"], shown["position_strategy"]) == ("in-place", "offset")
     assert shown["occupancy"] == manager.occupancy() | {
@@ -61,16 +51,10 @@ async def test_a_running_cache_shows_its_state_and_checks_its_books():
     }
     assert shown["tiers"] == {"pool": {"bytes_total": 4 * 8192, "bytes_used": 0, "bytes_pinned": 0}}
     assert shown["counters"] == manager.metrics.snapshot()
-    assert checks == [1]
+    assert cache.checks == [1]
 
 
 async def test_who_asks_all_the_time_may_do_without_the_check():
-    manager, checks = ChunkCacheManager(ChunkCacheConfig(4, 16, "engine")), []
-    engine = {
-        "manager": manager,
-        "fills": SimpleNamespace(num_running=0, num_queued=0, archive=None),
-        "disabled_reason": None,
-        "check_integrity": lambda: checks.append(1),
-    }
-    assert await stats("?check=false", **engine) == await stats(**engine)
-    assert checks == [1]
+    cache = cache_with(ChunkCacheManager(ChunkCacheConfig(4, 16, "engine")))
+    assert await stats(cache, "?check=false") == await stats(cache)
+    assert cache.checks == [1]

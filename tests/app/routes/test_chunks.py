@@ -10,6 +10,7 @@ from vllm.exceptions import VLLMValidationError
 
 from app.routes.chunks import router
 from engine_ext.wire.vllm_compat import GracefulHTTPError
+from tests.app.helpers import cache_with
 from tests.cache.helpers import fill, make_manager
 
 
@@ -29,7 +30,7 @@ def keys(manager):
 async def patch(manager, key, body):
     app = FastAPI()
     app.include_router(router)
-    app.state.engine_client = SimpleNamespace(manager=manager, disabled_reason=None)
+    app.state.engine_client = SimpleNamespace(cache=cache_with(manager))
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return await client.patch(f"/v1/rag/chunks/{key}", json=body)
 

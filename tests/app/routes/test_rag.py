@@ -16,8 +16,9 @@ from app.documents.rag_request import RagChatRequest, RagChunk, chat_completion,
 from app.prompt.marks import Marks
 from app.routes.rag import _with_report, router
 from app.settings import Settings
-from cache.chunk_ids import ChunkIds, GoneIdError, RegisteredText, UnknownIdError
-from cache.hashing import ChunkHash
+from cache.segments.chunk_ids import ChunkIds, GoneIdError, RegisteredText, UnknownIdError
+from cache.segments.hashing import ChunkHash
+from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, GracefulHTTPError
 from tests.app.helpers import make_report
 from tests.app.helpers import refused as bad_request
@@ -221,7 +222,7 @@ async def post(answer, **body):
     app.state.tessera_settings = Settings(chunk_position_strategy="offset")
     app.state.tessera_profile = None
     app.state.tessera_marks = Marks()
-    app.state.engine_client = SimpleNamespace(manager=None)
+    app.state.engine_client = SimpleNamespace(cache=CacheOff("switched off"))
     app.state.openai_serving_chat = serving = FakeServing(app.state.tessera_marks, answer)
     app.state.enable_server_load_tracking = False
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.errors import ChunkCacheError
-from cache.hashing import CacheScope
-from cache.layout import Chunk, ChunkedPrompt, pack
+from cache.positions.layout import Chunk, ChunkedPrompt, pack
+from cache.segments.hashing import CacheScope
 from engine_ext.client.background import (
     BUSY_ROUND_TOKENS,
     IDLE_ROUND_TOKENS,
@@ -24,6 +24,8 @@ from engine_ext.client.background import (
     _Queue,
 )
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.wire.request import CacheOptions
 from tests.cache.helpers import PAGE_TOKENS
 from tests.engine_ext.fake_llm import FakeLLM, chunk, make_engine, turns
 
@@ -62,7 +64,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Coroutine[Any, An
 
 def ingestion(keep: Callable[..., None] = lambda chunk, entry: None, opening: Any = None) -> Ingestion:
     frame = ChunkedPrompt(SYSTEM, (Chunk(pack((8,))),), (9,), opening)
-    return Ingestion(frame, CacheScope(), None, None, keep)
+    return Ingestion(ResolvedRequest(frame, CacheOptions(), CacheScope(), None), keep)
 
 
 def distinct(lengths: Sequence[int]) -> list[Chunk]:
@@ -77,7 +79,6 @@ class Rounds:
     """Makes fills take a millisecond per token, concurrently within a round; records rounds."""
 
     def __init__(self, engine: ChunkEngine, llm: FakeLLM) -> None:
-        assert engine.background is not None
         self.background, self.spans, self.tokens = engine.background, [], []
         self._round = engine.background._round
         engine.background._round = self.noted
@@ -182,7 +183,7 @@ def test_rounds_that_the_pool_can_not_hold_are_cut_short(run, num_pages):
     assert [result.error for result in done] == [None] * 13
     assert [result.chunk for result in done] == distinct([1] * 12 + [4 * PAGE_TOKENS])
     assert sum(llm.computed.values()) >= 13
-    assert engine.manager.is_idle
+    assert engine.cache.manager.is_idle
 
 
 def test_a_chunk_that_does_not_fit_the_pool_fails_alone(run):
@@ -229,19 +230,19 @@ def test_chunks_that_were_cleared_while_they_were_computed_say_so(run):
     async def cleared() -> list[Ingested]:
         ingesting = asyncio.create_task(results(engine.background, distinct([3, 3])))
         await turns(3)
-        assert len(engine.manager.clear()) == 3
+        assert len(engine.cache.manager.clear()) == 3
         return await ingesting
 
     done = run(cleared())
     assert {result.error for result in done} == {"it was removed while it was computed"}
-    assert engine.manager.is_idle
+    assert engine.cache.manager.is_idle
 
 
 def test_an_isolated_ingestion_computes_behind_the_opening(run):
     engine, _ = make_engine()
     (done,) = run(results(engine.background, distinct([3]), opening=(7,)))
     assert done.status == "filled"
-    (entry,) = (entry for entry in engine.manager.index if not entry.is_system)
+    (entry,) = (entry for entry in engine.cache.manager.index if not entry.is_system)
     assert entry.identity.prefix_ids == (7,)
 
 
@@ -259,6 +260,6 @@ def test_a_client_that_leaves_at_any_turn_leaves_nothing_held(run, leaves_after)
         await turns(5)
 
     run(leave())
-    assert engine.manager.is_idle
+    assert engine.cache.manager.is_idle
     assert llm.running == set()
-    engine.manager.check_integrity()
+    engine.cache.manager.check_integrity()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.logprobs import Logprob
 
-from engine_ext.client.comparison import kl_divergence
+from engine_ext.client.run.comparison import kl_divergence
 
 
 def distribution(masses: list[float]) -> dict[int, Logprob]:

@@ -61,7 +61,7 @@ def test_a_server_that_had_to_be_killed_is_no_error(process, tmp_path):
     ("says", "words"),
     [
         ("INFO x\ntessera: --foo can't be used\n\n", "the server didn't start: --foo can't be used; its log is "),
-        ("", "the server didn't start: it said nothing; its log is "),
+        ("", "the server didn't start: no output; its log is "),
     ],
 )
 @pytest.mark.parametrize("error", [RuntimeError, TimeoutError])

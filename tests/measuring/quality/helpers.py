@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from app.documents.document import Document
 from app.http.sse import ReportInserter
 from app.modes import link_tokens, strategy_of
-from cache.layout import PositionStrategy
 from cache.lease import ChunkStatus
+from cache.positions.layout import PositionStrategy
 from cache.report import Links, Report, ReportedChunk, ReportedTokens
 from engine_ext.wire.request import CacheOptions, RequestContext
 from measuring.quality.client import FORCED_TOKENS

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.documents.request_documents import wanted_documents
-from cache.holdings import Holding, Tier
+from cache.segments.holdings import Holding, Tier
 from replicas.registry import Replica
 from tests.app.cluster.router.stand_in import (
     Cluster,

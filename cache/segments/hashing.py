@@ -9,12 +9,12 @@ from typing import NamedTuple
 import xxhash
 
 from cache.config import HashAlgorithm
-from cache.layout import PackedTokens
+from cache.positions.layout import PackedTokens
 
 
 # Named tuples, since planning a request makes, hashes and compares hundreds of them.
 class ChunkHash(NamedTuple):
-    """Key of one cached segment. Equal keys still have their token ids compared before a hit is believed."""
+    """Key of one cached segment. Token ids are compared too before a hit counts."""
 
     digest: bytes
 
@@ -23,7 +23,7 @@ class ChunkHash(NamedTuple):
 
 
 class CacheScope(NamedTuple):
-    """What separates caches inside one engine: keys of two scopes never match.
+    """A separate cache inside one engine: keys of two scopes never match.
 
     ``adapter`` names the LoRA adapter ("" for the base model).
     """
@@ -33,7 +33,7 @@ class CacheScope(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The namespace as it is shown: without a client's own salt, which follows it and is a secret."""
+        """The namespace without the client's own salt, which is a secret."""
         return self.namespace.partition("\0")[0]
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class ChunkHasher:
     def __init__(self, fingerprint: str, algorithm: HashAlgorithm = "xxh3_128") -> None:
         self._fingerprint = fingerprint.encode()
         self._digest = _ALGORITHMS[algorithm]
-        # Clients may choose salts themselves; they must not be able to choose, or guess, one of these.
+        # Clients choose salts of their own; they must not be able to choose or guess these.
         self._salt_nonce = secrets.token_bytes(16)
 
     def system_key(self, scope: CacheScope, tokens: PackedTokens) -> ChunkHash:
@@ -59,7 +59,7 @@ class ChunkHasher:
         return [ChunkHash(self._digest(head + framed(tokens))) for tokens in chunks]
 
     def layout_salt(self, scope: CacheScope, parts: Sequence[int | str]) -> str:
-        """Salt that keeps one layout's composed blocks apart in the engine's own prefix cache, in this process."""
+        """Salt that separates one layout's composed blocks in the engine's prefix cache, in this process."""
         fields = [b"layout", self._salt_nonce, str(scope).encode(), *(str(part).encode() for part in parts)]
         return "tessera-" + self._hash(fields).hex()
 
@@ -71,7 +71,7 @@ class ChunkHasher:
 
 
 def framed(field: bytes) -> bytes:
-    """The field behind its length, so that no two different field lists have the same bytes."""
+    """The field behind its length, so that different lists have different bytes."""
     return len(field).to_bytes(8, "little") + field
 
 

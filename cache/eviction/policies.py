@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cached segment to give up when room is needed. ``docs/eviction.md`` has the measurements.
+"""Eviction policies. ``docs/eviction.md`` has the measurements.
 
-A policy is told what happens to segments and ranks them; it neither frees pages nor knows of leases. Telling a policy
-of an entry that it doesn't hold has no effect, nor has adding one that it does.
+A policy records the uses of entries and ranks them; it neither frees pages nor knows of leases. Calls for an entry
+that it doesn't hold have no effect, nor has adding an entry twice.
 """
 
 import heapq
@@ -31,7 +31,7 @@ def prefill_cost(prefix_tokens: int, tokens: int) -> float:
 
 
 class Evictable(Protocol):
-    """What a policy sees of a cached segment; its size, at least a page, doesn't change while a policy holds it.
+    """A policy's view of a cached segment, of at least one page; its size is constant.
 
     It is hashed by identity; ``key`` is the same when the segment comes back.
     """
@@ -44,33 +44,33 @@ class Evictable(Protocol):
 
     @property
     def recompute_cost(self) -> float:
-        """Cost of computing it again, see :func:`prefill_cost`."""
+        """Cost of computing it again (:func:`prefill_cost`)."""
 
 
 EntryT = TypeVar("EntryT", bound=Evictable)
 
 
 class EvictionPolicy(Protocol[EntryT]):
-    """Ranks segments by how little is lost without them."""
+    """Ranks entries, the least valuable first."""
 
     def added(self, entry: EntryT) -> None:
-        """``entry`` may be evicted from now on."""
+        """Records a new entry, which may be evicted."""
 
     def used(self, entry: EntryT) -> None:
-        """A request wanted ``entry`` and found it."""
+        """Records a hit."""
 
     def evicted(self, entry: EntryT) -> None:
-        """``entry`` was given up for lack of room; of several, they are named in the order of :meth:`victims`."""
+        """Records an eviction for lack of room; several come in the order of :meth:`victims`."""
 
     def removed(self, entry: EntryT) -> None:
-        """``entry`` went for another reason: deleted, expired or pinned. Nothing of it is remembered."""
+        """Forgets an entry that was deleted, expired or pinned."""
 
     def victims(self) -> Iterator[EntryT]:
-        """Every entry, the one to give up first, lazily. Don't tell the policy anything while iterating."""
+        """Every entry in order of eviction, lazily. No other call is allowed while iterating."""
 
 
 class LRU(Generic[EntryT]):
-    """Gives up what was used least recently."""
+    """Evicts the least recently used entry first."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[EntryT, None] = OrderedDict()
@@ -93,16 +93,16 @@ class LRU(Generic[EntryT]):
 
 
 class GDSF(Generic[EntryT]):
-    """Gives up what saves least per page: GreedyDual-Size with frequency (Cherkasova, HP Labs HPL-98-69R1, 1998).
+    """GreedyDual-Size with frequency (Cherkasova, HP Labs HPL-98-69R1, 1998): evicts the lowest value per page.
 
-    An entry's value is its uses times its cost per page, on top of the value at which entries were given up when it was
-    last used: so old fame fades.
+    An entry's value is its uses times its cost per page, plus the value of evicted entries at its last use, so that
+    old uses lose weight.
     """
 
     def __init__(self) -> None:
         self._inflation = 0.0
         self._uses: dict[EntryT, int] = {}
-        # Valued anew, an entry gets another item in the heap; the one in ``_items`` counts.
+        # A revalued entry gets another item in the heap; only the item in ``_items`` counts.
         self._heap: list[tuple[float, int, EntryT]] = []
         self._items: dict[EntryT, tuple[float, int, EntryT]] = {}
         self._order = itertools.count()
@@ -127,7 +127,7 @@ class GDSF(Generic[EntryT]):
     def victims(self) -> Iterator[EntryT]:
         while self._heap and not self._counts(self._heap[0]):
             heapq.heappop(self._heap)
-        # A heap is read in order, and left as it is, by a second heap of those whose parents have been read.
+        # A second heap, of items whose parents have been read, reads the first one in order without changing it.
         front = [(item, 0) for item in self._heap[:1]]
         while front:
             item, index = heapq.heappop(front)
@@ -151,11 +151,11 @@ class GDSF(Generic[EntryT]):
 
 
 class S3FIFO(Generic[EntryT]):
-    """Gives up early what is not soon used again: S3-FIFO (Yang et al., FIFO queues are all you need, SOSP 2023).
+    """S3-FIFO: early eviction of entries without another use (Yang et al., SOSP 2023).
 
-    New entries pass through a small queue, a tenth of the pages; those used more than once there move on to the main
-    queue. That is a FIFO with as many second chances as the entry has had uses, at most three: what was popular for a
-    while goes soon after. Keys given up in the small queue are remembered: coming back, they go to the main queue.
+    New entries pass through a small queue, a tenth of the pages; entries used more than once there move on to the main
+    queue. The main queue is a FIFO with as many second chances as the entry has had uses, at most three. Keys evicted
+    from the small queue are remembered, and return to the main queue.
     """
 
     _SMALL_SHARE = 0.1
@@ -200,7 +200,7 @@ class S3FIFO(Generic[EntryT]):
             self._main_pages -= entry.num_pages
 
     def victims(self) -> Iterator[EntryT]:
-        # Only looks; what it passes over gets its move once something is evicted, so looking in vain ages nothing.
+        # Read-only: entries passed over move only when an entry is evicted, so a vain look ages nothing.
         passed = self._passed = []
         small, main = iter(self._small.items()), iter(self._main.items())
         small_pages, main_pages = self._small_pages, self._main_pages
@@ -224,7 +224,7 @@ class S3FIFO(Generic[EntryT]):
             passed.append(entry)
 
     def _turn(self) -> None:
-        """Moves what the last look for victims passed over."""
+        """Moves the entries that the last look for victims passed over."""
         for entry in self._passed:
             if entry in self._small:
                 self.removed(entry)
@@ -240,7 +240,7 @@ class S3FIFO(Generic[EntryT]):
 
 
 def make_policy(name: EvictionPolicyName) -> EvictionPolicy[EntryT]:
-    """A new policy that holds nothing yet."""
+    """A new, empty policy."""
     match name:
         case "lru":
             return LRU()

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from cache.hashing import CacheScope, ChunkHash
-from cache.layout import PackedTokens, TokenIds, packed_length, unpack
+from cache.positions.layout import PackedTokens, TokenIds, packed_length, unpack
+from cache.segments.hashing import CacheScope, ChunkHash
 
 
 class EntryState(Enum):
-    """Life of a cached segment's KV: it is being computed, can be loaded, or was never saved."""
+    """State of a segment's KV: being computed, loadable, or never saved."""
 
     FILLING = auto()
     READY = auto()
@@ -19,9 +19,9 @@ class EntryState(Enum):
 
 
 class SegmentIdentity(NamedTuple):
-    """What a key stands for, kept so that a hash collision is a miss: the tokens, those before them, the scope.
+    """The meaning of a key: scope, tokens before the segment, and its tokens. A hash collision is thus a miss.
 
-    Packed (:func:`cache.layout.pack`), so that comparing is comparing memory.
+    Tokens are packed (:func:`cache.positions.layout.pack`), so that comparing is comparing memory.
     """
 
     scope: CacheScope
@@ -29,8 +29,13 @@ class SegmentIdentity(NamedTuple):
     tokens: PackedTokens
 
     @property
+    def owner(self) -> str:
+        """The namespace, without a client's own salt."""
+        return self.scope.owner
+
+    @property
     def prefix_ids(self) -> TokenIds:
-        """The tokens that the segment was computed behind."""
+        """The tokens before the segment, where it was computed."""
         return unpack(self.prefix)
 
     @property
@@ -40,7 +45,7 @@ class SegmentIdentity(NamedTuple):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Length of what the segment was computed behind."""
+        """Number of tokens before the segment, where it was computed."""
         return packed_length(self.prefix)
 
     @property
@@ -63,26 +68,36 @@ class ChunkKVCache:
     pages: list[int]
     tag: int
     recompute_cost: float
-    """Of computing the segment again, as eviction weighs it (:func:`cache.eviction.prefill_cost`)."""
+    """Cost of computing the segment again (:func:`cache.eviction.policies.prefill_cost`)."""
     created_at: float
     """Seconds since the epoch; likewise ``last_used_at`` and ``expires_at``."""
     last_used_at: float
     is_system: bool
     state: EntryState = EntryState.FILLING
     detached: bool = False
-    """No request finds it any more; those that hold a lease may still load it."""
+    """Not in the index; holders of a lease may still load it."""
     leases: int = 0
     hits: int = 0
     pinned: bool = False
-    """Eviction passes it over."""
+    """Never evicted."""
     expires_at: float | None = None
     stored: bool = False
-    """A tier has been given it."""
+    """Whether every tier has it."""
 
     @property
     def num_pages(self) -> int:
-        """Pages of the pool that it takes."""
+        """Number of pages in the pool."""
         return len(self.pages)
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the segment."""
+        return self.identity.num_tokens
+
+    @property
+    def owner(self) -> str:
+        """The namespace, without a client's own salt."""
+        return self.identity.owner
 
 
 class ChunkHashIndex:
@@ -103,7 +118,7 @@ class ChunkHashIndex:
         return entry if entry is not None and entry.identity == identity else None
 
     def by_key(self, key: ChunkHash) -> ChunkKVCache | None:
-        """The entry of ``key``, whatever it stands for."""
+        """The entry of ``key``, whatever its identity."""
         return self._entries.get(key)
 
     def put(self, entry: ChunkKVCache) -> ChunkKVCache | None:
@@ -113,6 +128,6 @@ class ChunkHashIndex:
         return displaced
 
     def remove(self, entry: ChunkKVCache) -> None:
-        """Removes ``entry`` if the index still holds it (and not another entry of the same key)."""
+        """Removes ``entry``, unless the index holds another entry of its key."""
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]

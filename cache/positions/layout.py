@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From segments to a layout: where each segment starts, where it appears, and by how much its keys turn.
+"""From segments to a layout: start, logical position and key rotation of each segment.
 
 RoPE attention depends only on differences of positions. The engine places the question at its index in the
-sequence, ``N``, so every cached key turns to where it must appear relative to the question:
+sequence, ``N``, so every cached key is rotated to its position relative to the question:
 
 ==================  ==========  ========  =======
 ..                  shared      parallel  offset
@@ -14,13 +14,14 @@ system turns by     D           0         0
 chunk i turns by    D + S - P   S - P     o_i - P
 ==================  ==========  ========  =======
 
-``S`` is the length of the system segment, ``P`` that of what the chunks are computed behind (the system segment, or
-the constant opening in scope ``isolated``), ``L`` a chunk's length, ``o_i`` the index of chunk i's first token,
+``S`` is the length of the system segment, ``P`` the length of the tokens before the chunks where they were computed
+(the system segment, or the constant opening in scope ``isolated``), ``L`` a chunk's length, ``o_i`` the index of chunk
+i's first token,
 ``D = N - (S + max(L))``.
 
-*In place*, requests share the engine's own blocks of a chunk, so its keys must be where they were computed. With
-``parallel`` positions they are. With ``shared`` ones the question is computed ``D`` positions before its index instead
-of rotating the keys; only differences count, so it is the same.
+*In place*, requests share the engine's own blocks of a chunk, so its keys keep the positions at which they were
+computed. With ``parallel`` positions they need no other. With ``shared`` positions the question is computed ``D``
+positions before its index instead of rotating the keys: only differences count, so the result is the same.
 """
 
 import struct
@@ -33,7 +34,7 @@ from typing import Any
 
 TokenIds = tuple[int, ...]
 PackedTokens = bytes
-"""Token ids as 32-bit integers in the machine's order: quick to hash and to compare."""
+"""Token ids as 32-bit integers in the machine's byte order: quick to hash and to compare."""
 
 
 def pack(token_ids: TokenIds) -> PackedTokens:
@@ -42,7 +43,7 @@ def pack(token_ids: TokenIds) -> PackedTokens:
 
 
 def unpack(packed: PackedTokens) -> TokenIds:
-    """The ids that :func:`pack` was given."""
+    """The inverse of :func:`pack`."""
     return struct.unpack(f"{packed_length(packed)}i", packed)
 
 
@@ -58,31 +59,31 @@ def take(packed: PackedTokens, start: int, length: int) -> PackedTokens:
 
 
 def split_packed(packed: PackedTokens, num_tokens: int) -> list[PackedTokens]:
-    """``packed`` in pieces of ``num_tokens``, the last one of what is left."""
+    """``packed`` in pieces of ``num_tokens``; the last one may be shorter."""
     size = num_tokens * struct.calcsize("i")
     return [packed[start : start + size] for start in range(0, len(packed), size)]
 
 
 class PositionStrategy(StrEnum):
-    """How chunks are placed relative to each other."""
+    """Placement of chunks relative to each other."""
 
     SHARED = "shared"
     """Chunks overlap; the question follows the longest of them."""
     PARALLEL = "parallel"
     """Chunks overlap; the question stays at its index."""
     OFFSET = "offset"
-    """Chunks stand one after another, as in the prompt."""
+    """Chunks follow one another, as in the prompt."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One document chunk of a request, or one part of a document that is longer than a chunk may be."""
+    """One document chunk of a request, or one part of a long document."""
 
     packed: PackedTokens
     id: str | None = None
-    """The document's, as its sender named it."""
+    """The client's id of the document."""
     document: int = 0
-    """Index of the document among those of the request."""
+    """Index of the document in the request."""
     part: tuple[int, int] | None = None
     """``(2, 3)`` for the second of three parts."""
 
@@ -98,7 +99,7 @@ class Chunk:
 
     @property
     def label(self) -> dict[str, Any]:
-        """Which chunk this is, in JSON: ``index`` and ``id`` of its document, ``part`` if it is one of several."""
+        """JSON of the chunk: ``index`` and ``id`` of its document, ``part`` of several."""
         part = {"part": {"number": self.part[0], "of": self.part[1]}} if self.part else {}
         return {"index": self.document, "id": self.id, **part}
 
@@ -107,7 +108,7 @@ class Chunk:
 class ChunkedPrompt:
     """A prompt as segments, each tokenized on its own. ``system`` may be empty, chunks and question not.
 
-    ``opening`` is what chunks are computed behind, if that is not the system segment (scope ``isolated``).
+    ``opening`` has the tokens before each chunk where it is computed, if not the system segment (scope ``isolated``).
     """
 
     system: TokenIds
@@ -128,7 +129,7 @@ class ChunkedPrompt:
 
     @property
     def chunk_prefix(self) -> TokenIds:
-        """The tokens that each chunk's KV is computed behind."""
+        """The tokens before each chunk where its KV is computed."""
         return self.system if self.opening is None else self.opening
 
     @property
@@ -160,15 +161,15 @@ class Layout:
     chunks: tuple[Placement, ...]
     question: Placement
     shift: int | None = None
-    """In place: how many positions before its index the question is computed."""
+    """In place: number of positions by which the question is computed before its index."""
 
     def salt_parts(self) -> list[int | str]:
-        """What, beside the tokens themselves, decides the composed KV of this layout."""
+        """Everything but the tokens that determines the composed KV of this layout."""
         place: list[int | str] = [] if self.shift is None else ["in place", self.shift]
         return [self.strategy.value, *place, self.system.length, *(chunk.length for chunk in self.chunks)]
 
     def in_place(self) -> "Layout":
-        """The same distances, with the question moved instead of the keys by as much as the system segment's turn."""
+        """The same distances, with the question moved by the system segment's rotation instead of the keys."""
         shift = self.system.delta
         system, *chunks = (replace(at, delta=at.delta - shift) for at in (self.system, *self.chunks))
         return replace(self, system=system, chunks=tuple(chunks), shift=shift)
@@ -176,7 +177,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class BlockSharing:
-    """Blocks of the engine that requests share: tokens in each, and whether the question's positions can be shifted."""
+    """The engine's shared blocks: tokens in each, and whether the question's positions can be shifted."""
 
     block_tokens: int
     can_shift: bool
@@ -185,7 +186,7 @@ class BlockSharing:
 class PositionReindexer:
     """Computes layouts; a pure function of segment lengths and the strategy.
 
-    With ``sharing``, segments that fill whole blocks are placed in place, where they can be.
+    With ``sharing``, segments that fill whole blocks are placed in place where possible.
     """
 
     def __init__(self, sharing: BlockSharing | None = None) -> None:
@@ -200,7 +201,7 @@ class PositionReindexer:
         return layout.in_place() if self._fits_in_place(prompt, layout) else layout
 
     def _fits_in_place(self, prompt: ChunkedPrompt, layout: Layout) -> bool:
-        """Whether chunks are where they were computed once the question moves, and blocks have one segment each."""
+        """Whether chunks keep their computed positions, and no block has two segments."""
         if self._sharing is None or prompt.opening is not None:
             return False
         segments, size = (layout.system, *layout.chunks), self._sharing.block_tokens

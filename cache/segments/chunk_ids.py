@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks that clients have given an id, so that later requests can name them instead of sending the text."""
+"""Ids of chunks, which later requests can send instead of the text."""
 
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 
 from cache.errors import ChunkCacheError
-from cache.hashing import ChunkHash
+from cache.segments.hashing import ChunkHash
 
 MAX_GONE = 100_000
-"""So many ids are remembered after their chunks have gone, to say why; the oldest are forgotten first."""
+"""Ids remembered after their chunks have gone, with the reason; the oldest are forgotten first."""
 
 
 class UnknownIdError(ChunkCacheError):
@@ -16,7 +16,7 @@ class UnknownIdError(ChunkCacheError):
 
 
 class GoneIdError(ChunkCacheError):
-    """The id's chunk has been evicted, has expired or was deleted; the message says which."""
+    """The id's chunk is no longer cached; the message has the reason."""
 
 
 class IdConflictError(ChunkCacheError):
@@ -25,7 +25,7 @@ class IdConflictError(ChunkCacheError):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredText:
-    """What an id stands for: what the chunk is rendered from."""
+    """The text and title that an id stands for."""
 
     text: str
     title: str | None = None
@@ -35,14 +35,14 @@ class RegisteredText:
 class _Registration:
     content: RegisteredText
     keys: set[ChunkHash] = field(default_factory=set)
-    """Cached segments of the chunk, behind whatever system prompts; the registration ends with the last."""
+    """Cached segments of the chunk, behind any system prompts; the registration ends with the last one."""
 
 
 _Name = tuple[str, str]  # namespace, id
 
 
 class ChunkIds:
-    """Maps ids to texts, per namespace, for as long as at least one of the chunk's segments is cached."""
+    """Maps ids to texts, per namespace, while a segment of the chunk is cached."""
 
     def __init__(self) -> None:
         self._registered: dict[_Name, _Registration] = {}
@@ -67,7 +67,7 @@ class ChunkIds:
         self._names[key].add(name)
 
     def content(self, namespace: str, id: str) -> RegisteredText:
-        """What the id stands for; raises :class:`UnknownIdError` or :class:`GoneIdError`."""
+        """The id's text; raises :class:`UnknownIdError` or :class:`GoneIdError`."""
         name = (namespace, id)
         if (known := self._registered.get(name)) is not None:
             return known.content
@@ -80,7 +80,7 @@ class ChunkIds:
         return sorted(id for _, id in self._names.get(key, ()))
 
     def removed(self, key: ChunkHash, why: str) -> None:
-        """A segment can't be found any more; ids that have no other end."""
+        """Records that a segment was removed; ids without another segment end."""
         for name in self._names.pop(key, ()):
             registration = self._registered[name]
             registration.keys.discard(key)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full attention's answer beside the one over cached chunks, and how far its predictions are from it."""
+"""Full attention's answer beside the answer over cached chunks, and the distance of their predictions."""
 
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -14,26 +14,25 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from cache.report import Compared, ComparedTimes
+from engine_ext.client.run.call import EngineCall
 from engine_ext.wire.plan import Composition, TransferPlan
 from engine_ext.wire.request import Outputs
 
 TOP: Final = 20
 """Most probable tokens of each position whose log probabilities are compared, where the server allows as many."""
 _LEAST: Final = -20.0
-"""What is less probable is taken for this: rounding, and tokens that are ruled out."""
-
-RunFull = Callable[[str, dict[str, Any], SamplingParams], Outputs]
-"""Runs a prompt in full attention, under a name of its own."""
+"""Lower bound of log probabilities, against rounding and tokens that are ruled out."""
 
 
 class Comparison:
-    """Takes down an answer over cached chunks as it comes; then has full attention answer, and judge that answer."""
+    """Records an answer over cached chunks as it comes; then full attention answers, and judges that answer."""
 
-    def __init__(self, params: SamplingParams, model: ModelConfig, block_tokens: int | None) -> None:
-        """``params`` are the request's, ``block_tokens`` the size of the blocks in vLLM's prefix cache, if it is on.
+    def __init__(self, call: EngineCall, model: ModelConfig, block_tokens: int | None) -> None:
+        """``block_tokens`` is the block size of vLLM's prefix cache, if it is on.
 
         Raises ``VLLMValidationError`` if nothing could be compared.
         """
+        params = call.params
         most = model.max_logprobs if model.max_logprobs >= 0 else model.get_vocab_size()
         if params.n != 1:
             raise VLLMValidationError("cache.mode compare needs n = 1", parameter="n", value=params.n)
@@ -43,17 +42,24 @@ class Comparison:
                 parameter="cache.mode",
                 value="compare",
             )
+        self._call = call
         self._block_tokens = block_tokens
         self._wants_logprobs = params.logprobs is not None
         self.params = params.clone()
-        """What the answer is to be asked for with."""
+        """Sampling parameters of the answer over cached chunks."""
         if not self._wants_logprobs or 0 <= params.logprobs < min(TOP, most):
             self.params.logprobs = min(TOP, most)
         self._token_ids: list[int] = []
         self._logprobs: list[Mapping[int, Any]] = []
 
+    @classmethod
+    def of_call(cls, call: EngineCall) -> "Comparison":
+        """A comparison for ``call``, whose engine knows the model."""
+        cache = call.llm.vllm_config.cache_config
+        return cls(call, call.llm.model_config, cache.block_size if cache.enable_prefix_caching else None)
+
     def note(self, output: RequestOutput) -> None:
-        """One of the answer's outputs, which goes on without what the request didn't ask for."""
+        """Records an output, and removes log probabilities that the request didn't ask for."""
         (completion,) = output.outputs
         if self.params.output_kind is not RequestOutputKind.DELTA:
             self._token_ids, self._logprobs = [], []
@@ -62,10 +68,10 @@ class Comparison:
         if not self._wants_logprobs:
             completion.logprobs = None
 
-    async def with_full(self, prompt: dict[str, Any], run: RunFull, timings_ms: Mapping[str, float]) -> Compared:
-        """What the report says. ``prompt`` is the one for full attention, ``timings_ms`` are those of the answer."""
-        answer, full_ms = await self._answer(prompt, run)
-        judged = await self._judged(prompt, run)
+    async def with_full(self, prompt: dict[str, Any], timings_ms: Mapping[str, float]) -> Compared:
+        """The report's ``compare``; ``prompt`` is for full attention, ``timings_ms`` are the cached answer's."""
+        answer, full_ms = await self._answer(prompt)
+        judged = await self._judged(prompt)
         divergences = [kl_divergence(full, cached) for full, cached in zip(judged, self._logprobs, strict=True)]
         return Compared(
             answer=answer.outputs[0].text,
@@ -76,23 +82,26 @@ class Comparison:
             timings_ms=ComparedTimes(cached={name: timings_ms[name] for name in full_ms}, full=full_ms),
         )
 
-    async def _answer(self, prompt: dict[str, Any], run: RunFull) -> tuple[RequestOutput, dict[str, float]]:
-        """Full attention's own answer, asked for as the other was, and how long it took."""
+    def _run(self, name: str, prompt: dict[str, Any], params: SamplingParams) -> Outputs:
+        return self._call.generate(prompt, params, f"{self._call.request_id}-{name}")
+
+    async def _answer(self, prompt: dict[str, Any]) -> tuple[RequestOutput, dict[str, float]]:
+        """Full attention's own answer, with the same parameters, and its times."""
         params = self.params.clone()
         params.output_kind = RequestOutputKind.CUMULATIVE
         started = time.perf_counter()
-        async with aclosing(run("full", prompt, params)) as outputs:
+        async with aclosing(self._run("full", prompt, params)) as outputs:
             answer = await anext(outputs)
             first = time.perf_counter() - started
             async for later in outputs:  # none is kept: each has the whole text up to there
                 answer = later
         return answer, {"first_token": first * 1e3, "total": (time.perf_counter() - started) * 1e3}
 
-    async def _judged(self, prompt: dict[str, Any], run: RunFull) -> list[Mapping[int, Any]]:
-        """Log probabilities in full attention where the other answer's tokens are, most of them as a prompt's.
+    async def _judged(self, prompt: dict[str, Any]) -> list[Mapping[int, Any]]:
+        """Log probabilities of the cached answer's tokens in full attention, mostly as a prompt.
 
-        Those of the prompt itself are not looked at: what vLLM's prefix cache has of it is not computed again. All
-        others are: what the cache has has no log probabilities.
+        The prompt's own log probabilities are not needed, so its tokens in vLLM's prefix cache are not computed again.
+        All later tokens are: cached tokens have no log probabilities.
         """
         params = SamplingParams(
             max_tokens=1,
@@ -110,20 +119,20 @@ class Comparison:
             plan = TransferPlan(composition=Composition((known,), 0, prompt.get("cache_salt")))
             params.extra_args = {"kv_transfer_params": plan.to_params()}
             judged["cache_salt"] = secrets.token_hex(16)  # no other request has blocks behind the known ones
-        async with aclosing(run("judge", judged, params)) as outputs:
+        async with aclosing(self._run("judge", judged, params)) as outputs:
             (output,) = [output async for output in outputs]
         of_prompt, of_last = output.prompt_logprobs, output.outputs[0].logprobs
         assert of_prompt is not None
         assert of_last is not None
-        # From the end: there may be none of tokens that were not computed.
+        # From the end: tokens that were not computed have none.
         return [*of_prompt[len(of_prompt) - len(others) :], *of_last]
 
 
 def kl_divergence(full: Mapping[int, Any], cached: Mapping[int, Any]) -> float:
     """Kullback-Leibler divergence D(full || cached) in nats, at least, of two distributions over the vocabulary.
 
-    Of each some tokens' log probabilities are known (vLLM's ``Logprob`` by token id). Those that both name are compared
-    one by one and all others as if they were one token, which can only make it smaller.
+    Each has log probabilities of some tokens (vLLM's ``Logprob`` by token id). Tokens in both are compared one by one,
+    all others as if they were one token, which can only lower the result.
     """
     pairs = [(full[token].logprob, cached[token].logprob) for token in full.keys() & cached.keys()]
     pairs.append((_log_of_others(one for one, _ in pairs), _log_of_others(other for _, other in pairs)))

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which documents a replica holds, as others ask for them, and what has changed since it last told them."""
+"""Documents that a replica holds, and the changes since it last published them."""
 
 from collections import defaultdict
 from enum import IntEnum
 from typing import NamedTuple
 
-from cache.hashing import ChunkHash
-from cache.index import ChunkKVCache
+from cache.segments.hashing import ChunkHash
+from cache.segments.index import ChunkKVCache
 
 
 class Tier(IntEnum):
-    """Where a replica holds a document's KV, the fastest first."""
+    """Place of a document's KV in a replica, the fastest first."""
 
     DEVICE = 0
     HOST = 1
@@ -24,7 +24,7 @@ class DocumentKey(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """What one replica has of one document: tokens, and bytes on all of its devices together."""
+    """One replica's KV of one document: tier, tokens, and bytes on all devices."""
 
     tier: Tier
     tokens: int
@@ -32,7 +32,7 @@ class Holding(NamedTuple):
 
 
 class Holdings:
-    """Documents whose chunks are cached: all of them, or, of a long one in parts, some."""
+    """Documents with cached chunks; of a long document in parts, some may be missing."""
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
@@ -44,7 +44,7 @@ class Holdings:
         return len(self._parts)
 
     def add(self, document: DocumentKey, entry: ChunkKVCache) -> None:
-        """Says that a chunk, which can be loaded and found, is (part of) a document."""
+        """Records that a chunk, which can be loaded and found, is (part of) a document."""
         parts = self._parts.setdefault(document, {})
         if entry.key not in parts:
             self._documents[entry.key].add(document)
@@ -52,7 +52,7 @@ class Holdings:
         parts[entry.key] = entry
 
     def removed(self, key: ChunkHash) -> None:
-        """A chunk can't be found any more."""
+        """Records that a chunk was detached."""
         for document in self._documents.pop(key, ()):
             parts = self._parts[document]
             del parts[key]
@@ -61,7 +61,7 @@ class Holdings:
             self._changed[document] = None
 
     def holding(self, document: DocumentKey) -> Holding | None:
-        """What there is of a document."""
+        """The cached part of a document."""
         if (parts := self._parts.get(document)) is None:
             return None
         tokens = sum(entry.identity.num_tokens for entry in parts.values())
@@ -72,7 +72,7 @@ class Holdings:
         self._changed.update(dict.fromkeys(self._parts))
 
     def take_changes(self, most: int) -> dict[DocumentKey, Holding | None]:
-        """Up to ``most`` documents that have changed, the oldest changes first, with what they are now."""
+        """Removes and returns up to ``most`` changed documents with their holdings, oldest changes first."""
         documents = [document for document, _ in zip(self._changed, range(most), strict=False)]
         for document in documents:
             del self._changed[document]

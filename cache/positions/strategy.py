@@ -5,29 +5,29 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from cache.layout import PositionStrategy
+from cache.positions.layout import PositionStrategy
 
 TRAINED_FOR: Final = "chunk_attention"
-"""Where a model's ``config.json`` names the modes that it was trained for."""
+"""Field of a model's ``config.json`` with the modes it was trained for."""
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultStrategy:
-    """A strategy, and why it is the default, in a few words for the log."""
+    """A strategy, and a short reason for the log."""
 
     strategy: PositionStrategy
     why: str
     is_known: bool = True
-    """Whether training, a measurement or a flag stands behind the strategy."""
+    """Whether training, a measurement or a flag justifies the strategy."""
 
     def described(self) -> str:
-        """The strategy and why; if nothing stands behind it, also what to do about that."""
+        """The strategy and its reason; advice if there is no justification."""
         unknown = "" if self.is_known else "; what reuse costs it was not measured: see tessera calibrate"
         return f"{self.strategy} ({self.why}{unknown})"
 
 
 UNKNOWN: Final = DefaultStrategy(PositionStrategy.OFFSET, "the model was not trained for chunk reuse", is_known=False)
-"""For models not trained for chunk reuse: the strategy that loses least with them (docs/quality.md)."""
+"""For models not trained for chunk reuse: the strategy that loses least quality (docs/quality.md)."""
 
 
 def strategy_for(trained_for: Collection[str]) -> DefaultStrategy:

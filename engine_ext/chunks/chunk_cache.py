@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chunk cache of one engine, or the reason why there is none."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NoReturn
+
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from cache import clock as steady_clock
+from cache.config import ChunkCacheConfig
+from cache.costs import Costs
+from cache.errors import CapacityError, IntegrityError
+from cache.eviction.quotas import Quota, unlimited
+from cache.eviction.removal import Removal
+from cache.lease import Lease
+from cache.manager import ChunkCacheManager
+from cache.metrics import ChunkCacheMetrics
+from cache.positions.layout import BlockSharing, ChunkedPrompt, Layout, Placement, PositionReindexer, PositionStrategy
+from cache.segments.chunk_ids import ChunkIds
+from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
+from cache.segments.holdings import DocumentKey, Holdings
+from cache.segments.index import ChunkKVCache
+from cache.segments.lookup import Fit, Lookup
+from engine_ext.chunks.fills import FillLimits, FillResult, FillRunner, FillTask
+from engine_ext.chunks.links import Linker, LinkRequests, link_identities
+from engine_ext.chunks.tier_source import TierSource
+from engine_ext.chunks.tier_writer import TierWriter
+from engine_ext.chunks.transfers import PoolTransfers
+from engine_ext.wire.request import FullAttentionError, PlacementName
+
+logger = logging.getLogger(__name__)
+
+
+class CacheOff:
+    """No chunk cache: finds, holds and stores nothing; refuses every use for ``reason``."""
+
+    sharing: Final = None
+    transfers: Final = None
+    num_tokens: Final = 0
+    num_to_store: Final = 0
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.hasher = ChunkHasher("", "sha256")
+        self.holdings = Holdings(page_bytes=0)
+        self.metrics = ChunkCacheMetrics()
+
+    def usable(self) -> NoReturn:
+        """Raises :class:`FullAttentionError`."""
+        raise FullAttentionError("cache off", self.reason)
+
+    def expire(self) -> None:
+        """Nothing to drop."""
+
+    def known_ids(self) -> None:
+        """No registered chunk ids."""
+
+    def is_crowded(self) -> bool:
+        """False: no fill waits."""
+        return False
+
+    def clear(self, namespace: str | None = None, why: Removal = Removal.CLEARED) -> list[ChunkHash]:
+        """Nothing to drop."""
+        return []
+
+    async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
+        """Nothing to drop."""
+
+    def stop_sharing(self) -> None:
+        """Nothing is shared."""
+
+
+class ChunkCache:
+    """The cached segments, their fills, sources, tiers and links.
+
+    ``sharing`` describes the blocks that requests share in place; ``None``: they copy. ``transfers`` is ``None`` if KV
+    must not leave this process. ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers
+    together. ``quota_of`` gives an owner's quota.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        config: ChunkCacheConfig,
+        limits: FillLimits,
+        *,
+        transfers: PoolTransfers | None = None,
+        tiers: dict[str, int] | None = None,
+        sharing: BlockSharing | None = None,
+        quota_of: Callable[[str], Quota] = unlimited,
+        clock: Callable[[], float] = steady_clock.now,
+    ) -> None:
+        tiers = tiers or {}
+        self.reason: str | None = None
+        """The reason why the cache is disabled; ``None`` while it is usable."""
+        self.sharing = sharing
+        self.transfers = transfers
+        self.config = config
+        self.manager = ChunkCacheManager(config, clock, quota_of=quota_of, on_expired=self._expired)
+        self.hasher, self.holdings, self.metrics = self.manager.hasher, self.manager.holdings, self.manager.metrics
+        self.costs = Costs()
+        self.tier_writer = TierWriter(llm, self.manager, self.release, tiers, lambda: self.transfers)
+        from_tiers = [TierSource(list(tiers), self.manager, lambda: self.transfers, self.costs)] if tiers else []
+        self.fills = FillRunner(
+            llm,
+            self.manager,
+            limits,
+            self.costs,
+            from_tiers,
+            on_computed=self.tier_writer.add,
+            on_end=self._check_if_idle,
+        )
+        self._linker = Linker(llm, self.manager)
+        self._llm = llm
+        self._reindexer = PositionReindexer(sharing)
+        self._next_integrity_check = 0.0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Exports filled segments to the tiers within the context, if there are tiers."""
+        if not self.tier_writer.tiers:
+            yield
+            return
+        task = asyncio.create_task(self.tier_writer.run(), name="tier-writer")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def usable(self) -> "ChunkCache":
+        """This cache; raises :class:`FullAttentionError` if its books were found wrong."""
+        if self.reason is not None:
+            raise FullAttentionError("cache off", self.reason)
+        return self
+
+    @property
+    def placement(self) -> PlacementName:
+        """How requests get their chunks."""
+        return "copy" if self.sharing is None else "in-place"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the pool can hold."""
+        return self.config.num_pages * self.config.page_tokens
+
+    @property
+    def num_to_store(self) -> int:
+        """Segments still to be stored in tiers that outlive the server."""
+        return self.tier_writer.num_to_keep
+
+    def expire(self) -> None:
+        """Drops expired segments."""
+        self.manager.expire()
+
+    def known_ids(self) -> ChunkIds:
+        """The registered chunk ids, without those of expired chunks."""
+        self.manager.expire()
+        return self.manager.ids
+
+    def is_crowded(self) -> bool:
+        """Whether as many fills wait as may wait."""
+        return self.fills.is_crowded
+
+    def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
+        """The place of each of the prompt's segments."""
+        return self._reindexer.layout(prompt, strategy)
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that hold nothing."""
+        return self.manager.pool.num_free
+
+    def look_up(self, prompt: ChunkedPrompt, scope: CacheScope) -> Lookup:
+        """The prompt's segments, found or missing; changes nothing."""
+        return self.manager.look_up(prompt, scope)
+
+    def fit(self, prompt: ChunkedPrompt, scope: CacheScope, links: Sequence[Placement]) -> Fit:
+        """How the pool can hold the prompt's segments and links; changes nothing.
+
+        Raises :class:`FullAttentionError` if it can't.
+        """
+        try:
+            return self.manager.fit(prompt, scope, links)
+        except CapacityError as error:
+            raise FullAttentionError("capacity", str(error)) from error
+
+    def lease(self, fit: Fit, layout: Layout) -> Lease:
+        """Leases the segments of ``fit``, which must be the cache's state now."""
+        return self.manager.lease(fit, layout)
+
+    def borrow_links(self, prompt: ChunkedPrompt, placements: Sequence[Placement], scope: CacheScope) -> Lease:
+        """A lease on pages for link tokens; raises :class:`FullAttentionError`."""
+        try:
+            return self.manager.borrow(link_identities(prompt, placements, scope), placements)
+        except CapacityError as error:
+            raise FullAttentionError("capacity", str(error)) from error
+
+    def start_fills(
+        self,
+        lease: Lease,
+        request_id: str,
+        cache_salt: str | None,
+        documents: Mapping[ChunkKVCache, DocumentKey],
+        **generate_kwargs: Any,
+    ) -> list[FillTask]:
+        """Starts the lease's fills; see :meth:`FillRunner.start`."""
+        return self.fills.start(lease, request_id, cache_salt, documents, **generate_kwargs)
+
+    async def wait(self, lease: Lease, own: Sequence[FillTask]) -> list[FillResult]:
+        """Waits until the leased segments can be loaded; see :meth:`FillRunner.wait`."""
+        return await self.fills.wait(lease, own)
+
+    async def link(self, lease: Lease, links: Lease, requests: LinkRequests) -> list[FillResult]:
+        """Computes ``links`` behind the segments of ``lease``; raises :class:`FullAttentionError`."""
+        return await self._linker.link(lease, links, requests)
+
+    def name(self, documents: Mapping[ChunkKVCache, DocumentKey]) -> None:
+        """Publishes segments, which can be loaded, under the registry's keys."""
+        for entry, key in documents.items():
+            self.manager.name(key, entry)
+
+    def release(self, lease: Lease) -> None:
+        """Ends a lease, and aborts fills without another lease."""
+        self.fills.release(lease)
+        self._check_if_idle()
+
+    async def forget_refused(self, lease: Lease, request_id: str) -> bool:
+        """Drops segments that a worker refused to load; the next request fills them again.
+
+        False if there are none: the engine's error has another cause.
+        """
+        tags = [segment.tag for segment in lease.segments]
+        by_worker: Sequence[Iterable[int]] = await self._llm.collective_rpc("chunk_cache_refused_tags", args=(tags,))
+        refused = set[int]().union(*by_worker)
+        if not refused:
+            return False
+        self.metrics.refused_loads += 1
+        logger.error("request %s: a worker refused to load cached chunks; recomputing", request_id)
+        for segment in lease.segments:
+            if segment.tag in refused:
+                self.manager.detach(segment.entry, Removal.REFUSED)
+        return True
+
+    def clear(self, namespace: str | None = None, why: Removal = Removal.CLEARED) -> list[ChunkHash]:
+        """Drops all segments (of ``namespace``, if given) from the pool; returns their keys."""
+        return self.manager.clear(namespace, why)
+
+    async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
+        """Drops segments from all tiers."""
+        await self.tier_writer.drop(keys)
+
+    def stop_sharing(self) -> None:
+        """Stores and shares nothing from now on: the weights may have changed."""
+        if self.transfers is not None:
+            logger.warning("chunks are no longer stored nor shared: the weights may have changed")
+            self.transfers = None
+
+    def check_integrity(self) -> None:
+        """Checks the manager's books; turns the cache off for good if they are wrong."""
+        started = time.monotonic()
+        try:
+            self.manager.check_integrity()
+        except IntegrityError as error:
+            self.reason = f"integrity check failed: {error}"
+            logger.critical("chunk cache disabled: %s", self.reason)
+        ended = time.monotonic()
+        self._next_integrity_check = ended + max(1.0, 100 * (ended - started))
+
+    def _check_if_idle(self) -> None:
+        """Checks the books if the manager is idle, in at most 1 % of the time."""
+        if time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
+            self.check_integrity()
+
+    def _expired(self, key: ChunkHash) -> None:
+        self.tier_writer.drop_later(key)

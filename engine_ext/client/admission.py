@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission to the chunk cache: the same checks for a run and its preview."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache.lease import Lease
+from cache.positions.layout import Layout, Placement
+from cache.segments.lookup import Fit
+from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.links import link_placements
+from engine_ext.client.resolved import ResolvedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that the cache can serve: places of its segments, and room for them."""
+
+    cache: ChunkCache
+    layout: Layout
+    links: Sequence[Placement]
+    fit: Fit
+
+    def lease(self) -> Lease:
+        """Leases the segments, before anything else changes the cache."""
+        return self.cache.lease(self.fit, self.layout)
+
+
+def admit(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> Admission:
+    """Admits ``request``, changing nothing; raises :class:`FullAttentionError` if refused."""
+    prompt, usable, options = request.chunked(), cache.usable(), request.options
+    layout = usable.layout(prompt, options.position_strategy)
+    links = link_placements(layout, options.link_tokens)
+    return Admission(usable, layout, links, usable.fit(prompt, request.scope, links))
+
+
+def lease(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> tuple[Admission, Lease]:
+    """Admits ``request`` and leases its segments; raises :class:`FullAttentionError`."""
+    with cache.metrics.plan_seconds.time():
+        cache.expire()
+        admission = admit(cache, request)
+        return admission, admission.lease()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call of vLLM's ``generate``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from engine_ext.client.tracing import TraceHeaders
+from engine_ext.wire.request import Outputs
+
+_FILL_KWARGS = ("lora_request", "priority", "data_parallel_rank")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """A call as vLLM's serving layer made it."""
+
+    llm: AsyncLLM
+    prompt: dict[str, Any]
+    params: SamplingParams
+    request_id: str
+    kwargs: Mapping[str, Any]
+
+    def generate(self, prompt: dict[str, Any], params: SamplingParams, name: str | None = None) -> Outputs:
+        """The same call with another prompt, other parameters and, if given, another name."""
+        outputs: Outputs = self.llm.generate(prompt, params, name or self.request_id, **self.kwargs)
+        return outputs
+
+    def with_salt(self, cache_salt: str | None) -> dict[str, Any]:
+        """The prompt with this cache salt, if any."""
+        return self.prompt if cache_salt is None else {**self.prompt, "cache_salt": cache_salt}
+
+    def fill_kwargs(self, trace_headers: TraceHeaders) -> dict[str, Any]:
+        """Keyword arguments of the fill and link requests of this call."""
+        kwargs = {name: self.kwargs[name] for name in _FILL_KWARGS if self.kwargs.get(name) is not None}
+        return {**kwargs, "trace_headers": trace_headers}
+
+
+def is_error(output: RequestOutput) -> bool:
+    """Whether the engine failed the request."""
+    return any(completion.finish_reason == "error" for completion in output.outputs)

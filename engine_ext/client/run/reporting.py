@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache report of one request, with its metrics, log record and trace."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.outputs import RequestOutput
+
+from cache.metrics import ChunkCacheMetrics
+from cache.report import Compared, Decided, Links, Report, ReportedChunk, explain_segments
+from engine_ext.chunks.fills import FillResult
+from engine_ext.client.request_log import log_finished, summary
+from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.client.run.preparation import FilledSegments
+from engine_ext.client.stages import Stages
+from engine_ext.client.tracing import Span
+from engine_ext.wire.request import FullAttentionError
+
+
+class Reporter:
+    """Writes the report of one request as it proceeds."""
+
+    def __init__(
+        self, request: ResolvedRequest, num_prompt_tokens: int, stages: Stages, metrics: ChunkCacheMetrics
+    ) -> None:
+        options = request.options
+        chunks = request.prompt.chunks if request.prompt else ()
+        chosen = options.decision
+        self.report = Report.begun(
+            options.position_strategy,
+            options.scope,
+            num_prompt_tokens,
+            chunks,
+            Decided(mode=chosen.mode, why=chosen.why) if chosen else None,
+            stages.timings_ms,
+        )
+        self._request = request
+        self._stages = stages
+        self._metrics = metrics
+        self._num_computed = self._num_computed_of_saved = 0
+
+    def computed(self, results: Iterable[FillResult]) -> None:
+        """Counts tokens computed in the request's own fill and link requests."""
+        for result in results:
+            self._num_computed += result.num_computed
+            self._num_computed_of_saved += result.num_computed_of_saved
+
+    def chunked(self, segments: FilledSegments) -> None:
+        """Describes an answer over cached chunks."""
+        report, options, layout = self.report, self._request.options, segments.layout
+        report.mode = "chunked"
+        report.placement = None if layout.shift is None else "in-place"
+        if options.link_tokens:
+            report.links = Links(tokens=options.link_tokens, context=options.link_context)
+        if options.explain:
+            prompt = self._request.chunked()
+            report.segments, report.opening = explain_segments(prompt, layout), prompt.opening
+        sources = segments.sources()
+        for chunk, segment in zip(report.chunks, segments.lease.chunks, strict=True):
+            entry = segment.entry
+            chunk.key, chunk.status = str(entry.key), segment.status
+            if (source := sources.get(entry)) is not None:
+                chunk.status, chunk.origin, chunk.why = source
+
+    def full(self, why: FullAttentionError) -> None:
+        """Describes an answer in full attention instead."""
+        report, prompt, options = self.report, self._request.prompt, self._request.options
+        report.mode, report.reason = "full", str(why)
+        report.links = report.placement = report.opening = None
+        report.chunks = [ReportedChunk.of(chunk) for chunk in prompt.chunks] if prompt is not None else []
+        if prompt is not None and options.explain:
+            report.segments = explain_segments(prompt, None)
+        self._metrics.full_reasons[why.kind] += 1
+
+    def compared(self, comparison: Compared) -> None:
+        """Adds full attention's answer beside this one."""
+        self.report.compare = comparison
+
+    def note_times(self, output: RequestOutput) -> None:
+        """Records the first token's time, and with the last output all others."""
+        timings = self.report.timings_ms
+        timings.setdefault("first_token", self._stages.elapsed_ms())
+        if output.finished and "total" not in timings:
+            timings.update(_engine_timings_ms(output))
+            timings["total"] = self._stages.elapsed_ms()
+
+    def finish(self, output: RequestOutput, request_id: str, span: Span) -> None:
+        """Counts tokens, traces and logs the report, and attaches it to the last output."""
+        self._count(output)
+        span.describe({"request_id": request_id, **summary(self.report)})
+        log_finished(request_id, self.report)
+        output.kv_transfer_params = {"cache": self.report.to_dict()}
+
+    def _count(self, output: RequestOutput) -> None:
+        tokens, metrics = self.report.tokens, self._metrics
+        tokens.computed = tokens.prompt - (output.num_cached_tokens or 0)
+        if self.report.mode == "chunked":
+            tokens.computed += self._num_computed_of_saved
+        tokens.reused = tokens.prompt - tokens.computed
+        tokens.fill_computed = self._num_computed
+        metrics.requests[self.report.mode] += 1
+        for name in ("reused", "computed", "fill_computed"):
+            metrics.tokens[name] += getattr(tokens, name)
+
+
+def _engine_timings_ms(output: RequestOutput) -> dict[str, Any]:
+    """vLLM's own times: in its queue, and until the first token."""
+    metrics = output.metrics
+    if metrics is None or not metrics.queued_ts:
+        return {"queue": 0.0}
+    return {
+        "queue": (metrics.scheduled_ts - metrics.queued_ts) * 1e3,
+        "first_token": metrics.first_token_latency * 1e3,
+    }

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A chunk cache is complete when built: filled segments go to the tiers, expired ones leave them, sources are asked."""
+
+from typing import Any
+
+import pytest
+
+from cache.lease import ChunkStatus
+from cache.positions.layout import ChunkedPrompt
+from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.source import SourceResult
+from engine_ext.wire.request import FullAttentionError
+from tests.engine_ext.fake_llm import ask, chunk, make_engine
+
+PROMPT = ChunkedPrompt((1, 2, 3), (chunk(100, 4),), (9, 9))
+TIERS = {"host": 1 << 20, "file": 1 << 20}
+
+
+async def test_filled_segments_are_queued_for_the_tiers_and_expired_ones_dropped() -> None:
+    engine, _ = make_engine(tiers=TIERS)
+    cache = engine.cache
+    await ask(engine, PROMPT)
+    assert len(cache.tier_writer) == cache.num_to_store == 2
+    (entry,) = (entry for entry in cache.manager.index if not entry.is_system)
+    cache.manager.retain(entry, pinned=False, expires_at=cache.manager.clock())
+    cache.expire()
+    assert cache.tier_writer._to_drop == {entry.key}
+
+
+async def test_without_tiers_nothing_is_queued() -> None:
+    engine, _ = make_engine()
+    await ask(engine, PROMPT)
+    assert len(engine.cache.tier_writer) == 0
+
+
+async def test_a_source_is_asked_while_it_is_there() -> None:
+    class Source:
+        asked = 0
+
+        async def fetch(self, job: Any, documents: Any) -> SourceResult | None:
+            self.asked += 1
+            return SourceResult(ChunkStatus.FILLED, why="it is not worth it")
+
+    engine, source = make_engine()[0], Source()
+    with engine.cache.fills.also_from(source):
+        report = await ask(engine, PROMPT)
+    assert (source.asked, report.chunks[0].why) == (1, "it is not worth it")
+    engine.cache.clear()
+    await ask(engine, PROMPT)
+    assert source.asked == 1
+
+
+def test_a_cache_that_is_off_holds_nothing_and_says_why() -> None:
+    cache = CacheOff("switched off")
+    assert (cache.clear(), cache.known_ids(), cache.is_crowded(), cache.num_to_store) == ([], None, False, 0)
+    with pytest.raises(FullAttentionError, match="switched off"):
+        cache.usable()
