@@ -50,7 +50,7 @@ def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -
         responses = list(threads.map(lambda r: ask(server, *r, system=system), requests))
     for (strategy, *_), response in zip(requests, responses, strict=True):
         assert_exact(response, oracle("tiny-llama"), strategy)
-    assert {status for response in responses for status in statuses(response)} >= {"filled", "waited"}
+    assert {status for response in responses for status in statuses(response)} > {"filled"}
     again = ask(server, *requests[0], system=system)
     assert set(statuses(again)) == {"hit"}
     assert_exact(again, oracle("tiny-llama"), requests[0][0])
