@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 STRATEGIES = ("full", "shared", "offset")
 SYSTEM_GROUP, PADDING = -1, -2
 FIRST_TOKEN_WEIGHT = 4.0
-"""Loss weight of an answer's first token, at which the model decides whether it knows the answer."""
+"""Loss weight of an answer's first token, the choice between a fact and "I don't know"."""
 BLOCK = 32
 """Lengths are rounded up to a multiple, so that few shapes occur."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Token ids of a question inside its template, and of its answer up to the end token."""
+    """Token ids of a question inside its template, and of its answer with the end token."""
 
     prompt: list[int]
     answer: list[int]
@@ -57,6 +57,15 @@ class Batch:
     targets: torch.Tensor  # [rows, tokens], int64: next token where it counts in the loss, else -100
     weights: torch.Tensor  # [rows, tokens], float32: loss weights of the targets
     branch: torch.Tensor  # [rows, tokens], int64: branch of a token in its row; -1: context
+
+    @property
+    def num_tokens(self) -> int:
+        return self.ids.numel()
+
+    def target_branches(self) -> torch.Tensor:
+        """Branch of each target, numbered across rows; [targets], int64."""
+        rows = torch.arange(len(self.ids), device=self.ids.device)[:, None]
+        return (rows * self.ids.shape[1] + self.branch)[self.targets >= 0]
 
 
 class Encoder:

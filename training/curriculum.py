@@ -13,7 +13,7 @@ from training.tokenizer import VOCABULARY
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """Continue excerpts of random chunks: find a place by its preceding tokens and go on from there."""
+    """Continue excerpts of random chunks: find the place by its preceding tokens."""
 
     alphabet: int
     chunks: int = 2
@@ -55,7 +55,7 @@ class Stage:
     name: str
     task: Copying | Answering
     gate: float
-    """Fraction of held-out answers that must be right in every token to start the next stage."""
+    """Fraction of held-out answers right in every token that starts the next stage."""
     most_steps: int
     """Upper limit of steps before the next stage."""
     tokens: int = 4096
@@ -64,6 +64,14 @@ class Stage:
     """Learning rate relative to the first stage."""
     decay: bool = False
     """Whether the learning rate falls to zero over `most_steps`; the gate is then ignored."""
+
+    def batch(
+        self, seed: int, step: int, split: Split, encoder: Encoder, attention: Sequence[str] = STRATEGIES
+    ) -> Batch:
+        """Batch of a step: a pure function of the arguments, so that training can resume."""
+        rng = random.Random(f"{split} {seed} {self.name} {step}")
+        samples = self.task.samples(rng, split, encoder, self.tokens)
+        return make_batch(samples, [rng.choice(attention) for _ in samples])
 
 
 _PLAIN = Answering((1, 2), statements=2, phrasings=2, unknown=0.0, extras=False)
@@ -81,12 +89,3 @@ CURRICULUM = (
     ),
     Stage("up to 20 chunks, plainly", _PLAINLY_ASKED, gate=1.0, most_steps=200, tokens=8192, rate=0.25, decay=True),
 )
-
-
-def make_stage_batch(
-    stage: Stage, seed: int, step: int, split: Split, encoder: Encoder, attention: Sequence[str] = STRATEGIES
-) -> Batch:
-    """The batch of a step: a pure function of the arguments, so that training can resume."""
-    rng = random.Random(f"{split} {seed} {stage.name} {step}")
-    samples = stage.task.samples(rng, split, encoder, stage.tokens)
-    return make_batch(samples, [rng.choice(attention) for _ in samples])

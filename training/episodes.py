@@ -57,62 +57,78 @@ class Episode:
     questions: tuple[Question, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Entity:
     name: str
     kind: str
     untold: list[str]
+    """Attributes that no document has, in random order."""
+
+    def tell(self, words: Words) -> Fact:
+        """A fact about the next untold attribute."""
+        attribute = self.untold.pop()
+        return Fact(self.name, attribute, ATTRIBUTES[self.kind][attribute](words))
+
+
+class _World:
+    """Draws the entities of one episode, and facts about them."""
+
+    def __init__(self, rng: random.Random, split: Split) -> None:
+        self._rng = rng
+        self._words = Words(rng, split)
+        self._kinds = rng.sample(KINDS, rng.choice((1, 1, 2, len(KINDS))))
+        self._entities: list[_Entity] = []
+
+    def document_facts(self, least: int, most: int) -> list[Fact]:
+        """Facts about one or two entities, occasionally about an earlier document's entity."""
+        count = self._rng.randint(least, most)
+        facts: list[Fact] = []
+        while len(facts) < count:
+            entity = self._entity()
+            share = count - len(facts)
+            if share > 1 and self._rng.random() < 0.3:
+                share = self._rng.randint(1, share - 1)
+            facts += [entity.tell(self._words) for _ in range(min(share, len(entity.untold)))]
+        return facts
+
+    def untold_fact(self, facts: list[Fact]) -> Fact:
+        """A fact in no document, about a mentioned entity or a new one."""
+        entity = self._rng.choice(self._entities)
+        if entity.untold and self._rng.random() < 0.5:
+            return Fact(entity.name, self._rng.choice(entity.untold), "")
+        return Fact(self._new_entity(entity.kind).name, self._rng.choice(facts).attribute, "")
+
+    def _entity(self) -> _Entity:
+        again = [entity for entity in self._entities if len(entity.untold) >= 4]
+        if again and self._rng.random() < 0.1:
+            return self._rng.choice(again)
+        entity = self._new_entity(self._rng.choice(self._kinds))
+        self._entities.append(entity)
+        return entity
+
+    def _new_entity(self, kind: str) -> _Entity:
+        words = self._words
+        name = words.person() if kind == "person" and self._rng.random() < 0.5 else words.name()
+        if any(entity.name == name for entity in self._entities):
+            return self._new_entity(kind)
+        attributes = list(ATTRIBUTES[kind])
+        self._rng.shuffle(attributes)
+        return _Entity(name, kind, attributes)
 
 
 def make_episode(rng: random.Random, split: Split, shape: Shape) -> Episode:
     """Draws an episode with names of `split` only."""
-    words = Words(rng, split)
-    kinds = rng.sample(KINDS, rng.choice((1, 1, 2, len(KINDS))))
-    entities: list[_Entity] = []
-    told = [_document_facts(words, kinds, entities, shape) for _ in range(shape.chunks)]
+    world = _World(rng, split)
+    told = [world.document_facts(*shape.facts) for _ in range(shape.chunks)]
     documents = tuple(_document(rng, facts, shape) for facts in told)
     facts = [fact for facts in told for fact in facts]
     unknown = sum(rng.random() < shape.unknown for _ in range(shape.questions))
     known = rng.sample(facts, min(shape.questions - unknown, len(facts)))
     questions = [_question(rng, fact, fact.value, shape) for fact in known]
-    questions += [_question(rng, _untold_fact(words, entities, facts), None, shape) for _ in range(unknown)]
+    questions += [_question(rng, world.untold_fact(facts), None, shape) for _ in range(unknown)]
     rng.shuffle(questions)
     system = rng.choice(SYSTEM_PROMPTS) if shape.extras and rng.random() < 0.5 else DEFAULT_SYSTEM
     return Episode(system, documents, tuple(questions))
-
-
-def _document_facts(words: Words, kinds: list[str], entities: list[_Entity], shape: Shape) -> list[Fact]:
-    """Facts about one or two entities, occasionally about an earlier document's entity."""
-    count = words.rng.randint(*shape.facts)
-    facts: list[Fact] = []
-    while len(facts) < count:
-        entity = _entity(words, kinds, entities)
-        share = count - len(facts)
-        if share > 1 and words.rng.random() < 0.3:
-            share = words.rng.randint(1, share - 1)
-        for _ in range(min(share, len(entity.untold))):
-            attribute = entity.untold.pop()
-            value = ATTRIBUTES[entity.kind][attribute](words)
-            facts.append(Fact(entity.name, attribute, value))
-    return facts
-
-
-def _entity(words: Words, kinds: list[str], entities: list[_Entity]) -> _Entity:
-    again = [entity for entity in entities if len(entity.untold) >= 4]
-    if again and words.rng.random() < 0.1:
-        return words.rng.choice(again)
-    entity = _new_entity(words, words.rng.choice(kinds), entities)
-    entities.append(entity)
-    return entity
-
-
-def _new_entity(words: Words, kind: str, entities: list[_Entity]) -> _Entity:
-    name = words.person() if kind == "person" and words.rng.random() < 0.5 else words.name()
-    if any(entity.name == name for entity in entities):
-        return _new_entity(words, kind, entities)
-    attributes = list(ATTRIBUTES[kind])
-    words.rng.shuffle(attributes)
-    return _Entity(name, kind, attributes)
 
 
 def _document(rng: random.Random, facts: list[Fact], shape: Shape) -> Document:
@@ -127,11 +143,3 @@ def _document(rng: random.Random, facts: list[Fact], shape: Shape) -> Document:
 def _question(rng: random.Random, fact: Fact, value: str | None, shape: Shape) -> Question:
     text = tell(QUESTIONS[rng.randrange(shape.phrasings)], fact)
     return Question(text, UNKNOWN if value is None else tell(ANSWER, fact), value)
-
-
-def _untold_fact(words: Words, entities: list[_Entity], facts: list[Fact]) -> Fact:
-    """A fact in no document, about an entity that the documents mention or a new one."""
-    entity = words.rng.choice(entities)
-    if entity.untold and words.rng.random() < 0.5:
-        return Fact(entity.name, words.rng.choice(entity.untold), "")
-    return Fact(_new_entity(words, entity.kind, entities).name, words.rng.choice(facts).attribute, "")

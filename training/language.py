@@ -40,20 +40,20 @@ class Words:
     """Draws names and values of one split."""
 
     def __init__(self, rng: random.Random, split: Split) -> None:
-        self.rng = rng
-        self.split = split
+        self._rng = rng
+        self._split = split
 
     def name(self) -> str:
         """An invented name of two or three syllables, e.g. ``Dravon``, ``Falcon`` or ``Otira``."""
         while True:
-            syllables = self.rng.choice((2, 3))
+            syllables = self._rng.choice((2, 3))
             name = "".join(self._syllable(i == 0, i == syllables - 1) for i in range(syllables)).capitalize()
-            if 4 <= len(name) <= 8 and split_of(name) == self.split:
+            if 4 <= len(name) <= 8 and split_of(name) == self._split:
                 return name
 
     def _syllable(self, first: bool, last: bool) -> str:
-        onset = "" if first and self.rng.random() < 0.1 else self.rng.choice(_ONSETS)
-        return onset + self.rng.choice(_VOWELS) + self.rng.choice(_LAST_CODAS if last else _INNER_CODAS)
+        onset = "" if first and self._rng.random() < 0.1 else self._rng.choice(_ONSETS)
+        return onset + self._rng.choice(_VOWELS) + self._rng.choice(_LAST_CODAS if last else _INNER_CODAS)
 
     def person(self) -> str:
         """A given name and a surname."""
@@ -61,16 +61,19 @@ class Words:
 
     def number(self, digits: int) -> str:
         """A number with a fixed number of digits."""
-        return str(self.rng.randrange(10 ** (digits - 1), 10**digits))
+        return str(self._rng.randrange(10 ** (digits - 1), 10**digits))
 
     def year(self) -> str:
-        return str(self.rng.randrange(1850, 2030))
+        return str(self._rng.randrange(1850, 2030))
 
     def date(self) -> str:
-        return f"{self.rng.choice(_MONTHS)} {self.rng.randrange(1, 29)}"
+        return f"{self._rng.choice(_MONTHS)} {self._rng.randrange(1, 29)}"
+
+    def one_of(self, choices: Sequence[str]) -> str:
+        return self._rng.choice(choices)
 
     def amount(self, unit: str) -> str:
-        return f"{self.number(self.rng.choice((2, 3, 4)))} {unit}"
+        return f"{self.number(self._rng.choice((2, 3, 4)))} {unit}"
 
 
 _MONTHS = "January February March April May June July August September October November December".split()
@@ -91,7 +94,7 @@ def _amount(unit: str) -> Value:
 
 
 def _one_of(choices: Sequence[str]) -> Value:
-    return lambda words: words.rng.choice(choices)
+    return lambda words: words.one_of(choices)
 
 
 ATTRIBUTES: dict[str, dict[str, Value]] = {

@@ -33,9 +33,9 @@ def new_model(seed: int) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():  # as GPT-2 does: keeps the layers' output from drowning a token's embedding
-        for layer in model.model.layers:
-            for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                projection.weight /= (2 * config.num_hidden_layers) ** 0.5
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter /= (2 * config.num_hidden_layers) ** 0.5
     model.set_attn_implementation("branches")
     return model
 
@@ -63,7 +63,7 @@ AttentionInterface.register("branches", _branch_attention)
 
 
 def is_bfloat16_quick(device: str) -> bool:
-    """Whether bfloat16 is fast: CPUs without its instructions multiply matrices 100 times slower than in float32."""
+    """Whether bfloat16 is fast; a CPU without its instructions is 100 times slower."""
     return device != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

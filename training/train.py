@@ -35,11 +35,11 @@ def train(trainer: Trainer, steps: int | None, checkpoint: Path, save_every: int
 
     previous = signal.signal(signal.SIGINT, interrupt)
     try:
-        while not (trainer.progress.finished or interrupted or trainer.progress.step == steps):
+        while not (trainer.is_finished or interrupted or trainer.step == steps):
             stage = trainer.stage
             loss = trainer.train_step()
             _log(checkpoint.with_name("log.jsonl"), stage, trainer.progress, loss)
-            if trainer.progress.step % save_every == 0:
+            if trainer.step % save_every == 0:
                 trainer.save(checkpoint)
         trainer.save(checkpoint)
     finally:
@@ -76,12 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ValueError as error:
             say(str(error))
             return 2
-        say(f"resuming from step {trainer.progress.step} ({checkpoint})")
+        say(f"resuming from step {trainer.step} ({checkpoint})")
     if not train(trainer, args.steps, checkpoint, args.save_every):
-        say(f"interrupted at step {trainer.progress.step}; the same command resumes")
+        say(f"interrupted at step {trainer.step}; the same command resumes")
         return 130
-    if not trainer.progress.finished:
-        say(f"stopped at step {trainer.progress.step}; the same command without --steps resumes")
+    if not trainer.is_finished:
+        say(f"stopped at step {trainer.step}; the same command without --steps resumes")
         return 0
     finish(trainer, args.out)
     return 0

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.overrides import TorchFunctionMode
 
 from training.batches import STRATEGIES, Batch, Encoder, to_device
-from training.curriculum import CURRICULUM, Stage, make_stage_batch
+from training.curriculum import CURRICULUM, Stage
 from training.initialisation import look_back
 from training.language import Split
 from training.model import MAX_LENGTH, forward, is_bfloat16_quick, new_model
@@ -44,10 +44,6 @@ class Progress:
     end: float = 1.0
     """Fraction of the decaying stages' steps to run."""
 
-    @property
-    def finished(self) -> bool:
-        return self.stage == len(CURRICULUM)
-
 
 class _Float32(TorchFunctionMode):
     """Keeps Muon in float32; it would convert its matrices to bfloat16."""
@@ -74,6 +70,14 @@ class Trainer:
         self.optimizers = _optimizers(self.model)
 
     @property
+    def step(self) -> int:
+        return self.progress.step
+
+    @property
+    def is_finished(self) -> bool:
+        return self.progress.stage == len(self.curriculum)
+
+    @property
     def stage(self) -> Stage:
         return self.curriculum[self.progress.stage]
 
@@ -91,7 +95,7 @@ class Trainer:
                 optimizer.zero_grad()
         progress.step += 1
         progress.stage_step += 1
-        progress.tokens += batch.ids.numel()
+        progress.tokens += batch.num_tokens
         if progress.stage_step % GATE_EVERY == 0:
             self._check_gate()
         progress.seconds += time.monotonic() - started
@@ -106,9 +110,7 @@ class Trainer:
             optimizer.param_groups[0]["lr"] = rate * scale
 
     def _batch(self, stage: Stage, step: int, split: Split) -> Batch:
-        return to_device(
-            make_stage_batch(stage, self.seed, step, split, self.encoder, self.progress.attention), self.device
-        )
+        return to_device(stage.batch(self.seed, step, split, self.encoder, self.progress.attention), self.device)
 
     def _check_gate(self) -> None:
         progress = self.progress
@@ -181,9 +183,6 @@ def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
 def _right_answers(model: Any, batch: Batch) -> torch.Tensor:
     """Whether each branch's whole answer is right; [branches], bool."""
     _, right = forward(model, batch)
-    chosen = batch.targets >= 0
-    rows = torch.arange(len(batch.ids), device=batch.ids.device)[:, None].expand_as(batch.ids)
-    branches = rows[chosen] * batch.ids.shape[1] + batch.branch[chosen]
-    numbers, index = torch.unique(branches, return_inverse=True)
-    wrong = torch.zeros(len(numbers), device=batch.ids.device).index_add_(0, index, (~right).float())
+    branches, index = torch.unique(batch.target_branches(), return_inverse=True)
+    wrong = torch.zeros(len(branches), device=index.device).index_add_(0, index, (~right).float())
     return wrong == 0

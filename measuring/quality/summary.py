@@ -61,10 +61,7 @@ class Row:
     refused: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    result: Result
-    scores: Scores
+_Scored = tuple[Result, Scores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +91,13 @@ def rows_by_chunks(results: Iterable[Result], refusal: str) -> list[tuple[Bin, l
 
 
 def _scored(results: Iterable[Result], refusal: str) -> list[_Scored]:
-    return [_Scored(result, score(result.text, result.answers, refusal)) for result in results]
+    return [(result, score(result.text, result.answers, refusal)) for result in results]
 
 
 def _by_chunks(scored: Sequence[_Scored]) -> list[tuple[Bin, list[Row]]]:
     return [
-        (at, _rows(at.label, [s for s in scored if at.low <= s.result.chunks <= at.high]))
-        for at in _bins({s.result.chunks for s in scored})
+        (at, _rows(at.label, [(result, scores) for result, scores in scored if at.low <= result.chunks <= at.high]))
+        for at in _bins({result.chunks for result, _ in scored})
     ]
 
 
@@ -113,31 +110,36 @@ def _bins(counts: set[int]) -> list[Bin]:
 
 
 def _rows(label: str, scored: Sequence[_Scored]) -> list[Row]:
-    modes = in_order(s.result.mode for s in scored)
-    full = {s.result.question: s for s in scored if s.result.mode == s.result.ran_as == "full"}
-    return [_row(label, mode, [s for s in scored if s.result.mode == mode], full) for mode in modes]
+    modes = in_order(result.mode for result, _ in scored)
+    full = {result.question: (result, scores) for result, scores in scored if result.mode == result.ran_as == "full"}
+    return [
+        _row(label, mode, [(result, scores) for result, scores in scored if result.mode == mode], full)
+        for mode in modes
+    ]
 
 
 def _row(label: str, mode: str, asked: Sequence[_Scored], full: Mapping[str, _Scored]) -> Row:
-    ran = [s for s in asked if s.result.ran_as == mode]
-    pairs = [(s, full[s.result.question]) for s in ran if s.result.question in full] if mode != "full" else []
+    results = [result for result, _ in asked]
+    ran = [(result, scores) for result, scores in asked if result.ran_as == mode]
+    against = full if mode != "full" else {}
+    pairs = [((result, scores), against[result.question]) for result, scores in ran if result.question in against]
     return Row(
         mode=mode,
         chunks=label,
         answers=len(ran),
-        accuracy=_estimate([s.scores.accuracy for s in ran]),
-        difference=_difference((one.scores.accuracy, other.scores.accuracy) for one, other in pairs),
-        logprob=_estimate([s.result.logprob for s in ran if s.result.logprob is not None]),
-        logprob_difference=_difference((one.result.logprob, other.result.logprob) for one, other in pairs),
-        exact_match=_mean(s.scores.exact_match for s in ran),
-        f1=_mean(s.scores.f1 for s in ran),
-        right_refusals=_mean(s.scores.is_refusal for s in ran if not s.result.answers),
-        false_refusals=_mean(s.scores.is_refusal for s in ran if s.result.answers),
-        ttft_cached_s=_median_ttft(s.result for s in ran if _all_cached(s.result)),
-        ttft_computed_s=_median_ttft(s.result for s in ran if not _all_cached(s.result)),
-        reused_share=_reused_share([s.result for s in ran]),
-        fell_back=_counts(s.result.cache["reason"] for s in asked if s.result.cache and s.result.ran_as != mode),
-        refused=_counts(s.result.error for s in asked if s.result.error is not None),
+        accuracy=_estimate([scores.accuracy for _, scores in ran]),
+        difference=_difference((one.accuracy, other.accuracy) for (_, one), (_, other) in pairs),
+        logprob=_estimate([result.logprob for result, _ in ran if result.logprob is not None]),
+        logprob_difference=_difference((one.logprob, other.logprob) for (one, _), (other, _) in pairs),
+        exact_match=_mean(scores.exact_match for _, scores in ran),
+        f1=_mean(scores.f1 for _, scores in ran),
+        right_refusals=_mean(scores.is_refusal for result, scores in ran if not result.answers),
+        false_refusals=_mean(scores.is_refusal for result, scores in ran if result.answers),
+        ttft_cached_s=_median_ttft(result for result, _ in ran if _all_cached(result)),
+        ttft_computed_s=_median_ttft(result for result, _ in ran if not _all_cached(result)),
+        reused_share=_reused_share([result for result, _ in ran]),
+        fell_back=_counts(result.cache["reason"] for result in results if result.cache and result.ran_as != mode),
+        refused=_counts(result.error for result in results if result.error is not None),
     )
 
 

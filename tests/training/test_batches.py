@@ -8,7 +8,7 @@ import torch
 
 from tests import oracle
 from training.batches import STRATEGIES, Batch, Sample, make_batch, repeat_sample
-from training.curriculum import CURRICULUM, make_stage_batch
+from training.curriculum import CURRICULUM
 
 SAMPLES = [repeat_sample(random.Random(seed), 2048, 40, chunks, 3) for seed, chunks in enumerate((1, 4, 2))]
 
@@ -58,7 +58,7 @@ def test_targets_are_the_answers() -> None:
 @pytest.mark.parametrize("stage", CURRICULUM, ids=lambda stage: stage.name)
 def test_a_batch_is_a_function_of_stage_seed_step_and_split(stage, encoder) -> None:
     def ids(seed: int, step: int, split: str) -> list[int]:
-        return make_stage_batch(stage, seed, step, split, encoder).ids.flatten().tolist()
+        return stage.batch(seed, step, split, encoder).ids.flatten().tolist()
 
     assert ids(0, 0, "train") == ids(0, 0, "train")
     assert (

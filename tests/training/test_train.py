@@ -50,7 +50,7 @@ def test_an_interrupt_leaves_a_checkpoint_to_go_on_from(
     step = Trainer.train_step
 
     def interrupted_step(trainer: Trainer) -> float:
-        if trainer.progress.step == 2:
+        if trainer.step == 2:
             os.kill(os.getpid(), signal.SIGINT)
         return step(trainer)
 
