@@ -82,6 +82,6 @@ def test_the_table_has_a_row_for_each_package():
     assert {line.count("|") for line in ran} == {5}
 
 
-@pytest.mark.parametrize("package", ["app", "web"])
+@pytest.mark.parametrize("package", packages())
 def test_few_chains_go_through_other_objects(package):
     assert measure(ROOT / package).chains_per_1000_lines <= 12

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 STRATEGIES = ("full", "shared", "offset")
 SYSTEM_GROUP, PADDING = -1, -2
 FIRST_TOKEN_WEIGHT = 4.0
-"""Loss weight of an answer's first token, the choice between a fact and "I don't know"."""
+"""Loss weight of an answer's first token, which decides between a value and ``UNKNOWN``."""
 BLOCK = 32
 """Lengths are rounded up to a multiple, so that few shapes occur."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Token ids of a question inside its template, and of its answer with the end token."""
+    """Token ids of a question in its template, and of its ended answer."""
 
     prompt: list[int]
     answer: list[int]

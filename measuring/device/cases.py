@@ -67,7 +67,7 @@ class Case:
         return memory
 
     def slots(self) -> Tensor:
-        """Slot of every token; the first is the second of its block, if the block has two."""
+        """Slot of every token; the first token is second in its block where possible."""
         return _scattered(self.shape.blocks, self.block_size, first=1, seed=1)
 
     def rows(self) -> Tensor:
@@ -76,7 +76,7 @@ class Case:
 
 
 def cases(device: Device, dtypes: Sequence[torch.dtype]) -> list[Case]:
-    """Each layout with each dtype, style of pairs and width of rotation; the sizes take turns."""
+    """Each layout, dtype, style of pairs and width of rotation, with sizes in turn."""
     rng = random.Random(0)
     chosen: list[Case] = []
     forms = list(itertools.product(dtypes, (True, False), (False, True)))

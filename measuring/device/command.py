@@ -51,7 +51,7 @@ when interrupted."""
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The purpose of a script: its kind of device, dtypes of K and V for its kernels, and a model."""
+    """A script's kind of device, dtypes of K and V for its kernels, and model."""
 
     kind: Kind
     dtypes: tuple[torch.dtype, ...]
@@ -72,7 +72,7 @@ class Result:
 
 
 def main(argv: Sequence[str], defaults: Defaults, load_writer: LoadWriter | None = None) -> int:
-    """Makes the checks that ``argv`` asks for; returns the exit status: 0, 1, 2 or 130, as the help says."""
+    """Makes the checks in ``argv``; returns the exit status, as the help says."""
     args = parse(argv, defaults)
     try:
         device = find_device(defaults.kind)
@@ -166,7 +166,7 @@ def _release(device: Device) -> None:
 
 @contextmanager
 def _quiet_kernels() -> Iterator[None]:
-    """Hides the kernels' warnings of slow ways, which are taken hundreds of times here, and on purpose."""
+    """Hides the kernels' warnings of slow ways, which the checks take on purpose."""
     logger = logging.getLogger("kernels")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -177,7 +177,7 @@ def _quiet_kernels() -> Iterator[None]:
 
 
 class _Report:
-    """The results on standard output, a line each, and in a file if there is to be one, after each check."""
+    """Reports each check at once: a line on standard output, and optionally a file."""
 
     def __init__(self, device: Device, argv: Sequence[str], file: Path | None) -> None:
         self._device = device

@@ -18,7 +18,7 @@ LoadWriter = Callable[[], ReshapeAndCache]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The device, dtypes of K and V, an engine that starts when it is first asked for, and, on NPUs, its writer."""
+    """The device, dtypes of K and V, the engine, and, on NPUs, the engine's writer."""
 
     device: Device
     dtypes: tuple[torch.dtype, ...]

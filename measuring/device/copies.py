@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of the copies themselves: a copier beside the reference, every element of both memories compared."""
+"""Checks of copies: every element of memory compared with the reference copier's."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -87,10 +87,10 @@ def check_save(case: Case, device: Device, make_copier: MakeCopier) -> None:
 
 
 def check_load(case: Case, device: Device, make_copier: MakeCopier) -> float:
-    """Raises :class:`CheckError` unless a load moves what it must, bit for bit but for turned keys, and nothing else.
+    """Raises :class:`CheckError` unless a load moves exactly the tokens of the case.
 
-    Turned keys may be 2 ulp of float32 off, at the length of their pair, and one rounding of their dtype. Returns how
-    much of that the worst one takes.
+    Bit for bit, but turned keys may be off by 2 ulp of float32, at the length of their pair, and one rounding of their
+    dtype. Returns the largest error as a share of that.
     """
     memory = case.memory(device, "key_pool", "value_pool")
     expected, copier = ReferenceCopier(memory.on_cpu()), make_copier(memory.layers)
@@ -122,7 +122,7 @@ def _check_keys(layer: LayerKV, right: LayerKV, turned: Tensor, where: str) -> f
 
 
 def rotation_error(seen: Tensor, right: Tensor, is_neox: bool) -> float:
-    """The largest difference of turned keys `[n, heads, width]`, as a share of what is allowed; NaN if one is NaN."""
+    """Largest error of turned keys `[n, heads, width]`, as a share of the allowed one."""
     rounding = 0.0 if seen.dtype == torch.float32 else torch.finfo(seen.dtype).eps
     seen64, right64 = seen.double(), right.double()
     allowed = 2 * _ULP32 * _pair_lengths(right64, is_neox) + rounding * right64.abs()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tessera's server with a model on the device: as it is served, over HTTP, in processes of its own.
+"""Tessera's server with a model on the device, over HTTP, in processes of its own.
 
 An error that ends the engine ends none of the other checks, and its memory is back on the device when it is stopped.
 """
@@ -38,14 +38,14 @@ class EngineOptions:
         return build_preset(self.model, dtype=self.dtype) if self.is_preset else Path(self.model)
 
     def all_flags(self) -> tuple[str, ...]:
-        """No more memory than is needed: the device may have other work, and a small one will do."""
+        """All flags of the server, with little memory: the device may have other work."""
         blocks, pool = ("1G", "1GiB") if self.is_preset else ("4G", "4GiB")
         memory = ("--gpu-memory-utilization", "0.5", "--kv-cache-memory-bytes", blocks, "--chunk-cache-memory", pool)
         return ("--dtype", self.dtype, "--max-model-len", _MAX_MODEL_LEN, *memory, *self.flags)
 
 
 class Engine:
-    """Starts the server when a check first asks for it; an asynchronous context manager that stops it."""
+    """Starts the server on first use; an asynchronous context manager that stops it."""
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options

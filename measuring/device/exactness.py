@@ -31,7 +31,7 @@ _ORDERS = 4
 _TOP_LOGPROBS = 5
 
 Token = dict[str, Any]
-"""A token of an answer with its log probability and the likeliest ones, as OpenAI has it."""
+"""A token with its log probability and its likeliest alternatives, in OpenAI's format."""
 Status = Literal["hit", "filled"]
 
 
@@ -112,7 +112,7 @@ class _Asker:
         return Query(self._system, tuple(chunks), self._texts.text(_QUESTION_TOKENS), _STEPS)
 
     async def _ask(self, query: Query, namespace: str, *statuses: Status) -> list[Token]:
-        """An answer to which the chunks came about as said, all in the one way if there is one only."""
+        """The answer, with chunks of these ``statuses``; a single status holds for all chunks."""
         tokens, report = await self._answer(query, namespace, "chunked")
         expected = list(statuses) * (len(query.chunks) if len(statuses) == 1 else 1)
         seen = [chunk["status"] for chunk in report["chunks"]]
@@ -139,7 +139,7 @@ class _Asker:
 
 
 def difference(one: list[Token], other: list[Token]) -> float:
-    """The largest difference of log probabilities, as far as both answers have the same tokens before."""
+    """Largest difference of log probabilities, up to the first token that differs."""
     worst = 0.0
     for a, b in zip(one, other, strict=True):
         worst = max(worst, _gap(a, b), _gap(b, a))
@@ -149,7 +149,7 @@ def difference(one: list[Token], other: list[Token]) -> float:
 
 
 def _gap(chosen: Token, other: Token) -> float:
-    """Difference of a token's log probability in the other answer; a lower bound if it isn't among the likeliest."""
+    """Difference of a token's log probability; a lower bound if missing in ``other``."""
     candidates = {each["token"]: float(each["logprob"]) for each in (*other["top_logprobs"], other)}
     if chosen["token"] in candidates:
         return abs(candidates[chosen["token"]] - float(chosen["logprob"]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""K and V as engines lay them out, between margins, everything NaN: a write to the wrong place shows."""
+"""K and V in engines' layouts, all NaN with margins, so that stray writes show."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ def is_latent(layout: str) -> bool:
 def make_blocks(
     layout: str, shape: Shape, dtype: torch.dtype, device: str, padding: int = 0
 ) -> tuple[Tensor, KeyValue]:
-    """A layer's memory, all NaN, with ``padding`` elements at either end, and K and V in it."""
+    """A layer's memory, all NaN, with ``padding`` elements at either end; its K and V."""
     numel = shape.numel * (_LAYERS_TOGETHER if layout == "BLNHC" else 1)
     whole = torch.full((padding + numel + padding,), math.nan, dtype=dtype, device=device)
     return whole, LAYOUTS[layout](whole[padding : padding + numel], shape)
@@ -114,7 +114,7 @@ def frequencies(width: int, theta: float = 10000.0, is_neox: bool = True) -> Rot
 
 
 class Memory:
-    """A layer for each of ``rotations``, all NaN, as is the memory around K and V in blocks and in the pool."""
+    """A layer for each of ``rotations``, all NaN, the margins of blocks and pool included."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of how fast K and V are moved: as fast as memory allows, and without anybody waiting for it."""
+"""Checks of speed: K and V move at the memory's bandwidth, without any waiting."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,10 +46,10 @@ Work = Callable[[], Any]
 
 
 async def bandwidth(context: Context) -> Finding:
-    """Loads and saves in turn with a plain copy of the same bytes, each given to a device that is still busy.
+    """Times loads and saves in turn with a plain copy of the same bytes.
 
-    So what is measured is the device's time; the host's is reported beside it. Raises :class:`CheckError` below
-    ``LEAST_SHARE`` of the plain copy's bandwidth.
+    Each begins while the device is busy, so that the device's time is measured; the host's is reported beside it.
+    Raises :class:`CheckError` below ``LEAST_SHARE`` of the plain copy's bandwidth.
     """
     device, sizes = context.device, SIZES
     copier, plan = context.copier(_layers(device, sizes)), _Plan(device, sizes)
@@ -88,7 +88,7 @@ def _judge(copier: str, rates: dict[str, float], host_s: dict[str, float], sizes
 
 
 class _Plan:
-    """Indices of a load: pages and blocks in random order, each chunk rotated by its own delta."""
+    """Indices of a load: random pages and blocks, each chunk rotated by its own delta."""
 
     def __init__(self, device: Device, sizes: Sizes) -> None:
         self.slots = _shuffled(sizes.tokens, device.block_size, seed=1)
@@ -166,7 +166,7 @@ def _marked(device: Device, work: Work, lead: Work) -> tuple[Event, Event]:
 
 
 async def no_sync(context: Context) -> Finding:
-    """Loads and saves while torch takes each wait for the device for an error; one such error is provoked first."""
+    """Loads and saves while torch raises an error for each wait, provoked once first."""
     if context.device.kind != "cuda":
         raise SkippedError("only torch.cuda has a mode in which waiting for the device is an error")
     sizes = Sizes(_SYNC_TOKENS, _SYNC_LAYERS, kv_heads=2, head_size=64, iterations=1)

@@ -155,7 +155,7 @@ async def json_events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]
 
 
 def error_message(body: bytes) -> str | None:
-    """The server's error message; vLLM's errors are objects, but that of a missing API key is a string."""
+    """The server's error message: a string, or in an object, as most of vLLM's."""
     try:
         answer = json.loads(body)
     except ValueError:

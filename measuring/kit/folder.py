@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: `run.json` describes it, a file of JSON lines has its records, each written at once."""
+"""The folder of a run: `run.json` describes it, JSON lines hold its records."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -57,14 +57,14 @@ def remove(folder: Path, names: Iterable[str]) -> None:
 
 
 def write_run(folder: Path, run: BaseModel) -> None:
-    """Writes the description in one step: a reader, or a crash, must not find half a file."""
+    """Writes the description atomically: neither a reader nor a crash finds half a file."""
     new = folder / f"{RUN}.new"
     new.write_text(run.model_dump_json(indent=1) + "\n", encoding="utf-8")
     new.replace(folder / RUN)
 
 
 def read_records(path: Path, model: type[Model]) -> list[Model]:
-    """The records of a file; a torn last line, left by a crash, is cut off. Raises :class:`FolderError`."""
+    """The records of a file; cuts off a last line that a crash has torn. Raises :class:`FolderError`."""
     whole, newline, torn = path.read_bytes().rpartition(b"\n")
     records = []
     for number, line in enumerate(whole.split(b"\n") if newline else [], 1):

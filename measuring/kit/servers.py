@@ -49,7 +49,7 @@ def stop(server: ServerProcess) -> None:
 
 
 def end_by_signals() -> None:
-    """SIGTERM and SIGHUP end the running task as Ctrl-C does: servers have sessions of their own, and would live on."""
+    """Makes SIGTERM and SIGHUP cancel the running task, which stops servers in their own sessions."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):

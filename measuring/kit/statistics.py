@@ -24,7 +24,7 @@ def p95(values: Sequence[float]) -> float:
 
 
 def resampled(values: Sequence[float], statistic: Callable[[Floats], Any], seed: int = _SEED) -> Floats:
-    """The statistic of as many values, drawn with replacement, many times over; of at least one value."""
+    """The statistic of many bootstrap resamples, drawn with replacement, of at least one value."""
     sample, random = np.asarray(values, dtype=np.float64), np.random.default_rng(seed)
     draws = (sample[random.integers(sample.size, size=sample.size)] for _ in range(_RESAMPLES))
     return np.array([statistic(drawn) for drawn in draws])

@@ -13,7 +13,7 @@ from measuring.quality.metrics import REFUSAL, normalize
 from measuring.quality.questions.datasets import Format
 
 PLAIN_QUESTIONS, DEMO_QUESTIONS = 100, 250
-"""Default number of questions for each number of chunks: in plain English, and of the tiny demo model."""
+"""Default questions for each number of chunks, in plain English and with ``--demo``."""
 
 Command = Literal["eval", "calibrate"]
 TOLERANCE = 2.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera calibrate`: which way of reusing chunks a model bears, from how it answers questions in each."""
+"""`tessera calibrate`: measures a model's accuracy in each mode and writes its profile."""
 
 import argparse
 from collections.abc import Iterable, Sequence
@@ -80,7 +80,7 @@ def _report(args: argparse.Namespace, folder: ResultsFolder, path: Path, model: 
 
 
 def _with_computed_chunks(results: Iterable[Result]) -> list[Result]:
-    """With the numbers of chunks that the server computed on their own: of a long document there are several."""
+    """Results with the server's numbers of chunks: it splits long documents into several."""
     listed = list(results)
     numbers = {result.question: result.chunks for result in listed}
     for result in listed:

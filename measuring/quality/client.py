@@ -114,7 +114,7 @@ class TesseraClient(Client):
         return sum(float(token["logprob"]) for token in choice["logprobs"]["content"][num_lead:])
 
     async def _tokens_to_force(self, text: str) -> list[int] | None:
-        """The text's tokens; ``None`` if the server does not tell them, or does not force them."""
+        """The text's tokens; ``None`` if the server cannot tell or force them."""
         if self._forces_tokens and text not in self._token_ids:
             try:
                 tokenized = await self.post("/tokenize", {"prompt": text, "add_special_tokens": False})

@@ -33,12 +33,12 @@ Begin = Callable[[argparse.Namespace, ServerInfo], Report]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tessera eval`; returns its exit code: 0, 1, 2 or 130, as its help says."""
+    """Runs `tessera eval`; returns its exit code, as its help says."""
     return evaluate(argv, "eval", lambda *_: report)
 
 
 def evaluate(argv: Sequence[str], command: Command, begin: Begin) -> int:
-    """Has the questions of a ``command`` answered; returns the exit code, that of its report if it came so far."""
+    """Has a command's questions answered and reported; returns the exit code."""
     try:
         args = parse(argv, command)
         questions = _questions(args)
@@ -67,7 +67,7 @@ def _questions(args: argparse.Namespace) -> list[Question]:
 
 @contextmanager
 def _server(args: argparse.Namespace) -> Iterator[str]:
-    """The URL of the server that is given, or of one started for the time of the block."""
+    """URL of the given server, or of one started for the block."""
     if args.server:
         yield args.server
         return
@@ -86,7 +86,7 @@ def model_of(args: argparse.Namespace) -> str:
 
 
 def _with_forced(arguments: Sequence[str]) -> tuple[str, ...]:
-    """A server's arguments with which it tells log probabilities of right answers, where vLLM can be made to."""
+    """Adds the logits processor for right answers' log probabilities, where vLLM allows it."""
     taken = ("--logits-processors", "--logits_processors", "--speculative")
     if any(argument.startswith(taken) for argument in arguments):
         return tuple(arguments)
@@ -157,7 +157,7 @@ async def _ask(
 
 
 def report(args: argparse.Namespace, folder: ResultsFolder) -> int:
-    """Prints and writes the figures; 1 if there are none, since the server refused every request."""
+    """Prints and writes the figures; returns 1 if the server refused every request."""
     rows = summarize(folder.results.values(), args.refusal)
     table(rows)
     to_json(rows, args.refusal, folder.path / SUMMARY)

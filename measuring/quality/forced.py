@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the engine generate tokens that the request names, to read their log probabilities from the answer.
+"""Makes the engine generate the request's tokens, to read their log probabilities.
 
 vLLM takes log probabilities before logits processors run, so they are the model's own. (Structured output won't do:
 its mask is applied first.)

@@ -30,7 +30,7 @@ class Scores:
 
 
 def score(prediction: str, answers: Sequence[str], refusal: str = REFUSAL) -> Scores:
-    """Scores of ``prediction``; if there are no ``answers``, all are 1 for a refusal, else 0."""
+    """Scores of ``prediction``; without ``answers``, all are 1 for a refusal, else 0."""
     refused = is_refusal(prediction, refusal)
     if not answers:
         return Scores(float(refused), float(refused), float(refused), refused)
@@ -49,7 +49,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> bool:
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall of the prediction's words, for the answer that it is largest for."""
+    """Largest harmonic mean of the words' precision and recall over the answers."""
     return max(_f1(_words(prediction), _words(answer)) for answer in answers)
 
 
@@ -67,7 +67,7 @@ def is_refusal(prediction: str, phrase: str = REFUSAL) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """Normalized words; a text that would lose all of them, such as the answer "A", keeps them."""
+    """Normalized words; if normalization leaves none, as of "A", the original ones."""
     return normalize(text).split() or text.lower().split()
 
 

@@ -57,7 +57,7 @@ def to_json(rows: Sequence[Row], refusal: str, path: Path) -> None:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draws accuracy against the number of chunks, as PNG: a line for each mode in the band of its intervals."""
+    """Draws accuracy by number of chunks as PNG: a line and intervals per mode."""
     if find_spec("matplotlib") is None:
         say(f"no {path.name}: {NO_PLOTS}")
         return

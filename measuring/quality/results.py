@@ -48,7 +48,7 @@ class Result(BaseModel):
     answers: tuple[str, ...]
     text: str = ""
     logprob: float | None = None
-    """Log probability of the first right answer, in nats; ``None`` if there is none, or the server does not tell it."""
+    """Log probability of the first right answer, in nats; ``None`` if unknown."""
     ttft_s: float | None = None
     total_s: float | None = None
     cache: dict[str, Any] | None = None
@@ -77,7 +77,7 @@ class Result(BaseModel):
 
     @property
     def ran_as(self) -> str | None:
-        """The mode it ran in: ``full`` for an answer that was to reuse chunks, but fell back to full attention."""
+        """The mode it ran in: ``full`` also for a fallback to full attention."""
         return None if self.cache is None else mode_of(self.cache)
 
 
@@ -86,7 +86,7 @@ def _asked(question: Question, mode: str) -> dict[str, Any]:
 
 
 class ResultsFolder:
-    """Opens a new folder, or one that a run with the same settings has left unfinished.
+    """Opens a new folder, or an unfinished one of the same settings.
 
     ``overwrite`` removes what a run has left first. Raises :class:`measuring.kit.folder.FolderError`.
     """

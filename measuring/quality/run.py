@@ -32,7 +32,7 @@ async def ask_all(
     keep: Callable[[Result], None],
     concurrency: int = 1,
 ) -> None:
-    """Asks all that is ``pending``, ``concurrency`` at a time, and gives each result to ``keep`` at once.
+    """Runs the ``pending`` jobs, ``concurrency`` at a time, with each result to ``keep``.
 
     A request that the server refuses has a result too. Raises the first other ``ServerError``, and asks no more.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a run: for each mode, over all questions and by their number of chunks."""
+"""Figures of a run per mode, over all questions and by number of chunks."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -102,7 +102,7 @@ def _by_chunks(scored: Sequence[_Scored]) -> list[tuple[Bin, list[Row]]]:
 
 
 def _bins(counts: set[int]) -> list[Bin]:
-    """Each number on its own; or, if there are many, up to 1, 2, 4, 8 and so on."""
+    """A bin per number, or, of many numbers, per power of two."""
     if len(counts) <= _MAX_BINS:
         return [Bin(count, count) for count in sorted(counts)]
     exponents = sorted({(count - 1).bit_length() for count in counts})

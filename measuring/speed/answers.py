@@ -9,7 +9,7 @@ from measuring.speed.query import Query
 from measuring.speed.servers import Server
 
 TIE_LOGPROB = 1e-3
-"""Tokens whose log probabilities are so near each other are as likely, within the error of float32."""
+"""Largest difference of log probabilities of equally likely tokens, within float32's error."""
 _REFUSAL = "not reporting"
 
 

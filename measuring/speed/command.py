@@ -34,7 +34,7 @@ _MODEL = "bench-100m"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tessera bench`; returns its exit code: 0, 1, 2 or 130, as its help says."""
+    """Runs `tessera bench`; returns its exit code, as its help says."""
     try:
         args = parse(argv)
         options = _options(args)

@@ -47,7 +47,7 @@ class Run(BaseModel):
 
 
 class RunFolder:
-    """The folder of a new run, partial until it is marked as complete; a context manager.
+    """Folder of a new run, partial until marked as complete; a context manager.
 
     ``overwrite`` removes what an earlier run has left. Raises :class:`FolderError`.
     """

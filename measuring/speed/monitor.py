@@ -28,6 +28,6 @@ class Monitor:
         self._workload, self._state = "", ""
 
     def line(self) -> str:
-        """For example ``0 of 3 workloads, context: round 7, 1 claims undecided, at most 0:02:28 left``."""
+        """Progress such as ``0 of 3 workloads, context: round 7, …, at most 0:02:28 left``."""
         current = ": ".join(filter(None, (self._workload, self._state)))
         return ", ".join(filter(None, (f"{self.done} of {self.total} workloads", current)))

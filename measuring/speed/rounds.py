@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a workload round after round, until its claims are decided or its time is up."""
+"""Measures a workload in rounds, until claims are decided or time is up."""
 
 import itertools
 import time
@@ -15,7 +15,7 @@ Record = Callable[[Sample], None]
 
 
 async def measure(workload: Workload, servers: Servers, record: Record, limit_s: float, monitor: Monitor) -> None:
-    """Records the samples of as many rounds as the claims need, and no round that would end after ``limit_s`` seconds.
+    """Records rounds until the claims are decided, within ``limit_s`` seconds.
 
     The first round is always made. Raises :class:`measuring.kit.client.ServerError`.
     """

@@ -7,11 +7,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 System = Literal["stock", "exact repeat", "empty", "warm", "in place", "quarter", "tessera"]
-"""Stock vLLM; stock asked the same again; Tessera without the chunks, with them (copied), with
-chunks in place, and with a pool for a quarter of them; Tessera asked what has no chunks."""
+"""Stock vLLM, and its repeated requests. Tessera with chunks missing, cached and copied, cached in place,
+cached in a pool for a quarter of them. Tessera asked without chunks."""
 
 Value = Literal["ttft_s", "tpot_s", "latency_s", "requests_per_s"]
-"""Time to first token; time per output token after the first; time to the last one; throughput of a round."""
+"""Times to first token, per further output token, to the last token; a round's throughput."""
 
 
 class Sample(BaseModel):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers that a run compares: the same model with the same flags, each started when it is first needed."""
+"""The compared servers, with one model and the same flags, started on first use."""
 
 import asyncio
 import os
@@ -21,8 +21,7 @@ STOCK, TESSERA = "stock", "tessera"
 """Stock vLLM has the first name. Servers of all others are Tessera's."""
 VLLM_SERVE = ("engine_ext.start.vllm_command", "serve")
 SETTLE_S = 1.2
-"""An engine's processes spin for a second after their last step (vLLM's ``SpinCondition``), and would take a core from
-the server that is measured next."""
+"""After their last step, an engine's processes occupy a core for a second (vLLM's ``SpinCondition``)."""
 _TOP_LOGPROBS = 5
 _CHUNK_CACHE_MEMORY = "2GiB"
 """Tessera's pool, unless a flag or the environment says otherwise; it holds each workload's chunks."""
@@ -62,7 +61,7 @@ class Server(Client):
         return answer
 
     async def token_logprobs(self, query: Query, namespace: str = "default") -> list[dict[str, Any]]:
-        """The tokens of the answer to ``query``, with the log probabilities of the likeliest, as OpenAI has them."""
+        """The answer's tokens with the likeliest ones' log probabilities, in OpenAI's format."""
         path, body = self._request(query, namespace)
         del body["stream"], body["stream_options"]
         answer = await self.post(path, {**body, "logprobs": True, "top_logprobs": _TOP_LOGPROBS})
@@ -130,7 +129,7 @@ async def running(
 
 
 class Servers:
-    """Servers of one model with the same flags, by name; an asynchronous context manager that stops them all."""
+    """Servers of one model and the same flags; an asynchronous context manager stops them."""
 
     def __init__(self, model: str, flags: Sequence[str], folder: Path) -> None:
         self._model = model
@@ -148,7 +147,7 @@ class Servers:
             self._running.clear()
 
     async def get(self, name: str, *extra: str) -> Server:
-        """The server of this name, with ``extra`` flags if it has to be started; raises :class:`ServerError`."""
+        """The server, started with ``extra`` flags if necessary; raises :class:`ServerError`."""
         if name not in self._running:
             say(f"starting {name} …")
             stack = AsyncExitStack()

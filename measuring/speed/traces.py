@@ -61,7 +61,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def zipf_trace(seed: int, chunks: int, tokens: int, requests: int) -> Trace:
-    """Requests over ``chunks`` chunks of ``tokens`` tokens each, popular as in Zipf's law with exponent 1."""
+    """Requests over equally long chunks, popular by Zipf's law with exponent 1."""
     source = random.Random(f"equal chunks {seed}")
     sums = list(itertools.accumulate(1 / rank for rank in range(1, chunks + 1)))
     chosen = tuple(_popular(source, sums) for _ in range(requests))

@@ -14,7 +14,7 @@ CONFIDENCE: Final = 0.99
 """Confidence of each interval. It is looked at after each round, and each look may err: with 95 %,
 one verdict in six would be wrong where the truth is at the bound."""
 LEAST_ROUNDS: Final = 6
-"""With fewer, an interval of a median says little: it can't be wider than the values seen."""
+"""With fewer, a median's interval says little: it lies within the values seen."""
 
 Outcome = Literal["holds", "does not hold", "undecided"]
 
@@ -80,7 +80,7 @@ def _estimate(claim: Claim, samples: Sequence[Sample]) -> _Estimate | None:
 
 
 def _ratios(ratio: Ratio, samples: Sequence[Sample]) -> list[float]:
-    """The ratio in each round that has both sides: a disturbance of the machine meets both."""
+    """Ratio in each round with both sides, which noise of the machine hits alike."""
     over, under = (
         by_round(samples, ratio.workload, ratio.point, system, ratio.value) for system in (ratio.over, ratio.under)
     )

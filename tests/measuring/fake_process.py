@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small server as a process of its own: ``python -m tests.measuring.fake_process serve MODEL … --port PORT``.
+"""The small server as a process: ``python -m tests.measuring.fake_process serve MODEL … --port PORT``.
 
 ``--die`` ends it before it listens, ``--fail`` amid the first answer; ``--hang`` keeps it from ever being ready.
 """

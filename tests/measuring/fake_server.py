@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small server on loopback that answers as stock vLLM and as Tessera do, without a model.
+"""A small server without a model, answering as stock vLLM and Tessera do.
 
 One character is one token; an answer's text follows from its prompt. What it has been asked is in ``requests``.
 """
@@ -109,7 +109,7 @@ def rag_prompt(body: Body) -> Prompt:
 
 
 def make_report(prompt: Prompt, statuses: list[str]) -> Body:
-    """What Tessera says of a request that ran chunked."""
+    """Tessera's report of a request that ran chunked."""
     chunks = [
         {"index": i, "id": None, "key": f"{i:x}", "tokens": len(Document(text).render()), "status": status}
         for i, (text, status) in enumerate(zip(prompt.chunks, statuses, strict=True))
@@ -195,7 +195,7 @@ def _token(token: str) -> Body:
 
 
 async def _events(fake: FakeServer, text: str, usage: Body, report: Body) -> AsyncIterator[str]:
-    """One event per token, in the order of vLLM: role, text, end, usage; then Tessera's report."""
+    """Events in vLLM's order (role, text, end, usage), then Tessera's report."""
     fake.running += 1
     fake.most_running = max(fake.most_running, fake.running)
     try:

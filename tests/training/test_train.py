@@ -20,7 +20,7 @@ SMALL = (
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A curriculum of two stages of four small steps, with a gate check every second step."""
+    """Two stages of four small steps, with a gate check every second step."""
     monkeypatch.setattr("training.trainer.CURRICULUM", SMALL)
     monkeypatch.setattr("training.trainer.GATE_EVERY", 2)
 

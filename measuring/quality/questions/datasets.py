@@ -90,7 +90,7 @@ _SIGNS: dict[Format, set[str]] = {
 
 
 def load_questions(path: Path, format: Format = "auto", refusal: str = REFUSAL) -> list[Question]:
-    """The questions of a file, whose format is told by its first record unless it is given.
+    """The questions of a file; ``auto`` takes the format from the first record.
 
     Public data sets have no system prompt: theirs asks for short answers, and for ``refusal`` if there is none.
     Raises :class:`QuestionFileError`, which names file, line or record, and field.
@@ -130,7 +130,7 @@ def _with_text(chunks: Iterable[Document]) -> tuple[Document, ...]:
 
 
 def _passages(context: str) -> Iterator[Document]:
-    """The passages under headings ``Passage N:``, their first line as the title; none if there is text before them."""
+    """Passages under headings ``Passage N:``, titled by their first line; none after other text."""
     before, *passages = _PASSAGE.split(context)
     if before.strip():
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions in plain English about invented facts, so that no model knows the answers by heart.
+"""Questions in plain English about invented facts, which no model knows by heart.
 
 `passages/` has a file for each topic: passages of some 60 tokens, and questions of four kinds: ``plain``;
 ``refers-back``, where the sentence with the answer names its subject by a pronoun only; ``two-chunk``, which need two

@@ -76,7 +76,7 @@ class JsonlRecord(QuestionRecord):
 
 
 def to_questions(records: Iterable[Record], model: type[QuestionRecord]) -> list[Question]:
-    """The records, all of one format, as questions; raises :class:`QuestionFileError` also if two have the same id."""
+    """Records of one format as questions; raises :class:`QuestionFileError`, also for duplicate ids."""
     questions: list[Question] = []
     places: dict[str, str] = {}
     for record in records:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results in a run's folder: tables for the terminal, JSON for programs, and a page to pass on."""
+"""Reports a run's results as tables for the terminal, JSON, and a page of HTML."""
 
 import io
 import itertools
@@ -31,7 +31,7 @@ _HTML: Final = """\
 
 
 def table(console: Console, folder: Path, claims: Sequence[Claim]) -> None:
-    """Prints figures and claims of each workload; of a partial run, first that it is one."""
+    """Prints figures and claims of each workload, after a note on partial runs."""
     if not console.is_terminal:
         console.width = _WIDTH
     _print_results(console, load(folder, claims))

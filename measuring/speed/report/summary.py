@@ -26,7 +26,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One system at one point of a workload; values that none of its samples has are absent."""
+    """Figures of one system at one point of a workload, without unmeasured values."""
 
     point: str
     system: System
@@ -90,7 +90,7 @@ def load(folder: Path, claims: Sequence[Claim]) -> Results:
 
 
 def rows_of(samples: Sequence[Sample]) -> list[Row]:
-    """One workload's rows: by point (numbers in order, others as they were run), then by system."""
+    """One workload's rows by point (numbers ascending, others as run), then by system."""
     groups: dict[tuple[str, System], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.point, sample.system), []).append(sample)

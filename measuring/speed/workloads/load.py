@@ -41,7 +41,7 @@ class Sizes:
 
 
 class Load(Workload):
-    """Throughput and times of stock vLLM, of Tessera with all chunks cached, and with a pool for a quarter of them.
+    """Throughput and times: stock vLLM, Tessera with all chunks or a quarter cached.
 
     A trace that is shorter than the run starts over.
     """
@@ -88,7 +88,7 @@ class Load(Workload):
         }
 
     async def prepare(self, servers: Servers) -> None:
-        """Fills both pools: one with all chunks, the other, a quarter as large, to the state in which it stays."""
+        """Fills the pool of all chunks, and the quarter's to its steady state."""
         self._trace.write(self._output / TRACE_FILE)
         await self._start(servers)
         queries = self._next_queries()
@@ -137,7 +137,7 @@ class Load(Workload):
             )
 
     async def _passes(self, systems: dict[System, Server], number: int, concurrency: int) -> dict[System, Outcome]:
-        """The same queries to each system, one system after the other; each round begins with another."""
+        """The same queries to each system in turn, each round beginning with another one."""
         queries, first = self._next_queries(), (number - 1) % len(systems)
         outcomes: dict[System, Outcome] = {}
         for system in [*systems][first:] + [*systems][:first]:

@@ -17,7 +17,7 @@ Ask = Callable[[Query], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All answers, in the order of the queries, and the seconds from the first sending to the last answer."""
+    """Answers in the order of the queries, and seconds until the last answer."""
 
     answers: list[Answer]
     seconds: float
@@ -32,7 +32,7 @@ class Outcome:
 
 
 async def closed_loop(ask: Ask, queries: Sequence[Query], concurrency: int) -> Outcome:
-    """Runs ``concurrency`` clients, each sending a next query as soon as its last one is answered.
+    """Runs ``concurrency`` clients, each sending its next query after an answer.
 
     The first :class:`measuring.kit.client.ServerError` ends them all, and is raised.
     """

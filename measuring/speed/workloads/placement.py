@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same chunks for many clients at once, in little memory: copied for each, and shared in place."""
+"""The same chunks for many clients in little memory, copied or shared in place."""
 
 from functools import partial
 from typing import Any, Final
@@ -26,7 +26,7 @@ _FLAGS: Final[dict[System, tuple[str, tuple[str, ...]]]] = {
 
 
 class Placement(Workload):
-    """Time to first token for one client, and throughput for many, with KV memory for three contexts."""
+    """One client's time to first token and many clients' throughput, in little KV memory."""
 
     name = "placement"
     title = f"the same chunks for all clients, KV memory for {_CONTEXTS} contexts"
@@ -61,7 +61,7 @@ class Placement(Workload):
 
     @property
     def _blocks(self) -> int:
-        """For so many contexts of one request each, all that is around its chunks and its answer included."""
+        """Blocks for ``_CONTEXTS`` requests with their chunks, prompts and answers."""
         around = 2 * _SYSTEM_TOKENS + 2 * _QUESTION_TOKENS + _OUTPUT_TOKENS
         return _CONTEXTS * -(-(around + _CHUNKS * _CHUNK_TOKENS) // _BLOCK_TOKENS)
 

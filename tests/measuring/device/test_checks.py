@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks for machines with an accelerator, on the CPU: what they pass, what they notice, how they report."""
+"""The checks for accelerators, on the CPU: right and wrong copies, and reports."""
 
 import json
 import sys
@@ -244,7 +244,7 @@ async def test_equal_answers_are_exact(running):
 
 
 def kept_is_wrong(prompt, max_tokens):
-    """What was kept gives another answer than what was just computed."""
+    """Cached chunks give another answer than chunks just computed."""
     return in_any_order(replace(prompt, question=f"{prompt.question}{'kept' in prompt.namespace}"), max_tokens)
 
 

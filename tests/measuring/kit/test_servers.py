@@ -15,7 +15,7 @@ from tests.measuring.quality.helpers import TEMPLATE_ERROR
 
 @pytest.fixture
 def process(monkeypatch):
-    """The class in the place of ``ServerProcess``; ``fails`` is why it doesn't start, ``log`` what it says."""
+    """Stands in for ``ServerProcess``; ``fails``: its error at start, ``says``: its log."""
 
     class Process:
         url = "http://127.0.0.1:1"

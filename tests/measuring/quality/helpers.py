@@ -38,7 +38,7 @@ def make_question(id: str = "1", *chunks: str, answers: tuple[str, ...] = ("Riga
 
 
 def write_questions(path: Path, count: int) -> Path:
-    """Questions q0, q1, … in Tessera's own format; a server that says its first chunk answers all but every third."""
+    """Questions q0, q1, … in Tessera's format; the first chunk answers two thirds."""
     records = [
         {
             "id": f"q{i}",
@@ -53,7 +53,7 @@ def write_questions(path: Path, count: int) -> Path:
 
 
 def make_report(mode: str, *statuses: str, reason: str | None = None, reused: int = 0) -> dict:
-    """What clients get of a cache report."""
+    """Clients' part of a cache report."""
     number = link_tokens(mode)
     strategy = PositionStrategy.SHARED if mode == "full" else strategy_of(mode)
     statuses = [None] if mode == "full" else [ChunkStatus(status) for status in statuses or ("hit",)]
@@ -94,7 +94,7 @@ def make_settings(**fields) -> RunSettings:
 
 @dataclass
 class Reply:
-    """What the server answers a request with. ``before`` is called after the first event, which has no text."""
+    """The server's answer to a request. ``before`` is called after the first event, which has no text."""
 
     text: str
     cache: dict | None

@@ -88,7 +88,7 @@ def test_full_attention_is_not_certain_where_reuse_was_never_timed():
 
 @pytest.fixture
 def calibrated(server, tmp_path, monkeypatch):
-    """Runs the command against the small server, in the place of one that it would start; returns its exit code."""
+    """Runs the command with the small server as its own; returns its exit code."""
     server.model = build_preset("tiny-llama", tmp_path / "model")
     monkeypatch.setattr("measuring.quality.command._server", lambda _: nullcontext(server.url))
     questions = str(write_questions(tmp_path / "questions.jsonl", 40))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request to a server: what is sent, what is read from the stream, and how failures are told."""
+"""One request to a server: its body, its stream, and messages of failures."""
 
 import pytest
 

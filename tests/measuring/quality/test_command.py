@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera eval` from end to end, on a small server: results, exit codes, and going on after anything."""
+"""`tessera eval` from end to end, on a small server: results, exit codes, resuming."""
 
 import json
 import os
@@ -195,7 +195,7 @@ class Holding:
 
 
 def run_until_held(server, argv: list[str], number: int) -> tuple[int, str]:
-    """Runs the command in a process, sends it a signal after four answers, and gives its exit code and last line."""
+    """Exit code and last line of a process that gets a signal after four answers."""
     server.reply = holding = Holding(server, 4)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", COMMAND, *argv]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores against cases worked out by hand and the official formula; intervals against what they promise."""
+"""Scores against known cases and the official formula; intervals against their promised coverage."""
 
 import string
 from collections import Counter
@@ -80,7 +80,7 @@ def test_exact_match_and_contains_by_hand(prediction, answers, is_exact, is_cont
 
 
 def official_f1(prediction: str, answer: str) -> float:
-    """As the official script of SQuAD 2.0 has it, for an answer that has words when normalized."""
+    """SQuAD 2.0's official formula, for an answer with words when normalized."""
 
     def tokens(text: str) -> list[str]:
         text = "".join(character for character in text.lower() if character not in string.punctuation)

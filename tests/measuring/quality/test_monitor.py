@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is shown while a run goes on."""
+"""The display during a run."""
 
 import asyncio
 import io

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is printed, written and drawn."""
+"""Printed, written and drawn results."""
 
 import io
 import json

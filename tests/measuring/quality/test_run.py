@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions × modes: in which order, how many at a time, and what ends a run."""
+"""Questions × modes: their order, their concurrency, and the end of a run."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ QUESTIONS = [make_question(name, name) for name in "abcd"]
 
 @pytest.fixture
 def run(server):
-    """Asks all questions in all modes; gives the results kept until the end, or the error."""
+    """Asks all questions in all modes; returns the kept results, or the error."""
 
     async def run(concurrency=1, keep=None, pending=None) -> list[Result]:
         results = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What answers must be, and which differences are ties."""
+"""Required answers, and differences that are ties."""
 
 from types import SimpleNamespace
 
@@ -45,7 +45,7 @@ def test_prompts_have_the_same_number_of_tokens():
 
 
 class Replaying:
-    """Asked again, it says which tokens were likely: lists of ``(token, logprob)``, the chosen one first."""
+    """Tells likely tokens when asked again: lists of ``(token, logprob)``, the chosen one first."""
 
     def __init__(self, name, *tokens):
         self.name = name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera bench` from end to end, on small servers: its files, its exit codes, and what is left of a stopped run."""
+"""`tessera bench` from end to end, on small servers: files, exit codes, stopped runs."""
 
 import re
 import signal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: what is in it at any time, and which folders are refused."""
+"""The folder of a run: its contents at any time, and refused folders."""
 
 import json
 from datetime import UTC, datetime

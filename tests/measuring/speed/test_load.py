@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The load workload against servers without a model: what each is sent, what is recorded, what is refused."""
+"""The load workload against servers without a model: requests, records, refusals."""
 
 from contextlib import ExitStack
 from functools import partial

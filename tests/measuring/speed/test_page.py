@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page needs nothing beside itself, says what was run, and can't be broken by a name."""
+"""The page needs nothing beside itself, describes its run, and survives any name."""
 
 import html as entities
 import re

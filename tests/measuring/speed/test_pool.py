@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server says of its pool."""
+"""A server's description of its pool."""
 
 import pytest
 

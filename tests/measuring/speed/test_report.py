@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is printed and written of a run."""
+"""Printed and written results of a run."""
 
 import io
 import json

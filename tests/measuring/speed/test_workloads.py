@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workloads that need no load: which requests each system gets, what is recorded, and what is refused."""
+"""The workloads without concurrent users: requests to each system, records, refusals."""
 
 from collections import Counter
 from pathlib import Path
