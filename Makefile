@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-matrix test-in-place test-fast test-vllm fuzz check audit bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-fast test-vllm fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # Each worker runs whole files, whose tests share engines (tests/engine/sharing.py); ARGS="-n 0": one process.
@@ -32,13 +32,15 @@ test: setup ## run the tests; a subset in ARGS
 	@scripts/test_servers.sh
 	$(BIN)/python -m pytest -m "not matrix" $(PARALLEL) $(ARGS)
 
-test-matrix: setup ## run the tests of further models, features and deployments; a subset in ARGS
+test-rest: setup ## run the tests that make test leaves out; --changed-first and --minutes N in ARGS
 	@scripts/test_servers.sh
 	$(BIN)/python -m pytest -m matrix $(PARALLEL) $(ARGS)
 
 test-in-place: setup ## run tests with chunks shared in place (exactness, faults, isolation); others in ARGS
 	@scripts/test_servers.sh
 	TESSERA_CHUNK_CACHE_PLACEMENT=in-place $(BIN)/python -m pytest $(PARALLEL) $(or $(ARGS),$(IN_PLACE))
+
+test-all: test test-rest test-in-place ## run all tests (hours)
 
 test-fast: setup ## run the tests without an engine
 	@scripts/test_servers.sh
@@ -76,8 +78,8 @@ clean: ## remove environments, builds and caches
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Tests need no network: engine and tokenizer run offline.
-test test-matrix test-fast test-vllm fuzz: export HF_HUB_OFFLINE = 1
-test test-matrix test-fast test-vllm fuzz: export VLLM_NO_USAGE_STATS = 1
+test test-rest test-fast test-vllm fuzz: export HF_HUB_OFFLINE = 1
+test test-rest test-fast test-vllm fuzz: export VLLM_NO_USAGE_STATS = 1
 fuzz: export FUZZ_EXAMPLES ?= 3000
 fuzz: export SCHEMA_CASES ?= 5000
 test-vllm: export VENV = .venv-vllm-$(VLLM)

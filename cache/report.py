@@ -105,7 +105,7 @@ class Compared(Shape):
 
 
 class Report(Shape):
-    """What was reused, what was computed, and why."""
+    """Tokens reused, tokens computed, and the reason for full attention."""
 
     mode: Literal["chunked", "full"]
     reason: str | None

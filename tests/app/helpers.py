@@ -22,7 +22,7 @@ CONTROL = ADDED[:-1]
 
 
 def cache_with(manager: ChunkCacheManager, *, running: int = 0, queued: int = 0) -> SimpleNamespace:
-    """What the app reads of a chunk cache without an engine."""
+    """The parts of a chunk cache that the app reads, without an engine."""
     checks: list[int] = []
     cache = SimpleNamespace(
         reason=None,

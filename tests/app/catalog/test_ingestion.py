@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of chunks that were computed ahead of time."""
+"""Pins, ids and times to live of chunks computed ahead of time."""
 
 from types import SimpleNamespace
 
