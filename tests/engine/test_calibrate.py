@@ -79,6 +79,7 @@ def of_random_weights(
     return calibrated(folder / "out", str(model_path("tiny-llama")), *chosen)
 
 
+@pytest.mark.matrix
 def test_a_model_that_isolation_breaks_keeps_full_attention(
     of_random_weights: tuple[Profile, Path], serve: Any
 ) -> None:

@@ -68,7 +68,11 @@ def test_the_divergence_is_that_of_log_probabilities_asked_for_one_by_one(
     assert 0 < compared["mean_kl"] <= whole + 1e-5
 
 
-@pytest.mark.parametrize("flags", [(), ("--no-enable-prefix-caching",)], ids=["cached", "no prefix cache"])
+@pytest.mark.parametrize(
+    "flags",
+    [(), pytest.param(("--no-enable-prefix-caching",), marks=pytest.mark.matrix)],
+    ids=["cached", "no prefix cache"],
+)
 def test_an_answer_of_several_blocks_is_judged_anew_each_time(flags: tuple[str, ...], serve: Any, text: Text) -> None:
     """Also if vLLM has its blocks from full attention's own answer or an earlier comparison."""
     server, chunks, question = serve("tiny-llama", "--block-size", "32", *flags), [text(70), text(90)], text(12)

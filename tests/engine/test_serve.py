@@ -83,7 +83,7 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     system, chunks = text(20), [text(300), text(120)]
     before = {name: ask(server, name, chunks, "What?", system=system) for name in ("shared", "offset")}
     many = {"chunks": [text(2000) for _ in range(200)], "pin": True}
-    asked = {"chunks": [text(2000), *chunks], "question": "What?", "max_tokens": 200, "ignore_eos": True}
+    asked = {"chunks": [text(2000), *chunks], "question": "What?", "max_tokens": 2000, "ignore_eos": True}
     ended: list[str] = []
 
     def send(path: str, body: dict[str, Any]) -> None:
@@ -124,6 +124,7 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     assert_exact(response, oracle("tiny-llama"), name)
 
 
+@pytest.mark.matrix
 def test_torch_compile_is_exact(start: Callable[..., TesseraServer], oracle: Any) -> None:
     """As by default outside tests: compiled, with settings from the environment."""
     environment = {"TESSERA_CHUNK_POSITION_STRATEGY": "offset", "TESSERA_CHUNK_CACHE_PAGE_TOKENS": "5"}

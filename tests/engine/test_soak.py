@@ -27,7 +27,7 @@ from tests.engine.test_churn import Churn, bodies, expected, outcome
 
 Text = Callable[[int], str]
 
-SECONDS = 60 * float(os.environ.get("SOAK_MINUTES", "3"))
+SECONDS = 60 * float(os.environ.get("SOAK_MINUTES", "1"))
 CLIENTS, LEAVERS = 12, 4
 WARM_UP = 0.5
 """Fraction of the time before memory and files are first counted, while libraries fill their caches."""

@@ -85,7 +85,7 @@ def origins(response: dict[str, Any]) -> list[str | None]:
     return [chunk.get("origin") or chunk["status"] for chunk in response["cache"]["chunks"]]
 
 
-@pytest.mark.parametrize("kind", ["file", "s3", *(pytest.param(name, marks=pytest.mark.matrix) for name in WORKERS)])
+@pytest.mark.parametrize("kind", ["file", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("s3", *WORKERS))])
 def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     kind: str,
     start: StartServer,
@@ -158,6 +158,7 @@ def test_damaged_files_are_computed_anew_and_quarantined(
     assert_exact(again, oracle("tiny-llama"), "shared")
 
 
+@pytest.mark.matrix
 def test_a_file_system_that_hangs_is_waited_for_once(
     start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
@@ -210,6 +211,7 @@ def change(path: Path, how: Callable[[bytes], bytes]) -> None:
     path.write_bytes(how(path.read_bytes()))
 
 
+@pytest.mark.matrix
 def test_a_full_disk_and_one_that_can_not_be_written_to_cost_nothing_but_the_tier(
     start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_server_that_is_away_is_asked_less_often(opened):
     expect(opened.locator("#trouble")).to_be_hidden()
 
 
+@pytest.mark.matrix
 def test_polling_costs_the_server_under_a_hundredth_of_a_core(server, page):
     page.get_by_role("link", name="Cache").click()
     expect(page.locator(".plot").first).to_be_visible()
