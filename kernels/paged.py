@@ -89,7 +89,7 @@ class KVCopier(ABC):
             self._save(slots, rows)
 
     def load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
-        """Copy K and V of pool `rows` to engine `slots` in every layer, K rotated by `deltas`.
+        """Copy pool `rows` to engine `slots` in every layer, K rotated by `deltas`.
 
         Slots must not repeat. A token of delta 0 is copied bit for bit. Raises as `save` does.
         """

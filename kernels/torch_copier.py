@@ -34,7 +34,7 @@ class TorchCopier(KVCopier):
                 layer.value_blocks[block] = layer.value_pool[page]
 
     def _tiles(self, *indices: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Cut index tensors of one length into tiles of at most _TILE_TOKENS, on the layers' device."""
+        """Cut index tensors into tiles of at most _TILE_TOKENS, on the layers' device."""
         device = self.layers[0].key_pool.device
         return zip(*(torch.split(part.to(device), _TILE_TOKENS) for part in indices), strict=True)
 

@@ -102,7 +102,7 @@ class TritonCopier(KVCopier):
         )
 
     def _send_indices(self, *parts: Tensor) -> Tensor:
-        """Int64 `[parts, n or n + 1]`, rows aligned to 16 bytes, so that Triton compiles once."""
+        """Int64 `[parts, n or n + 1]`; rows aligned to 16 bytes let Triton compile once."""
         num_tokens = len(parts[0])
         indices = torch.zeros(len(parts), num_tokens + num_tokens % 2, dtype=torch.int64)
         for row, part in zip(indices, parts, strict=True):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Check that Tessera's kernels and chunk cache are correct and fast on this machine's NVIDIA GPU.
+"""Check Tessera's kernels and chunk cache on this machine's NVIDIA GPU: correct, and fast.
 
 Each check prints a line: PASS, FAIL or SKIPPED, with the measurement or the reason. The first run takes some minutes,
 mostly to compile kernels. Run it with the project's Python: .venv/bin/python scripts/check_gpu.py

@@ -17,7 +17,7 @@ def tessera_home() -> Path:
 
 
 def check_replaceable(path: Path, mark: str) -> None:
-    """Raises `FileExistsError` if ``path`` is neither absent, nor empty, nor a folder with the file ``mark``."""
+    """Raises `FileExistsError` unless ``path`` is absent, empty, or has the file ``mark``."""
     if path.exists() and not (path / mark).is_file() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} is in use: it has no {mark}; choose another folder")
 

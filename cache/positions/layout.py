@@ -169,7 +169,7 @@ class Layout:
         return [self.strategy.value, *place, self.system.length, *(chunk.length for chunk in self.chunks)]
 
     def in_place(self) -> "Layout":
-        """The same distances, with the question moved by the system segment's rotation instead of the keys."""
+        """The same distances, by moving the question instead of rotating the keys."""
         shift = self.system.delta
         system, *chunks = (replace(at, delta=at.delta - shift) for at in (self.system, *self.chunks))
         return replace(self, system=system, chunks=tuple(chunks), shift=shift)

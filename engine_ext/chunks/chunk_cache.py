@@ -272,7 +272,7 @@ class ChunkCache:
         self._next_integrity_check = ended + max(1.0, 100 * (ended - started))
 
     def _check_if_idle(self) -> None:
-        """Checks the books if the manager is idle, in at most 1 % of the time."""
+        """Checks the books of an idle manager, in at most 1 % of the time."""
         if time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
             self.check_integrity()
 

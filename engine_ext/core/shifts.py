@@ -48,9 +48,9 @@ class ShiftTable:
         self._shifts[blocks.to(self._shifts.device)] = torch.tensor(list(changes.values())).to(self._shifts.device)
 
     def shifted(self, positions: Tensor, slots: Tensor) -> Tensor:
-        """``positions``, int64 ``[n]``, minus the shifts of the tokens' ``slots``, int ``[m]`` with ``m <= n``.
+        """``positions`` minus the shifts of the tokens' ``slots``.
 
-        It is valid until the next call.
+        ``positions`` is int64 ``[n]``, ``slots`` int ``[m]`` with ``m <= n``. The result is valid until the next call.
         """
         shifted = self._positions[: len(positions)].copy_(positions)
         shifted[: len(slots)] -= self._shifts[slots.clamp(min=0) // self._block_tokens]

@@ -163,9 +163,9 @@ class WorkerHalf:
             self._count("save", started, len(tokens))
 
     def read(self, pages: Sequence[int], tag: int, num_tokens: int) -> dict[str, Tensor]:
-        """KV of the segment in ``pages`` by layer, ``[num_tokens, heads, size]`` each, contiguous on the CPU.
+        """KV of the segment in ``pages``, by layer.
 
-        Raises :class:`WrongPagesError`.
+        Tensors are ``[num_tokens, heads, size]``, contiguous, on the CPU. Raises :class:`WrongPagesError`.
         """
         self._check_tags(pages, tag)
         tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in self._pools()}
@@ -250,7 +250,7 @@ class WorkerHalf:
         return {span.tag for span in spans if bool((self._page_tags[list(span.pages)] != span.tag).any())}
 
     def _rows(self, transfer: BlockTransfer) -> tuple[Tensor, Tensor, Tensor]:
-        """Token indices, pool rows and deltas of the tokens to move, int64 ``[n]`` each, on the CPU."""
+        """Indices, pool rows and deltas of the moved tokens: int64 ``[n]``, on the CPU."""
         tokens, rows, deltas = [], [], []
         for span in transfer.spans:
             skip = max(0, transfer.first_token - span.start)

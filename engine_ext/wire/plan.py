@@ -20,9 +20,10 @@ PARAMS_KEY = "tessera"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens ``[start, start + length)`` of a request, and their pages, where ``skipped`` others precede them.
+    """Tokens ``[start, start + length)`` of a request, and their pages.
 
-    On loads K is rotated by ``delta`` positions. ``tag`` is the pages' tag, required (load) or to be set (save).
+    ``skipped`` other tokens precede them on the pages. On loads K is rotated by ``delta`` positions. ``tag`` is the
+    pages' tag, required (load) or to be set (save).
     """
 
     start: int
