@@ -97,7 +97,7 @@ async def test_a_fill_outlives_the_request_that_started_it(server: TesseraServer
     before = server.stats()["counters"]["fills"].get("succeeded", 0)
 
     async def until_leases(number: int) -> None:
-        await asyncio.to_thread(until, lambda: server.stats()["occupancy"]["leases"] >= number, 60)
+        await asyncio.to_thread(until, lambda: server.occupancy()["leases"] >= number, 60)
 
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         body = rag_body("System", chunks, "first", "shared")

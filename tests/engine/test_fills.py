@@ -116,7 +116,7 @@ async def test_all_who_wait_leave_and_the_fills_end(server: TesseraServer, text:
 
 
 def until_filling(server: TesseraServer, segments: int = 1) -> None:
-    until(lambda: server.stats()["occupancy"]["segments_filling"] >= segments, why="no fill began")
+    until(lambda: server.occupancy()["segments_filling"] >= segments, why="no fill began")
 
 
 class Ingesting(threading.Thread):
@@ -158,7 +158,7 @@ def test_clearing_during_an_ingestion_is_said_in_its_lines(server: TesseraServer
     ingesting.start()
     until_filling(server, 3)  # the system segment, and the two chunks of the first round
     waiting.start()
-    until(lambda: server.stats()["occupancy"]["leases"] >= 3)
+    until(lambda: server.occupancy()["leases"] >= 3)
     cleared = server.post("/v1/cache/clear", {})["cleared"]
     ingesting.join()
     waiting.join()
@@ -207,14 +207,14 @@ def test_a_client_that_leaves_ends_its_ingestion(server: TesseraServer, text: Te
 def test_a_request_that_waits_for_an_abandoned_ingestion_gets_its_chunk(
     server: TesseraServer, oracle: Any, text: Text
 ) -> None:
-    chunk, answers = text(3000), []
+    chunk, answers = text(4000), []
     waiting = threading.Thread(target=lambda: answers.append(ask(server, "offset", [chunk], "?", system="waiting")))
     with httpx.Client(base_url=server.url, timeout=300) as leaving:
         request = leaving.build_request("POST", "/v1/rag/chunks", json={"chunks": [chunk], "system": "waiting"})
         response = leaving.send(request, stream=True)
         until_filling(server)
         waiting.start()
-        until(lambda: server.stats()["occupancy"]["leases"] >= 2)
+        until(lambda: server.occupancy()["leases"] >= 2)
         response.close()
     waiting.join()
     assert statuses(answers[0]) == ["waited"]

@@ -200,7 +200,7 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
         thread.start()
     assert all(each.has_begun.wait(300) for each in (*streams, ingestion))
     last_thread.start()
-    until(lambda: server.stats()["occupancy"]["running_fills"] >= 3)
+    until(lambda: server.occupancy()["running_fills"] >= 3)
     server.process.send_signal(signal.SIGTERM)
     until(lambda: health(server) != (200, ""))
     assert health(server) == (503, "The server is stopping.")

@@ -96,7 +96,7 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     threads = [threading.Thread(target=send, args=request) for request in requests]
     for thread in threads:
         thread.start()
-    until(lambda: server.stats()["occupancy"]["leases"] >= 3)
+    until(lambda: server.occupancy()["leases"] >= 3)
     group, port = server.process.pid, server.port
     server.process.send_signal(signal.SIGTERM)
     # Until the signal is handled; the engine has far more work than its shutdown timeout allows.

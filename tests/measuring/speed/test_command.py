@@ -185,7 +185,7 @@ def test_without_a_model_a_random_one_is_built(model, out, fakes, monkeypatch):
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_servers_and_keeps_what_was_measured(sent, argv, out):
-    started = [sys.executable, "-c", COMMAND, "0.1", "chat", *argv]
+    started = [sys.executable, "-c", COMMAND, "0.5", "chat", *argv]
     process = subprocess.Popen(started, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: (out / "samples.jsonl").exists() and (out / "samples.jsonl").read_text().count("\n") >= 2, process)
     process.send_signal(sent)
