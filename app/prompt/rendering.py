@@ -2,11 +2,10 @@
 """Rendering of a request with chunks up to the resolved request for the engine."""
 
 from starlette.datastructures import State
-from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from app.documents.cache_options import decide_of, options_of
-from app.documents.document import BadRequestError, Document
+from app.documents.document import Document
 from app.documents.openai_documents import system_texts
 from app.documents.rag_request import RagRequest, documents_of
 from app.documents.request_documents import cache_salt_of, keys_of
@@ -17,12 +16,9 @@ from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lo
 
 
 def open_ticket(request: RagRequest, state: State) -> tuple[RequestContext, list[Document]]:
-    """Context and documents of a request; raises as :func:`app.documents.rag_request.documents_of`."""
+    """Context and documents of a request; raises :class:`BadRequestError` and as :func:`documents_of`."""
     engine: ChunkEngine = state.engine_client
-    try:
-        options = options_of(request.cache, cache_salt_of(request.model_extra or {}), state)
-    except BadRequestError as error:
-        raise VLLMValidationError(str(error), parameter=error.parameter) from error
+    options = options_of(request.cache, cache_salt_of(request.model_extra or {}), state)
     documents = documents_of(request.chunks, engine.cache.known_ids(), options.namespace)
     body = {**request.model_dump(include={"model", "system", "messages"}), **(request.model_extra or {})}
     keys = keys_of(body, options, system_texts(body), documents)

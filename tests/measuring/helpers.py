@@ -6,7 +6,9 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from measuring.speed.servers import Server
+from measuring.speed.samples import Sample
+from measuring.speed.servers import Server, Servers
+from measuring.speed.workloads.base import Workload
 from tests.measuring.fake_server import FakeServer, serving
 
 
@@ -33,6 +35,18 @@ class Fakes:
                 yield server
         finally:
             self.running.remove(name)
+
+
+ROUNDS = 3
+
+
+async def run(workload: Workload) -> list[Sample]:
+    """The samples of :data:`ROUNDS` rounds."""
+    async with Servers("model", (), Path("out")) as servers:
+        await workload.prepare(servers)
+        samples = [each for number in range(1, 1 + ROUNDS) for each in await workload.round(servers, number)]
+        await workload.finish(servers)
+    return samples
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -11,14 +11,13 @@ from app.documents.document import Document
 from measuring.kit.client import ServerError
 from measuring.speed import servers
 from measuring.speed.answers import DifferentAnswerError
-from measuring.speed.servers import Servers
 from measuring.speed.traces import Trace, read_trace, zipf_trace
 from measuring.speed.workloads import load
 from measuring.speed.workloads.base import Options
 from measuring.speed.workloads.load import Load, Sizes
 from measuring.speed.workloads.loops import closed_loop
 from tests.measuring.fake_server import FakeServer, answer_of
-from tests.measuring.helpers import Fakes
+from tests.measuring.helpers import ROUNDS, Fakes, run
 
 CHAT, RAG, CHUNKS = "/v1/chat/completions", "/v1/rag/chat", "/v1/rag/chunks"
 
@@ -54,18 +53,6 @@ def fakes(monkeypatch):
 
 def make(folder, trace=None, seed=0) -> SmallLoad:
     return SmallLoad(Options(Path("model"), (), folder, seed=seed, trace=trace))
-
-
-ROUNDS = 3
-
-
-async def run(workload):
-    """The samples of some rounds."""
-    async with Servers("model", (), Path("out")) as servers:
-        await workload.prepare(servers)
-        samples = [each for number in range(1, 1 + ROUNDS) for each in await workload.round(servers, number)]
-        await workload.finish(servers)
-    return samples
 
 
 async def test_every_round_has_a_sample_of_each_system(fakes, tmp_path):

@@ -8,11 +8,10 @@ import pytest
 
 from measuring.speed import servers
 from measuring.speed.answers import DifferentAnswerError
-from measuring.speed.servers import Servers
 from measuring.speed.workloads import placement
 from measuring.speed.workloads.base import Options
 from measuring.speed.workloads.placement import Placement
-from tests.measuring.helpers import Fakes
+from tests.measuring.helpers import ROUNDS, Fakes, run
 
 
 class PlacedFakes(Fakes):
@@ -41,21 +40,16 @@ def fakes(monkeypatch):
         yield fakes
 
 
-async def run():
-    workload = Placement(Options(Path("model"), (), Path("out")))
-    async with Servers("model", (), Path("out")) as running:
-        await workload.prepare(running)
-        samples = [each for number in range(2) for each in await workload.round(running, number)]
-        await workload.finish(running)
-    return samples
+def make() -> Placement:
+    return Placement(Options(Path("model"), (), Path("out")))
 
 
 async def test_every_round_has_samples_of_each_system(fakes):
-    samples = await run()
+    samples = await run(make())
     wanted = [
         (point, number, system)
         for point in ("one client", "4 clients")
-        for number in range(2)
+        for number in range(1, 1 + ROUNDS)
         for system in ("stock", "warm", "in place")
     ]
     assert sorted((each.point, each.round, each.system) for each in samples) == sorted(wanted)
@@ -64,7 +58,7 @@ async def test_every_round_has_samples_of_each_system(fakes):
 
 
 async def test_all_servers_have_the_same_little_memory(fakes):
-    await run()
+    await run(make())
     assert set(fakes.flags) == {"stock", "tessera", "in-place"}
     memory = fakes.flags["stock"]
     blocks = int(memory[memory.index("--num-gpu-blocks-override") + 1])
@@ -76,4 +70,4 @@ async def test_all_servers_have_the_same_little_memory(fakes):
 async def test_a_request_that_was_placed_otherwise_is_not_reported(name, placed, fakes):
     fakes.placed[name] = placed
     with pytest.raises(DifferentAnswerError, match="was placed as"):
-        await run()
+        await run(make())

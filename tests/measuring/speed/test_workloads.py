@@ -15,24 +15,13 @@ from measuring.speed.workloads.chat import Chat
 from measuring.speed.workloads.context import Context
 from tests.measuring import fake_server
 from tests.measuring.fake_server import rag_prompt
+from tests.measuring.helpers import ROUNDS, run
 
 CHAT, RAG, INGEST, CLEAR = "/v1/chat/completions", "/v1/rag/chat", "/v1/rag/chunks", "/v1/cache/clear"
 
 
 def options(**fields) -> Options:
     return Options(Path("model"), (), Path("out"), **fields)
-
-
-ROUNDS = 4
-
-
-async def run(workload):
-    """The samples of some rounds."""
-    async with Servers("model", (), Path("out")) as servers:
-        await workload.prepare(servers)
-        samples = [each for number in range(1, 1 + ROUNDS) for each in await workload.round(servers, number)]
-        await workload.finish(servers)
-    return samples
 
 
 def user_text(body):
@@ -140,7 +129,7 @@ async def test_chat_takes_turns_and_compares_texts(fakes):
     assert [s.system for s in samples[:4]] == ["stock", "tessera", "tessera", "stock"]
     assert fakes.servers["stock"].bodies(CHAT) == fakes.servers["tessera"].bodies(CHAT)
     texts = [user_text(body) for body in fakes.servers["stock"].bodies(CHAT)]
-    assert len(set(texts)) == len(texts) == 5
+    assert len(set(texts)) == len(texts) == 1 + ROUNDS
     assert {len(text) for text in texts} == {128}
 
 
