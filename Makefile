@@ -3,8 +3,8 @@
 .PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-fast test-vllm fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
-# Each worker runs whole files, whose tests share engines (tests/engine/sharing.py); ARGS="-n 0": one process.
-PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+# Each worker runs whole files, and all tests of a shared engine (tests/conftest.py); ARGS="-n 0": one process.
+PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
 IN_PLACE := $(addprefix tests/engine/test_,in_place.py exactness.py faults.py isolation.py concurrency.py churn.py)
 

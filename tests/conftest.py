@@ -3,8 +3,10 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -45,12 +47,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Orders files: with ``--changed-first`` as it says, else slowest first, so that all workers end together."""
+    """Orders files: with ``--changed-first`` as it says, else slowest first, so that all workers end together.
+
+    Tests that share an engine move together, since it starts once.
+    """
     if config.option.changed_first:
-        changed = lines_changed(config.rootpath)
-        items.sort(key=lambda item: -changed[item.nodeid.partition("::")[0]])
+        changed, most = lines_changed(config.rootpath), Counter[str]()
+        for item in items:
+            most[group_of(item)] = max(most[group_of(item)], changed[item.nodeid.partition("::")[0]])
+        items.sort(key=lambda item: -most[group_of(item)])
     elif hasattr(config, "workerinput"):
         items.sort(key=_rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives each worker whole files, and all tests of a shared engine together (`--dist loadgroup`)."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class FilesAndEngines(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).partition("::")[0]
+
+    return FilesAndEngines(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,6 +77,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     limit = item.config.option.minutes
     if limit is not None and time.monotonic() > item.session.stash.setdefault(_STARTED, time.monotonic()) + 60 * limit:
         pytest.skip("not started within the time limit (--minutes)")
+
+
+def group_of(item: pytest.Item) -> str:
+    """The tests that run together: those of a shared engine, or of the same file."""
+    marker = item.get_closest_marker("xdist_group")
+    return str(marker.args[0]) if marker else item.nodeid.partition("::")[0]
 
 
 def _rank(item: pytest.Item) -> int:

@@ -36,10 +36,11 @@ def kill_group(group: int) -> None:
 
 
 def let_children_be_interrupted() -> None:
-    """Children get SIGINT's default, also if this process was started with SIGINT ignored (`nohup make test &`)."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _do_nothing)  # unlike SIG_IGN, children do not inherit it
+    """Children get the default of SIGINT and SIGHUP, also if this process ignores them (`nohup make test &`)."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, _do_nothing)  # unlike SIG_IGN, children do not inherit it
 
 
 def _do_nothing(*_: object) -> None:
-    """Handles SIGINT."""
+    """Handles a signal."""

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of one engine run together, and it ends with the last of them; fake tests and servers."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.engine.sharing import SharedServers, engine_of, in_order, needed_from
+from tests.engine.sharing import SharedServer, engine_of, in_order
 
 PLAIN, LITTLE, OTHER_MODEL = ("tiny-llama",), ("tiny-llama", "--little"), ("tiny-qwen3",)
 
@@ -19,11 +18,6 @@ class Item:
 
     file: str
     engine: tuple[str, ...] | None
-    session: Any = field(default_factory=SimpleNamespace)
-
-    @property
-    def path(self) -> Path:
-        return Path(self.file)
 
     @property
     def fixturenames(self) -> list[str]:
@@ -39,9 +33,7 @@ class Item:
 
 
 def collected(*tests: tuple[str, tuple[str, ...] | None]) -> list[Item]:
-    session = SimpleNamespace()
-    session.items = [Item(file, engine, session) for file, engine in tests]
-    return session.items
+    return [Item(file, engine) for file, engine in tests]
 
 
 @pytest.mark.parametrize("engine", [None, PLAIN, LITTLE, OTHER_MODEL])
@@ -49,11 +41,11 @@ def test_a_test_names_its_engine(engine):
     assert engine_of(Item("a", engine)) == engine
 
 
-def test_tests_of_one_engine_run_together_and_no_file_is_torn_apart():
-    items = collected(("a", LITTLE), ("b", PLAIN), ("b", None), ("b", OTHER_MODEL), ("b", PLAIN), ("c", PLAIN))
+def test_tests_of_one_engine_run_together():
+    items = collected(("a", None), ("a", LITTLE), ("b", PLAIN), ("b", OTHER_MODEL), ("b", None), ("c", PLAIN))
     assert [(item.file, item.engine) for item in in_order(items)] == [
-        *(("b", PLAIN), ("b", PLAIN), ("b", None), ("b", OTHER_MODEL), ("c", PLAIN)),
-        ("a", LITTLE),
+        *(("b", PLAIN), ("c", PLAIN), ("a", LITTLE), ("b", OTHER_MODEL)),
+        *(("a", None), ("b", None)),
     ]
 
 
@@ -66,18 +58,17 @@ class Server:
 
 
 def test_an_engine_ends_with_its_last_test():
-    items = collected(("a", PLAIN), ("a", LITTLE), ("b", None), ("b", PLAIN), ("c", None))
-    servers, alive = SharedServers(Server), []
-    for item, following in zip(items, [*items[1:], None], strict=True):
-        if (engine := engine_of(item)) is not None:
-            assert servers.get(engine) is servers.get(engine)
-        servers.end_all_but(needed_from(following))
-        alive.append([server.engine for server in servers.running()])
-    assert alive == [[PLAIN], [PLAIN], [PLAIN], [], []]
+    server, alive = SharedServer(Server), []
+    for engine, following in ((PLAIN, PLAIN), (PLAIN, LITTLE), (LITTLE, None), (None, PLAIN), (PLAIN, None)):
+        if engine is not None:
+            assert server.get(engine) is server.get(engine)
+        server.keep(following)
+        alive.append([each.engine for each in server.running()])
+    assert alive == [[PLAIN], [], [], [], []]
 
 
-def test_none_is_left_at_the_end():
-    servers = SharedServers(Server)
-    server = servers.get(PLAIN)
-    servers.end_all_but(needed_from(None))
-    assert (server.engine, servers.running()) == ("stopped", [])
+def test_another_engine_replaces_it():
+    server = SharedServer(Server)
+    first = server.get(PLAIN)
+    assert server.get(LITTLE).engine == LITTLE
+    assert first.engine == "stopped"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.engine.server import ServerPool, TesseraServer
-from tests.engine.sharing import Engine, SharedServers, engine_of, in_order, needed_from
+from tests.engine.sharing import Engine, SharedServer, engine_of, in_order
 from tests.oracle import Oracle
 from tools.random_model import build_preset
 
@@ -27,22 +27,27 @@ COMMON = (
 )
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.engine)
+    if engine := engine_of(item):
+        item.add_marker(pytest.mark.xdist_group(" ".join(engine)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = [place for place, item in enumerate(items) if "tests/engine/" in str(item.path)]
     for place, item in zip(places, in_order([items[place] for place in places]), strict=True):
         items[place] = item
-        item.add_marker(pytest.mark.engine)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
-    """Ends shared engines with the last test that needs them."""
-    shared: SharedServers | None = item.funcargs.get("shared")
+    """Ends a shared engine with its last test."""
+    shared: SharedServer | None = item.funcargs.get("shared")
     try:
         return (yield)
     finally:
         if shared is not None:
-            shared.end_all_but(needed_from(nextitem))
+            shared.keep(engine_of(nextitem) if nextitem is not None else None)
 
 
 @pytest.fixture(scope="session")
@@ -64,15 +69,15 @@ def oracle(model_path: Callable[[str], Path]) -> Callable[[str], Oracle]:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[SharedServers]:
+def shared(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[SharedServer]:
     def start(engine: Engine) -> TesseraServer:
         preset, *flags = engine
         log = tmp_path_factory.mktemp("shared") / "server.log"
         return TesseraServer(log, *arguments_of(model_path(preset)), *flags).wait_ready()
 
-    servers = SharedServers(start)
-    yield servers
-    servers.end_all_but(())
+    server = SharedServer(start)
+    yield server
+    server.keep(None)
 
 
 @pytest.fixture
@@ -83,7 +88,7 @@ def shared_engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.fixture
-def server(shared: SharedServers, shared_engine: Engine) -> TesseraServer:
+def server(shared: SharedServer, shared_engine: Engine) -> TesseraServer:
     """A running server, shared with all tests of the same model and flags (`serve_with`); fp32 by default."""
     return shared.get(shared_engine)
 
@@ -111,7 +116,7 @@ def arguments_of(model: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def books_balance(shared: SharedServers, pool: ServerPool) -> Iterator[None]:
+def books_balance(shared: SharedServer, pool: ServerPool) -> Iterator[None]:
     """After every test, waits until all running servers are idle, and checks their managers' books."""
     yield
     for server in (*shared.running(), *pool.running()):

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines shared by tests: the engine that a test needs, the order of the tests, and the engines still needed.
+"""Engines shared by tests, one at a time: the engine that a test needs, and the order of the tests.
 
 A test with the fixture `server` gets the engine of its parameter `model` and of its marker `serve_with(*flags)`.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -29,46 +28,37 @@ def engine_of(item: pytest.Item) -> Engine | None:
 
 
 def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Files that share an engine with another file first; within a file, the tests of an engine together."""
-    files: defaultdict[Engine | None, set[Path]] = defaultdict(set)
-    first: dict[Hashable, int] = {}
-    for number, item in enumerate(items):
-        files[engine_of(item)].add(item.path)
-        first.setdefault(item.path, number)
-        first.setdefault((item.path, engine_of(item) or item), number)
-    sharing = {path for engine, paths in files.items() if engine and len(paths) > 1 for path in paths}
-    return sorted(
-        items,
-        key=lambda item: (item.path not in sharing, first[item.path], first[item.path, engine_of(item) or item]),
-    )
+    """The tests of an engine together, those of the engine with most tests first; tests without one last."""
+    number = Counter(engine_of(item) for item in items)
+    first = {engine_of(item): place for place, item in reversed(list(enumerate(items)))}
+
+    def place(item: pytest.Item) -> tuple[bool, int, int]:
+        engine = engine_of(item)
+        return (True, 0, 0) if engine is None else (False, -number[engine], first[engine])
+
+    return sorted(items, key=place)
 
 
-def needed_from(item: pytest.Item | None) -> set[Engine | None]:
-    """The engines of a test and of all tests after it; none after the last test.
-
-    With pytest-xdist, another process may run some of them: an engine then lives longer than it has to.
-    """
-    if item is None:
-        return set()
-    items = item.session.items
-    return {engine_of(each) for each in items[items.index(item) :]}
-
-
-class SharedServers:
-    """Starts the server of an engine on demand; it runs until no test needs it."""
+class SharedServer:
+    """The running server of one engine, started on demand."""
 
     def __init__(self, start: Callable[[Engine], TesseraServer]) -> None:
         self._start = start
-        self._running: dict[Engine, TesseraServer] = {}
+        self._engine: Engine | None = None
+        self._server: TesseraServer | None = None
 
     def get(self, engine: Engine) -> TesseraServer:
-        if engine not in self._running:
-            self._running[engine] = self._start(engine)
-        return self._running[engine]
+        """The running server of ``engine``; starts it, and ends that of another engine."""
+        self.keep(engine)
+        if self._server is None:
+            self._engine, self._server = engine, self._start(engine)
+        return self._server
 
     def running(self) -> list[TesseraServer]:
-        return list(self._running.values())
+        return [self._server] if self._server is not None else []
 
-    def end_all_but(self, needed: Collection[Engine | None]) -> None:
-        for engine in self._running.keys() - set(needed):
-            self._running.pop(engine).stop()
+    def keep(self, engine: Engine | None) -> None:
+        """Ends the server unless it is that of ``engine``, which the next test needs."""
+        if self._server is not None and engine != self._engine:
+            self._server.stop()
+            self._engine = self._server = None

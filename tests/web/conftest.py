@@ -19,10 +19,10 @@ FLAGS = ("--served-model-name", "demo", "--chunk-cache-memory", "64MiB", "--kv-c
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/web/" in str(item.path) and "demo" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.engine)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "demo" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.engine)
+        item.add_marker(pytest.mark.xdist_group("demo"))
 
 
 class DemoServer:
