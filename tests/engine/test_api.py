@@ -307,7 +307,7 @@ def test_documents_of_a_streamed_anthropic_message(server: TesseraServer, text: 
     assert '"cache"' in lines[0]
 
 
-@pytest.mark.parametrize("by", ["flag", "field"])
+@pytest.mark.parametrize("by", [pytest.param("flag", marks=pytest.mark.matrix), "field"])
 def test_separators(by: str, server: TesseraServer, serve: Any, text: Text) -> None:
     target = serve("tiny-llama", "--chunk-separator", " # # ") if by == "flag" else server
     request = same_request(text)

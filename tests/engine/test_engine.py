@@ -58,7 +58,7 @@ def engine_args(model: Path) -> AsyncEngineArgs:
     )
 
 
-@pytest.fixture(scope="module", params=["tiny-llama", "tiny-qwen3"])
+@pytest.fixture(scope="module", params=["tiny-llama", pytest.param("tiny-qwen3", marks=pytest.mark.matrix)])
 def model(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

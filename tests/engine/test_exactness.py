@@ -13,7 +13,9 @@ from tests.engine.sharing import SMALL_STEPS
 from tests.oracle import Oracle
 
 STEPS = 8
-QWEN3, QWEN3_MHA = (pytest.param(name, marks=pytest.mark.matrix) for name in ("tiny-qwen3", "tiny-qwen3-mha"))
+QWEN3, LLAMA_MHA, QWEN3_MHA = (
+    pytest.param(name, marks=pytest.mark.matrix) for name in ("tiny-qwen3", "tiny-llama-mha", "tiny-qwen3-mha")
+)
 STRATEGIES = ["shared", "parallel", "offset"]
 # Two line feeds follow a chunk's text, and one byte is one token: a chunk of n tokens has n - 2 characters.
 SUFFIX = 2
@@ -197,7 +199,7 @@ def test_empty_system_prompt(strategy: str, server: TesseraServer, oracle: Any, 
         assert_exact(ask(server, strategy, order, text(15), system=""), oracle("tiny-llama"), strategy)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", QWEN3, "tiny-llama-mha", QWEN3_MHA])
+@pytest.mark.parametrize("model", ["tiny-llama", QWEN3, LLAMA_MHA, QWEN3_MHA])
 def test_missing_cached_and_partly_cached(model: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     for strategy in STRATEGIES:
         system = f"You answer from documents about {text(8)}."
@@ -214,7 +216,7 @@ def test_missing_cached_and_partly_cached(model: str, server: TesseraServer, ora
         assert_exact(some, oracle(model), strategy)
 
 
-@pytest.mark.serve_with("--max-num-batched-tokens", "1024")
+@SMALL_STEPS
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_chunk_lengths(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
@@ -245,6 +247,7 @@ def test_chunked_prefill_with_a_budget_of_64(
 @pytest.mark.serve_with("--dtype", "bfloat16")
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.matrix
 def test_bfloat16(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(n) for n in (120, 40, 77)]
     for order in (chunks, chunks[::-1]):

@@ -37,10 +37,7 @@ ORDERS = ([A, B], [B, A, C])
 _IN_EVERY_RUN = {
     "Llama 3 scaling",
     "Phi-3 long-rope, short",
-    "GPT-J pairs",
     "Gemma 3",
-    "gpt-oss",
-    "DeepSeek V2, MLA",
 }
 _MLA = needs(HAS_MLA_ON_CPUS, "latent attention on CPUs")
 _NEEDS = {

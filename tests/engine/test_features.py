@@ -113,6 +113,7 @@ def scheduled(serve: Any) -> TesseraServer:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.matrix
 def test_without_vllms_prefix_cache(strategy: str, scheduled: TesseraServer, oracle: Any, text: Text) -> None:
     chunks, question = [text(100), text(64)], text(100)
     for status in ("filled", "hit", "hit"):
@@ -122,6 +123,7 @@ def test_without_vllms_prefix_cache(strategy: str, scheduled: TesseraServer, ora
     assert response["cache"]["tokens"]["computed"] == len(segments(response["cache"])[2])
 
 
+@pytest.mark.matrix
 def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) -> None:
     """The latest request has the highest priority and overtakes; preempted requests load their chunks again."""
     system, chunks = text(10), [text(60), text(40)]
@@ -151,6 +153,7 @@ def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) ->
         assert logprobs == pytest.approx(run(scheduled, "/v1/rag/chat", apart(body), False)[0], abs=1e-4)
 
 
+@pytest.mark.matrix
 def test_what_runs_during_a_complete_reset_never_loads_chunks_of_before(scheduled: TesseraServer, text: Text) -> None:
     """vLLM would recompute the request, perhaps with other weights, behind chunks of the old weights."""
     body = {**rag_body(text(20), [text(100)], text(20), "shared"), "max_tokens": 450}
@@ -172,6 +175,7 @@ def test_what_runs_during_a_complete_reset_never_loads_chunks_of_before(schedule
     [("/reset_prefix_cache",), ("/sleep?level=1", "/wake_up"), ("/sleep?level=2", "/wake_up")],
     ids=["reset", "sleep 1", "sleep 2"],
 )
+@pytest.mark.matrix
 def test_after_a_reset_or_sleep_all_is_computed_anew(
     calls: tuple[str, ...], scheduled: TesseraServer, oracle: Any, text: Text
 ) -> None:

@@ -132,6 +132,7 @@ def test_what_the_engine_evicted_is_loaded_from_the_pool(server: TesseraServer, 
     assert server.metric(LOADED) > loaded
 
 
+@pytest.mark.matrix
 def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Text) -> None:
     """Sixteen concurrent requests in KV memory for one and a half; with copies or full attention, some wait."""
     clients, blocks = 16, 145
@@ -206,6 +207,7 @@ PARALLEL = (*IN_PLACE, "--chunk-position-strategy", "parallel")
 
 
 @pytest.mark.serve_with(*PARALLEL)
+@pytest.mark.matrix
 def test_a_server_of_parallel_positions_shifts_nothing(server: TesseraServer, oracle: Any, text: Text) -> None:
     """Its model class is not wrapped, so shared positions, which need shifts, are copied."""
     chunks = [text(n) for n in (50, 130, 17)]
@@ -244,6 +246,7 @@ def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Te
 
 
 @pytest.mark.serve_with(*IN_PLACE[:2], "--block-size", "128", "--max-model-len", "200")
+@pytest.mark.matrix
 def test_a_model_too_short_for_the_self_check_copies(server: TesseraServer, text: Text) -> None:
     assert server.stats()["placement"] == "copy"
     assert "chunks are copied, not shared in place: self-check failed: VLLMValidationError" in server.log.read_text()
@@ -251,6 +254,7 @@ def test_a_model_too_short_for_the_self_check_copies(server: TesseraServer, text
     assert (report["mode"], "placement" in report) == ("chunked", False)
 
 
+@pytest.mark.matrix
 def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, text: Text, tmp_path: Path) -> None:
     """vLLM's KV events, from which routers and offloading learn about blocks."""
     endpoint = f"ipc://{tmp_path}/events"

@@ -114,6 +114,7 @@ def test_a_cache_salt_is_a_namespace_of_its_own(server: TesseraServer, text: Tex
     assert statuses == ["filled", "filled", "hit"]
 
 
+@pytest.mark.usefixtures("server")  # `stock` runs beside it in all tests of this file, and so starts once
 def test_without_the_cache_there_are_no_chunks_to_manage(stock: TesseraServer) -> None:
     off = "the chunk cache is off: switched off by --no-chunk-cache"
     assert stock.post("/v1/rag/chunks", {"chunks": ["a"]}, 409)["error"]["message"] == off

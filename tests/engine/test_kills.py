@@ -173,6 +173,7 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
     assert not [path for path in shared if path.exists()]
 
 
+@pytest.mark.matrix
 def test_a_server_that_is_killed_while_it_starts(start: StartServer) -> None:
     """Also without the chunk cache."""
     server = start("--no-chunk-cache", environment={"VLLM_LOGGING_LEVEL": "INFO"})
@@ -182,6 +183,7 @@ def test_a_server_that_is_killed_while_it_starts(start: StartServer) -> None:
     wait_until_gone(server.process.pid)
 
 
+@pytest.mark.matrix
 def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServer, text: Text, tmp_path: Path) -> None:
     """Including an answer that waits for chunks, and an ingestion's started chunks; new requests are refused."""
     folder = tmp_path / "kv"

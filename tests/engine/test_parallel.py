@@ -19,6 +19,8 @@ from tests.engine.test_exactness import (
     statuses,
 )
 
+pytestmark = pytest.mark.matrix
+
 Text = Callable[[int], str]
 # vLLM's CPU build runs a pipeline only with a compiled model: eager mode never creates the second stage's buffers.
 WORKERS = {
@@ -28,7 +30,7 @@ WORKERS = {
 ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_SERVER_DEV_MODE": "1"}
 
 
-@pytest.fixture(params=["tensor parallel", pytest.param("pipeline parallel", marks=pytest.mark.matrix)])
+@pytest.fixture(params=["tensor parallel", "pipeline parallel"])
 def server(request: pytest.FixtureRequest, serve: Any) -> TesseraServer:
     with all_cores():
         return serve("tiny-llama", *WORKERS[request.param], environment=ENVIRONMENT)

@@ -34,6 +34,7 @@ def assert_full(response: dict[str, Any], oracle: Oracle, tolerance: float = 1e-
 
 @pytest.mark.serve_with("--kv-cache-dtype", "fp8")
 @pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM's fp8 KV cache needs AVX-512 on the CPU")
+@pytest.mark.matrix
 def test_a_quantized_kv_cache(server: TesseraServer, text: Text) -> None:
     reason = "--kv-cache-dtype=fp8: a quantized KV cache can't be rotated exactly"
     assert full_attention(server, [text(100), text(40)], text(20), reason)["usage"]["completion_tokens"] == 8

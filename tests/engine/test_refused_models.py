@@ -22,6 +22,8 @@ from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool
 from tests.vllm_versions import RUNS_SLIDING_WINDOWS_ALONE
 
+pytestmark = pytest.mark.matrix
+
 
 def sliding_window(vocab_size: int) -> PreTrainedModel:
     config = MistralConfig(
@@ -60,11 +62,10 @@ def saved(build: Callable[[int], PreTrainedModel], tokenizer_of: Path, folder: P
             sliding_window,
             "sliding-window attention in every layer (64 tokens)",
             RUNS_SLIDING_WINDOWS_ALONE,
-            marks=pytest.mark.matrix,
         ),
         (alibi, "ALiBi", True),
         # vLLM's CPU build lacks Mamba's kernels: it starts, but can't run a request.
-        pytest.param(mamba, "Mamba", False, marks=pytest.mark.matrix),
+        pytest.param(mamba, "Mamba", False),
     ],
 )
 def test_served_with_the_cache_off(

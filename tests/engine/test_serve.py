@@ -75,6 +75,7 @@ def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraSe
     wait_until_gone(server.process.pid)
 
 
+@pytest.mark.matrix
 def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
     start: Callable[..., TesseraServer], oracle: Any, text: Callable[[int], str]
 ) -> None:
@@ -145,6 +146,7 @@ def test_port_in_use() -> None:
         assert f"port {port} is in use" in refused("some/model", "--host", "127.0.0.1", "--port", port)
 
 
+@pytest.mark.matrix
 def test_port_of_a_server_that_is_still_starting() -> None:
     """A server that starts does not listen yet, so the system would assign its port to another."""
     with reserved_port() as bound:

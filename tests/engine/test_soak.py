@@ -98,6 +98,7 @@ def taken(server: TesseraServer) -> tuple[int, int]:
     return sum(p.memory_info().rss for p in processes), sum(p.num_fds() for p in processes)
 
 
+@pytest.mark.matrix
 def test_soak(serve: Any, tier: Path, text: Text) -> None:
     server = serve("tiny-llama", *SMALL, *LITTLE_KV, "--chunk-cache-tiers", f"file://{tier}?size=4MiB")
     asked, tasks_before = bodies(text, random.Random(5)), server.metric("tessera_event_loop_tasks")

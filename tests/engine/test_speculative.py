@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from tests.engine.server import TesseraServer
 from tests.engine.test_exactness import ask, assert_exact, assert_filled_hit_and_mixed_are_exact, statuses
 
+pytestmark = pytest.mark.matrix
+
 Text = Callable[[int], str]
 STEPS = 60  # a random model's greedy answer repeats itself by then, so that drafts from the prompt are right
 
@@ -36,7 +38,7 @@ def eagle_head(model: Path, folder: Path) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=["ngram", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("eagle", "draft_model"))],
+    params=["ngram", "eagle", "draft_model"],
 )
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)

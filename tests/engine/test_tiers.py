@@ -183,6 +183,7 @@ def test_a_file_system_that_hangs_is_waited_for_once(
     hanging_tier.says_so(root).unlink()
 
 
+@pytest.mark.matrix
 def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_server(
     directory: Directory, start: StartServer, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
@@ -234,6 +235,7 @@ def test_a_full_disk_and_one_that_can_not_be_written_to_cost_nothing_but_the_tie
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.matrix
 def test_a_wrong_configuration_stops_the_start_in_one_line(start: StartServer) -> None:
     server = start("file:///proc/nowhere?size=1GiB", wait=False)
     assert server.process.wait(120) == 2

@@ -26,7 +26,13 @@ def themed(request, page):
     return in_theme(page, request.param)
 
 
-@pytest.fixture(params=[("light", 1280), ("dark", 1280), ("light", 360)], ids=["light", "dark", "phone"])
+@pytest.fixture(
+    params=[
+        pytest.param(("light", 1280), id="light"),
+        pytest.param(("dark", 1280), id="dark", marks=pytest.mark.matrix),
+        pytest.param(("light", 360), id="phone"),
+    ]
+)
 def sized(request, page):
     theme, width = request.param
     page.set_viewport_size({"width": width, "height": 800})

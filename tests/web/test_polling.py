@@ -64,6 +64,7 @@ def memory(session: CDPSession) -> tuple[float, float]:
     return metrics["JSHeapUsedSize"], metrics["Nodes"]
 
 
+@pytest.mark.matrix
 def test_memory_stays_bounded_over_an_hour(opened):
     session = opened.context.new_cdp_session(opened)
     session.send("Performance.enable")

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server stops and restarts with an API key while the page is open."""
 
+import pytest
 from playwright.sync_api import expect
 
 KEY = "a key of these tests"
 
 
+@pytest.mark.matrix
 def test_a_server_that_stops_and_comes_back_with_a_key(demo, browser):
     context = browser.new_context()
     context.set_default_timeout(30_000)
