@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-fast test-vllm fuzz check audit bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-fast test-vllm coverage fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
+# COVERAGE=1 keeps the lines that a run reaches, for `make coverage`.
+PYTEST = $(BIN)/python $(if $(COVERAGE),-m coverage run) -m pytest
 # Each worker runs whole files, and all tests of a shared engine (tests/conftest.py); ARGS="-n 0": one process.
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
@@ -30,27 +32,32 @@ cluster: setup ## serve MODEL (default: SmolLM2) with two replicas behind a rout
 
 test: setup ## run the tests; a subset in ARGS
 	@scripts/test_servers.sh
-	$(BIN)/python -m pytest -m "not matrix" $(PARALLEL) $(ARGS)
+	$(PYTEST) -m "not matrix" $(PARALLEL) $(ARGS)
 
 test-rest: setup ## run the tests that make test leaves out; --changed-first and --minutes N in ARGS
 	@scripts/test_servers.sh
-	$(BIN)/python -m pytest -m matrix $(PARALLEL) $(ARGS)
+	$(PYTEST) -m matrix $(PARALLEL) $(ARGS)
 
 test-in-place: setup ## run tests with chunks shared in place (exactness, faults, isolation); others in ARGS
 	@scripts/test_servers.sh
-	TESSERA_CHUNK_CACHE_PLACEMENT=in-place $(BIN)/python -m pytest $(PARALLEL) $(or $(ARGS),$(IN_PLACE))
+	TESSERA_CHUNK_CACHE_PLACEMENT=in-place $(PYTEST) $(PARALLEL) $(or $(ARGS),$(IN_PLACE))
 
 test-all: test test-rest test-in-place ## run all tests (hours)
 
 test-fast: setup ## run the tests without an engine
 	@scripts/test_servers.sh
-	$(BIN)/python -m pytest -m "not engine" $(PARALLEL) $(ARGS)
+	$(PYTEST) -m "not engine" $(PARALLEL) $(ARGS)
 
 test-vllm: ## run the engine tests with another vLLM (VLLM=0.31.0) in its own environment; a subset in ARGS
 	@[ -n "$(VLLM)" ] || { echo "set a version: make test-vllm VLLM=0.31.0"; exit 2; }
 	@scripts/setup.sh
 	@scripts/test_servers.sh
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(or $(ARGS),tests/engine tests/engine_ext)
+
+coverage: ## report the lines that runs with COVERAGE=1 have reached; fails below 85 % (cache/: 95 %)
+	$(BIN)/python -m coverage combine --quiet --append --keep
+	$(BIN)/python -m coverage report --skip-covered --sort=miss --fail-under=85
+	$(BIN)/python -m coverage report --skip-covered --include="cache/*" --fail-under=95
 
 fuzz: setup ## run long fuzzing: FUZZ_EXAMPLES (3000) each, SCHEMA_CASES (5000) from the OpenAPI page
 	@scripts/test_servers.sh

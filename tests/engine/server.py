@@ -2,6 +2,7 @@
 """Real servers for tests, accessed over HTTP."""
 
 import json
+import os
 import re
 import time
 from collections import OrderedDict
@@ -12,11 +13,16 @@ from typing import Any
 from tests.processes import kill_group
 from tools.server_process import ServerProcess, group_members
 
+_COVERED = ("--shutdown-timeout", "30") if "COVERAGE_PROCESS_CONFIG" in os.environ else ()
+"""With `COVERAGE=1` the engine ends by itself: by default vLLM kills it, and the lines it has reached are lost."""
 _UNDER_WAY = ("leases", "running_fills", "segments_filling", "segments_detached")
 
 
 class TesseraServer(ServerProcess):
     """A server with requests for tests; `stats()` fails if the manager's books are inconsistent."""
+
+    def __init__(self, log: Path, *arguments: str, **options: Any) -> None:
+        super().__init__(log, *arguments, *_COVERED, **options)
 
     def post(self, path: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
         response = self.client.post(path, json=body)
