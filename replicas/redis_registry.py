@@ -41,7 +41,9 @@ class RedisRegistry:
         self._lease_ms = int(lease_s * 1000)
         self._prefix = prefix.encode()
         self._ids: tuple[bytes, ...] = ()
-        self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=timeout_s)
+        # Without timeouts of its own: with them the client awaits asyncio.wait_for, which in Python 3.11 may swallow a
+        # cancellation, so that a server would not stop. `_round_trip` limits the time.
+        self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=None)
 
     async def close(self) -> None:
         """Closes all connections."""

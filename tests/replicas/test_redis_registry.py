@@ -43,6 +43,18 @@ async def test_replicas_are_there_from_their_first_beat_until_they_leave(registr
     assert await registry.replicas() == [replica(2, load=5)]
 
 
+async def test_a_call_that_is_cancelled_ends_cancelled_whenever_that_is(redis_registry):
+    """A swallowed cancellation keeps a server from stopping: its publisher goes on."""
+    await redis_registry.beat(replica(1))
+    for steps in range(30):
+        beat = asyncio.create_task(redis_registry.beat(replica(1)))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        is_late = not beat.cancel()
+        await asyncio.wait([beat])
+        assert beat.cancelled() or is_late, steps
+
+
 async def test_claims_come_and_go(registry):
     one, two = replica(1).id, replica(2).id
     await registry.publish(one, {key(1): holding(10), key(2): holding(20)})
