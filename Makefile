@@ -68,8 +68,13 @@ check: setup ## check lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Its tools have an environment of their own: with one of their dependencies, each process of a server imports for 2 s more.
+AUDIT_TOOLS := "cyclonedx-bom>=7,<8" "pip-audit>=2.10,<3"
+
 audit: setup ## write the bill of materials to build/sbom.json and check it for vulnerabilities; flags in ARGS
-	$(BIN)/python scripts/audit.py $(ARGS)
+	@[ -d .venv-audit ] || $(BIN)/python -m venv .venv-audit
+	@.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check $(AUDIT_TOOLS)
+	.venv-audit/bin/python scripts/audit.py $(ARGS)
 
 bench: setup ## measure speed against stock vLLM; workloads and flags in ARGS (--long, --output DIR)
 	$(BIN)/tessera bench $(ARGS)
@@ -81,7 +86,7 @@ train-demo: setup ## retrain the tiny demo model (hours on two cores); TRAIN_STE
 	$(BIN)/python -m training.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv .venv-vllm-* build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-audit .venv-vllm-* build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Tests need no network: engine and tokenizer run offline.

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a software bill of materials (CycloneDX) and checks it for known vulnerabilities (pip-audit, PyPI).
 
-    python scripts/audit.py [--output DIR] [-- FLAG OF PIP-AUDIT ...]
+    python scripts/audit.py [--environment DIR] [--output DIR] [-- FLAG OF PIP-AUDIT ...]
 
-Exits with 1 if there are vulnerabilities. Packages that can't be checked (all of them without a network) are reported,
-but are no failure.
+The interpreter has both tools (`make audit` installs them in .venv-audit) and is not the audited environment. Exits
+with 1 if there are vulnerabilities. Packages that can't be checked (all of them without a network) are reported, but
+are no failure.
 """
 
 import argparse
@@ -19,9 +20,9 @@ NO_NETWORK = ("ConnectionError", "Could not connect")
 """Marks of a missing network in pip-audit's output, a traceback or a message."""
 
 
-def list_installed(path: Path) -> None:
-    """Writes the bill of materials of this interpreter's environment."""
-    program = [sys.executable, "-m", "cyclonedx_py", "environment", sys.executable]
+def list_installed(environment: Path, path: Path) -> None:
+    """Writes the bill of materials of a virtual environment."""
+    program = [sys.executable, "-m", "cyclonedx_py", "environment", environment]
     flags = ["--no-validate", "--pyproject", ROOT / "pyproject.toml"]  # validating takes half a minute
     subprocess.run([*program, *flags, "-o", path], check=True)
 
@@ -58,12 +59,15 @@ def words(packages: list[dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--environment", type=Path, default=ROOT / ".venv", help="the audited virtual environment")
     parser.add_argument("--output", type=Path, default=ROOT / "build", help="folder for sbom.json and audit.json")
     parser.add_argument("flags", nargs="*", metavar="FLAG", help="for pip-audit, such as --ignore-vuln ID")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    list_installed(arguments.output / "sbom.json")
-    packages = look_up(arguments.output / "audit.json", arguments.flags)
+    list_installed(arguments.environment, arguments.output / "sbom.json")
+    (site_packages,) = arguments.environment.glob("lib/python3.*/site-packages")
+    flags = ["--path", str(site_packages), *arguments.flags]
+    packages = look_up(arguments.output / "audit.json", flags)
     print(*words(packages), sep="\n")
     return int(any(package.get("vulns") for package in packages))
 
