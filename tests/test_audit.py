@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/audit.py, its tools simulated."""
 
-import json
 import sys
 
 import pytest

@@ -72,3 +72,9 @@ def test_another_engine_replaces_it():
     first = server.get(PLAIN)
     assert server.get(LITTLE).engine == LITTLE
     assert first.engine == "stopped"
+
+
+@pytest.mark.xdist_group("grouped")
+def test_the_scheduler_is_told_of_groups(request):
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@grouped")

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,12 @@ from tests.oracle import STRATEGIES, Oracle
 from tests.processes import started
 from tools.server_process import ROOT, free_port
 
-QUESTIONS_EACH = 25
 MAX_TOKENS = 26
+EACH = [5, pytest.param(25, marks=pytest.mark.matrix)]
+"""Questions of each kind; there are four."""
+
+Results = dict[tuple[str, str], dict[str, Any]]
+"""Results by question and mode."""
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +42,20 @@ def server(pool: ServerPool) -> TesseraServer:
 
 
 @pytest.fixture(scope="module")
-def results(server: TesseraServer, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
-    """Results of `tessera eval --demo` for 100 questions in each mode, by question and mode."""
-    folder = tmp_path_factory.mktemp("eval")
-    options = ["--limit", str(QUESTIONS_EACH), "--max-tokens", str(MAX_TOKENS), "--output", str(folder)]
-    assert evaluate(["--demo", "--server", server.url, *options]) == 0
-    lines = (folder / "results.jsonl").read_text().splitlines()
-    found = {(record["question"], record["mode"]): record for record in map(json.loads, lines)}
-    assert len(found) == len(lines) == 4 * QUESTIONS_EACH * len(STRATEGIES)
-    return found
+def results(server: TesseraServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
+    """Results of `tessera eval --demo` for that many questions of each kind, in each mode."""
+
+    @cache
+    def evaluated(each: int) -> Results:
+        folder = tmp_path_factory.mktemp("eval")
+        options = ["--limit", str(each), "--max-tokens", str(MAX_TOKENS), "--output", str(folder)]
+        assert evaluate(["--demo", "--server", server.url, *options]) == 0
+        lines = (folder / "results.jsonl").read_text().splitlines()
+        found = {(record["question"], record["mode"]): record for record in map(json.loads, lines)}
+        assert len(found) == len(lines) == 4 * each * len(STRATEGIES)
+        return found
+
+    return evaluated
 
 
 class Reference:
@@ -71,19 +82,21 @@ class Reference:
 
 
 @pytest.mark.parametrize("strategy", ["full", "shared", pytest.param("offset", marks=pytest.mark.matrix)])
-def test_answers_are_those_of_plain_transformers(strategy: str, results: Any) -> None:
+@pytest.mark.parametrize("each", EACH)
+def test_answers_are_those_of_plain_transformers(strategy: str, each: int, results: Callable[[int], Results]) -> None:
     reference = Reference()
-    for question in demo_questions(QUESTIONS_EACH):
-        result = results[question.id, strategy]
+    for question in demo_questions(each):
+        result = results(each)[question.id, strategy]
         assert result["cache"]["mode"] == ("full" if strategy == "full" else "chunked")
         assert result["text"] == reference.answer(question, strategy)
 
 
-def test_the_model_answers_and_admits_not_to_know(results: Any) -> None:
+@pytest.mark.parametrize("each", EACH)
+def test_the_model_answers_and_admits_not_to_know(each: int, results: Callable[[int], Results]) -> None:
     right = [
         bool(result["answers"]) == ("I don't know" not in result["text"])
         and all(value in result["text"] for value in result["answers"][:1])
-        for result in results.values()
+        for result in results(each).values()
     ]
     assert sum(right) / len(right) >= 0.95
 

@@ -76,6 +76,7 @@ def test_a_hundred_answers_are_those_of_plain_transformers(mode: str, serve_smol
     assert_as_in_transformers(serve_smollm2(), reference, some(50), mode)
 
 
+@pytest.mark.matrix
 def test_answers_in_place_are_those_of_plain_transformers(serve_smollm2: Any, reference: Oracle) -> None:
     server = serve_smollm2(*IN_PLACE, "--chunk-position-strategy", "parallel")
     assert ask(server, some(1)[0], "parallel")["cache"]["placement"] == "in-place"
@@ -90,6 +91,7 @@ def test_requests_that_name_no_strategy_get_offset_positions(serve_smollm2: Any)
     assert "positions: offset (the model was not trained for chunk reuse; what reuse costs it was not measured" in log
 
 
+@pytest.mark.matrix
 def test_right_answers_have_log_probabilities(smollm2: Path, tmp_path: Path, reference: Oracle) -> None:
     """Answers forced by `tessera eval` have plain transformers' log probabilities."""
     options = ["--limit", "1", "--modes", "full,offset", "--max-tokens", "4", "--output", str(tmp_path)]

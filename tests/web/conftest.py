@@ -15,7 +15,15 @@ from tools.redis_process import NoRedisError, RedisProcess
 from web.example import Example, example_file
 
 EXAMPLE = Example.read(example_file(str(DEMO_MODEL)))
-FLAGS = ("--served-model-name", "demo", "--chunk-cache-memory", "64MiB", "--kv-cache-memory-bytes", "256M")
+FLAGS = (
+    "--served-model-name",
+    "demo",
+    "--enforce-eager",
+    "--chunk-cache-memory",
+    "64MiB",
+    "--kv-cache-memory-bytes",
+    "256M",
+)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

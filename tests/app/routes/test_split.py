@@ -87,6 +87,7 @@ async def test_a_large_file():
         (make_pdf([]), "a.pdf", "there is no text in this PDF"),
         (make_pdf(["a"], password="secret"), "a.pdf", "this PDF is encrypted"),
     ],
+    ids=["not UTF-8", "empty", "headings", "text", "half a PDF", "an empty PDF", "an encrypted PDF"],
 )
 async def test_what_has_no_text(file, filename, message):
     with pytest.raises(VLLMValidationError, match=message):
