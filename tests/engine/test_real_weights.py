@@ -21,6 +21,7 @@ from tests.engine.server import ServerPool, TesseraServer
 from tests.engine.test_exactness import segments
 from tests.oracle import STRATEGIES, Oracle
 
+pytestmark = pytest.mark.matrix
 STEPS = 16
 FLAGS = ("--dtype", "float32", *COMMON, "--max-model-len", "4096")
 IN_PLACE = ("--chunk-cache-placement", "in-place", "--block-size", "32")
@@ -63,20 +64,16 @@ def some(count: int) -> list[Question]:
     return [question for question in plain_questions(count) if len(question.chunks) in (2, 8)]
 
 
-@pytest.mark.parametrize(
-    "mode", ["offset", *(pytest.param(m, marks=pytest.mark.matrix) for m in STRATEGIES if m != "offset")]
-)
+@pytest.mark.parametrize("mode", STRATEGIES)
 def test_answers_are_those_of_plain_transformers(mode: str, serve_smollm2: Any, reference: Oracle) -> None:
     assert_as_in_transformers(serve_smollm2(), reference, some(2), mode)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("mode", STRATEGIES)
 def test_a_hundred_answers_are_those_of_plain_transformers(mode: str, serve_smollm2: Any, reference: Oracle) -> None:
     assert_as_in_transformers(serve_smollm2(), reference, some(50), mode)
 
 
-@pytest.mark.matrix
 def test_answers_in_place_are_those_of_plain_transformers(serve_smollm2: Any, reference: Oracle) -> None:
     server = serve_smollm2(*IN_PLACE, "--chunk-position-strategy", "parallel")
     assert ask(server, some(1)[0], "parallel")["cache"]["placement"] == "in-place"
@@ -91,7 +88,6 @@ def test_requests_that_name_no_strategy_get_offset_positions(serve_smollm2: Any)
     assert "positions: offset (the model was not trained for chunk reuse; what reuse costs it was not measured" in log
 
 
-@pytest.mark.matrix
 def test_right_answers_have_log_probabilities(smollm2: Path, tmp_path: Path, reference: Oracle) -> None:
     """Answers forced by `tessera eval` have plain transformers' log probabilities."""
     options = ["--limit", "1", "--modes", "full,offset", "--max-tokens", "4", "--output", str(tmp_path)]
@@ -116,7 +112,6 @@ def test_right_answers_have_log_probabilities(smollm2: Path, tmp_path: Path, ref
         assert result["logprob"] == pytest.approx(sum(logprobs), abs=1e-3)
 
 
-@pytest.mark.matrix
 def test_a_calibration_is_followed(smollm2: Path, tmp_path: Path, pool: ServerPool) -> None:
     path = tmp_path / "profile.json"
     options = ["--limit", "40", "--modes", "full,shared,parallel,offset", "--output", str(tmp_path / "out")]

@@ -101,6 +101,7 @@ def test_the_curriculum_ends_with_as_many_chunks_as_the_card_says() -> None:
     assert max(CURRICULUM[-1].task.chunks) == 20
 
 
+@pytest.mark.matrix
 def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--end", "0.5", "--steps", "1") == 0
     assert run(tmp_path) == 2
@@ -109,6 +110,7 @@ def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.C
     assert len(losses(tmp_path)) == 4 + 2
 
 
+@pytest.mark.matrix
 def test_one_kind_of_attention_alone(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--attention", "full", "--steps", "2") == 0
     assert run(tmp_path) == 2
