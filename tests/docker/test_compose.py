@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 pytest.importorskip("vllm")
 
@@ -153,6 +155,23 @@ def test_the_router_is_started_with_flags_and_settings_that_exist(profile, confi
     (registry,) = {each["environment"]["TESSERA_REGISTRY"] for each in (service, *replicas(profile).values())}
     assert settings.registry == registry
     assert urlsplit(registry).hostname in services(profile)
+
+
+def merged(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
+    """Keys and values of the mappings merged into ``node``, each mapping's own before what it merges."""
+    for key, value in node.value:
+        if key.tag == "tag:yaml.org,2002:merge":
+            for each in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                yield from ((name.value, inner) for name, inner in each.value if name.value != "<<")
+                yield from merged(each)
+
+
+def test_merged_mappings_have_no_keys_in_common():
+    """Which of two would win differs between parsers: PyYAML 6.0.4, in podman-compose, takes the last."""
+    _, services = next(pair for pair in yaml.compose(COMPOSE.read_text()).value if pair[0].value == "services")
+    for name, service in services.value:
+        keys = [key for key, _ in merged(service)]
+        assert sorted(keys) == sorted(set(keys)), name.value
 
 
 def test_replicas_have_devices_of_their_own():
