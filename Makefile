@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-fast test-vllm coverage fuzz check audit bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-fast test-vllm coverage fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # COVERAGE=1 keeps the lines that a run reaches, for `make coverage`.
@@ -8,7 +8,9 @@ PYTEST = $(BIN)/python $(if $(COVERAGE),-m coverage run) -m pytest
 # Each worker runs whole files, and all tests of a shared engine (tests/conftest.py); ARGS="-n 0": one process.
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
-IN_PLACE := $(addprefix tests/engine/test_,in_place.py exactness.py faults.py isolation.py concurrency.py churn.py)
+PLACED := $(addprefix tests/engine/test_,exactness.py faults.py isolation.py concurrency.py churn.py)
+IN_PLACE := tests/engine/test_in_place.py $(PLACED)
+ATTEND := $(addprefix tests/engine/test_,attend.py attend_engine.py links.py tenants.py) $(PLACED)
 
 FUZZERS := tests/app/http/test_sse.py tests/app/prompt/test_documents_middleware.py tests/app/documents/test_request_documents.py \
 	tests/app/test_strange_peers.py tests/cache/test_directory.py tests/replicas/test_redis_registry.py \
@@ -42,7 +44,11 @@ test-in-place: setup ## run tests with chunks shared in place (exactness, faults
 	@scripts/test_servers.sh
 	TESSERA_CHUNK_CACHE_PLACEMENT=in-place $(PYTEST) $(PARALLEL) $(or $(ARGS),$(IN_PLACE))
 
-test-all: test test-rest test-in-place ## run all tests (hours)
+test-attend: setup ## run tests with chunks attended to in the pool (exactness, faults, isolation); others in ARGS
+	@scripts/test_servers.sh
+	TESSERA_CHUNK_CACHE_PLACEMENT=attend $(PYTEST) $(PARALLEL) $(or $(ARGS),$(ATTEND))
+
+test-all: test test-rest test-in-place test-attend ## run all tests (hours)
 
 test-fast: setup ## run the tests without an engine
 	@scripts/test_servers.sh

@@ -15,10 +15,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from app.access.settings import AccessSettings
 from cache.config import HashAlgorithm
 from cache.eviction.policies import EvictionPolicyName
-from cache.positions.layout import PositionStrategy
+from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
 from cache.tiers.config import parse_tiers
-from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions, PlacementName
+from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
@@ -44,9 +44,9 @@ class Settings(AccessSettings):
     )
     chunk_cache_placement: PlacementName = Field(
         "copy",
-        description="copy: each request gets copies of its chunks; in-place: requests share vLLM's own blocks of a "
-        "chunk (position strategies parallel and shared), for which white space pads chunks to whole blocks "
-        "(docs/performance.md)",
+        description="copy: each request gets copies of its chunks; in-place: requests with positions parallel share "
+        "vLLM's own blocks of a chunk, which white space pads to whole blocks; attend: requests read chunks in the "
+        "pool (docs/chunk-attention.md)",
     )
     chunk_cache_eviction: EvictionPolicyName = Field(
         "s3fifo", description="eviction policy; docs/eviction.md compares them"
@@ -75,6 +75,13 @@ class Settings(AccessSettings):
         le=MAX_LINK_TOKENS,
         description="default number of link tokens, for requests that don't ask for shared positions: first tokens "
         "of each chunk, recomputed in their context, which costs time and recovers quality (docs/quality.md)",
+    )
+    chunk_temperature: float = Field(
+        1.0,
+        ge=0.1,
+        le=2,
+        description="default temperature of attention to the chunks, for --chunk-cache-placement attend "
+        "(docs/chunk-attention.md)",
     )
     profile: Path | None = Field(
         None,
@@ -131,7 +138,9 @@ class Settings(AccessSettings):
     def cache_defaults(self) -> CacheOptions:
         """The default cache options of requests."""
         strategy = self.chunk_position_strategy or UNKNOWN.strategy
-        return CacheOptions(position_strategy=strategy, link_tokens=self.chunk_link_tokens)
+        return CacheOptions(
+            position_strategy=strategy, link_tokens=self.chunk_link_tokens, temperature=self.chunk_temperature
+        )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -115,8 +115,10 @@ class Report(Shape):
     chunks: list[ReportedChunk]
     timings_ms: dict[str, Milliseconds]
     decision: Decided | None = None
-    placement: Literal["in-place"] | None = None
+    placement: Literal["in-place", "attend"] | None = None
     """``None``: the engine's blocks of the chunks were copies."""
+    temperature: float = 1
+    """Of attention to the chunks."""
     links: Links | None = None
     compare: Compared | None = None
     segments: list[Segment] | None = None

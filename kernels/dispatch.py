@@ -8,6 +8,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from kernels.attention.numba_attention import NumbaAttention
+from kernels.attention.plan import ChunkAttention
 from kernels.npu_copier import NpuCopier, ReshapeAndCache
 from kernels.numba_copier import MOST_TORCH_THREADS, NumbaCopier
 from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
@@ -37,6 +39,17 @@ def copier_for(layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | N
             raise UnsupportedKVError(f"the KV cache is on {other}; supported: cpu, cuda, npu")
     logger.info("K and V are moved by %s on %s", copier.name, device)
     return copier
+
+
+def attention_for(layers: Sequence[LayerKV]) -> ChunkAttention:
+    """Attention over the pool of `layers`, at least one. Raises :class:`UnsupportedKVError`."""
+    if not NumbaAttention.supports(layers):
+        view = layers[0].key_blocks
+        raise UnsupportedKVError(
+            "attention over the chunk pool needs float32 or bfloat16 in vLLM's CPU layout, with heads of a multiple of "
+            f"16 dimensions; here it is {_names({view.dtype})} on {view.device} with heads of {view.shape[3]}"
+        )
+    return NumbaAttention(layers)
 
 
 def _device(layers: Sequence[LayerKV]) -> torch.device:

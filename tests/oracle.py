@@ -26,16 +26,19 @@ Links (`score` with `links=(number, context)`) are for `offset`: the first token
 recomputed behind the system segment and all earlier chunks, either as in `offset` (`cached`), or with
 their own first tokens already replaced (`chained`). The question then sees the new K and V in their place.
 
+A `temperature` (`score`) is one of all tokens' attention to the chunks, but not of the chunks' own tokens.
+
 Scope `isolated` is `score` with an `opening`: each chunk's K and V are computed behind the opening alone, and K is
 then moved to the chunk's place in the strategy; the system segment is computed alone, at position 0.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 Segments = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]]
 Strategy = str
@@ -47,6 +50,24 @@ SYSTEM, TAIL = -1, -2
 """Mask groups of tokens: system, and question or answer. Chunk i has group i."""
 
 
+def attend(module, query, key, value, attention_mask, scaling, context, temperature, **_):
+    """Attention, [1, tokens, heads, size], with a `temperature` for the keys from `context[0]` to `context[1]`.
+
+    Their logits are divided by it, and their log-sum-exp is multiplied by it (APE, arXiv 2502.05431).
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+    logits = query.float() @ key.float().transpose(2, 3) * scaling + attention_mask.float()
+    begin, end = context
+    tempered = logits[..., begin:end] / temperature
+    logits[..., begin:end] = tempered + (temperature - 1) * tempered.logsumexp(-1, keepdim=True)
+    weights = logits.softmax(-1)
+    return (weights @ value.float()).to(query.dtype).transpose(1, 2), weights
+
+
+ALL_ATTENTION_FUNCTIONS.register("tempered", attend)
+
+
 class Answer(NamedTuple):
     """Token ids, the log probability of each, and each step's log probabilities of the whole vocabulary."""
 
@@ -56,11 +77,15 @@ class Answer(NamedTuple):
 
 
 class Context(NamedTuple):
-    """A processed prompt: its K and V, the log probabilities after its last tokens, the next position."""
+    """A processed prompt: its K and V, the log probabilities after its last tokens, the next position.
+
+    `tempered` are arguments of `attend` for tokens behind it.
+    """
 
     cache: DynamicCache
     distributions: torch.Tensor  # [tokens, vocabulary]
     next_position: int
+    tempered: dict[str, Any] | None = None
 
 
 class Oracle:
@@ -94,11 +119,13 @@ class Oracle:
         tokens: Sequence[int],
         opening: Sequence[int] | None = None,
         links: tuple[int, str] | None = None,
+        temperature: float = 1,
     ) -> Answer:
         """Like the strategy's method, but forced to follow `tokens`."""
-        if opening is None and links is None:
+        if opening is None and links is None and temperature == 1:
             return self._decode(self._read(strategy, segments), forced=tokens)
-        context = self._compose(strategy, segments, segments[0] if opening is None else opening, links)
+        opening = segments[0] if opening is None else opening
+        context = self._compose(strategy, segments, opening, links, temperature=temperature)
         return self._decode(context, forced=tokens)
 
     def choices(self, strategy: Strategy, segments: Segments, tokens: Sequence[int]) -> list[int]:
@@ -138,6 +165,7 @@ class Oracle:
         opening: Sequence[int],
         links: tuple[int, str] | None = None,
         last: int = 1,
+        temperature: float = 1,
     ) -> Context:
         """A context composed of parts, each chunk computed behind `opening` and moved to its place."""
         system, chunks, question = segments
@@ -150,21 +178,28 @@ class Oracle:
             parts.append([(k[:, :, skip:], v[:, :, skip:]) for k, v in computed])
         if links is not None:
             assert strategy == "offset"
-            parts = self._linked(parts, bool(system), chunks, *links)
+            parts = self._linked(parts, start, chunks, *links, temperature)
         composed = in_a_row(parts)
         before = start + sum(map(len, chunks))
         assert composed.get_seq_length() == before
         positions = range(first, first + len(question))
-        return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before, last)
+        tempered = _tempered(start, before, temperature)
+        return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before, last, tempered)
 
-    def _linked(self, parts: list[Part], has_system: bool, chunks, number: int, context: str) -> list[Part]:
+    def _linked(
+        self, parts: list[Part], system_tokens: int, chunks, number: int, context: str, temperature: float
+    ) -> list[Part]:
         """The parts, with the first `number` tokens of each chunk but the first recomputed in place."""
+        has_system = system_tokens > 0
         linked = parts[: 1 + has_system]
         for index in range(1, len(chunks)):
             before = in_a_row(linked if context == "chained" else parts[: index + has_system])
             start, head = before.get_seq_length(), chunks[index][:number]
             positions = range(start, start + len(head))
-            computed = self._prefill(head, positions, [TAIL] * len(head), before, [TAIL] * start).cache
+            tempered = _tempered(system_tokens, start, temperature)
+            computed = self._prefill(
+                head, positions, [TAIL] * len(head), before, [TAIL] * start, tempered=tempered
+            ).cache
             rest = parts[index + has_system]
             linked.append(
                 [
@@ -189,6 +224,7 @@ class Oracle:
         cache: DynamicCache | None = None,
         cached_groups: Sequence[int] = (),
         last: int = 1,
+        tempered: dict[str, Any] | None = None,
     ) -> Context:
         """Processes tokens in blocks of query rows; a row's result is independent of other rows.
 
@@ -199,20 +235,21 @@ class Oracle:
         for begin in range(0, len(ids), self.query_block):
             block = slice(begin, begin + self.query_block)
             seen += groups[block]
-            logits = self._forward(ids[block], positions[block], self._masks(groups[block], seen), cache, last)
+            masks = self._masks(groups[block], seen)
+            logits = self._forward(ids[block], positions[block], masks, cache, last, tempered)
         assert len(logits) >= last
-        return Context(cache, logits.log_softmax(-1), positions[-1] + 1)
+        return Context(cache, logits.log_softmax(-1), positions[-1] + 1, tempered)
 
     def _decode(self, context: Context, steps: int = 0, forced: Sequence[int] | None = None) -> Answer:
         steps = steps if forced is None else len(forced)
-        cache, (distribution, *_), position = context
+        cache, (distribution, *_), position, tempered = context
         tokens, distributions = [], []
         for step in range(steps):
             tokens.append(int(distribution.argmax()) if forced is None else forced[step])
             distributions.append(distribution)
             if step + 1 < steps:
                 masks = self._masks([TAIL], [TAIL] * (cache.get_seq_length() + 1))
-                logits = self._forward(tokens[-1:], [position], masks, cache)
+                logits = self._forward(tokens[-1:], [position], masks, cache, tempered=tempered)
                 distribution, position = logits[-1].log_softmax(-1), position + 1
         logprobs = [float(row[token]) for row, token in zip(distributions, tokens, strict=True)]
         return Answer(tokens, logprobs, torch.stack(distributions) if distributions else torch.empty(0))
@@ -225,8 +262,9 @@ class Oracle:
         return {"full_attention": rows, "sliding_attention": rows + window_mask(rows, self.window)}
 
     @torch.no_grad()
-    def _forward(self, ids, positions, additive_mask, cache, last: int = 1) -> torch.Tensor:
+    def _forward(self, ids, positions, additive_mask, cache, last: int = 1, tempered=None) -> torch.Tensor:
         """Logits [rows, vocabulary] in float32 of the `last` rows, or of all rows if 0."""
+        self.model.config._attn_implementation = "tempered" if tempered else "eager"
         output = self.model(
             torch.tensor([list(ids)]),
             position_ids=torch.tensor([list(positions)]),
@@ -234,8 +272,14 @@ class Oracle:
             past_key_values=cache,
             use_cache=cache is not None,
             logits_to_keep=last,
+            **(tempered or {}),
         )
         return output.logits[0].float()
+
+
+def _tempered(begin: int, end: int, temperature: float) -> dict[str, Any] | None:
+    """Arguments of `attend` for a context; none for the temperature 1."""
+    return None if temperature == 1 else {"context": (begin, end), "temperature": temperature}
 
 
 def in_a_row(parts: Sequence[Part]) -> DynamicCache:

@@ -69,6 +69,14 @@ class CacheField(BaseModel):
         "same prompt for vLLM's own prefix cache (docs/quality.md)",
     )
 
+    temperature: float | None = Field(
+        None,
+        ge=0.1,
+        le=2,
+        description="temperature of attention to the chunks; below 1 it is sharper (APE, docs/chunk-attention.md). "
+        "Needs a server with --chunk-cache-placement attend; default: the server's",
+    )
+
     @property
     def leaves_the_choice(self) -> bool:
         """Whether a profile may decide: the request sets none of the profile's options."""
@@ -93,8 +101,17 @@ class CacheField(BaseModel):
         except NamespaceRefusedError as error:
             raise BadRequestError(str(error), "cache.namespace") from error
         strategy = PositionStrategy.OFFSET if link_tokens else self.position_strategy or defaults.position_strategy
+        temperature = defaults.temperature if self.temperature is None else self.temperature
         return CacheOptions(
-            self.mode, strategy, self.scope, namespace, self.explain, link_tokens, self.link_context, self.order
+            self.mode,
+            strategy,
+            self.scope,
+            namespace,
+            self.explain,
+            link_tokens,
+            self.link_context,
+            self.order,
+            temperature,
         )
 
 

@@ -4,9 +4,8 @@
 from typing import Literal
 
 from cache.lease import ChunkStatus
-from cache.positions.layout import PositionStrategy
+from cache.positions.layout import PlacementName, PositionStrategy
 from cache.report import ChunkLabel, Decided, Report, ScopeName, Shape
-from engine_ext.wire.request import PlacementName
 from engine_ext.wire.vllm_compat import ChatCompletionResponse
 
 

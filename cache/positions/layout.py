@@ -20,8 +20,8 @@ i's first token,
 ``D = N - (S + max(L))``.
 
 *In place*, requests share the engine's own blocks of a chunk, so its keys keep the positions at which they were
-computed. With ``parallel`` positions they need no other. With ``shared`` positions the question is computed ``D``
-positions before its index instead of rotating the keys: only differences count, so the result is the same.
+computed: those that ``parallel`` positions need. With placement ``attend``, keys stay in the pool as computed, and
+attention turns the question's queries by minus as many positions instead.
 """
 
 import struct
@@ -30,9 +30,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 TokenIds = tuple[int, ...]
+PlacementName = Literal["copy", "in-place", "attend"]
+"""How a request gets its chunks: copies, the engine's shared blocks, or attention over the pool."""
 PackedTokens = bytes
 """Token ids as 32-bit integers in the machine's byte order: quick to hash and to compare."""
 
@@ -160,37 +162,24 @@ class Layout:
     system: Placement
     chunks: tuple[Placement, ...]
     question: Placement
-    shift: int | None = None
-    """In place: number of positions by which the question is computed before its index."""
+    placement: PlacementName = "copy"
 
     def salt_parts(self) -> list[int | str]:
         """Everything but the tokens that determines the composed KV of this layout."""
-        place: list[int | str] = [] if self.shift is None else ["in place", self.shift]
+        place: list[int | str] = [] if self.placement == "copy" else [self.placement]
         return [self.strategy.value, *place, self.system.length, *(chunk.length for chunk in self.chunks)]
-
-    def in_place(self) -> "Layout":
-        """The same distances, by moving the question instead of rotating the keys."""
-        shift = self.system.delta
-        system, *chunks = (replace(at, delta=at.delta - shift) for at in (self.system, *self.chunks))
-        return replace(self, system=system, chunks=tuple(chunks), shift=shift)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSharing:
-    """The engine's shared blocks: tokens in each, and whether the question's positions can be shifted."""
-
-    block_tokens: int
-    can_shift: bool
 
 
 class PositionReindexer:
     """Computes layouts; a pure function of segment lengths and the strategy.
 
-    With ``sharing``, segments that fill whole blocks are placed in place where possible.
+    ``placement`` is the server's; in place, only segments that fill whole blocks of ``block_tokens`` at the positions
+    at which they were computed are shared, others copied.
     """
 
-    def __init__(self, sharing: BlockSharing | None = None) -> None:
-        self._sharing = sharing
+    def __init__(self, placement: PlacementName = "copy", block_tokens: int = 1) -> None:
+        self.placement = placement
+        self.block_tokens = block_tokens
 
     def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
         """The layout of ``prompt``; raises ``ValueError`` for a prompt without chunks."""
@@ -198,16 +187,16 @@ class PositionReindexer:
         if not lengths:
             raise ValueError("a prompt without chunks has no chunk layout")
         layout = _layout(strategy, len(prompt.system), len(prompt.chunk_prefix), lengths, len(prompt.question))
-        return layout.in_place() if self._fits_in_place(prompt, layout) else layout
+        if self.placement == "in-place" and not self._fits_blocks(prompt, layout):
+            return layout
+        return replace(layout, placement=self.placement)
 
-    def _fits_in_place(self, prompt: ChunkedPrompt, layout: Layout) -> bool:
+    def _fits_blocks(self, prompt: ChunkedPrompt, layout: Layout) -> bool:
         """Whether chunks keep their computed positions, and no block has two segments."""
-        if self._sharing is None or prompt.opening is not None:
-            return False
-        segments, size = (layout.system, *layout.chunks), self._sharing.block_tokens
-        turns = {segment.delta for segment in segments}
-        moves_alike = turns == {0} or (len(turns) == 1 and self._sharing.can_shift)
-        return moves_alike and all(segment.length % size == 0 for segment in segments)
+        segments = (layout.system, *layout.chunks)
+        return prompt.opening is None and all(
+            segment.delta == 0 and segment.length % self.block_tokens == 0 for segment in segments
+        )
 
 
 def _layout(strategy: PositionStrategy, system: int, prefix: int, lengths: Sequence[int], question: int) -> Layout:

@@ -19,7 +19,14 @@ from cache.eviction.removal import Removal
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
 from cache.metrics import ChunkCacheMetrics
-from cache.positions.layout import BlockSharing, ChunkedPrompt, Layout, Placement, PositionReindexer, PositionStrategy
+from cache.positions.layout import (
+    ChunkedPrompt,
+    Layout,
+    Placement,
+    PlacementName,
+    PositionReindexer,
+    PositionStrategy,
+)
 from cache.segments.chunk_ids import ChunkIds
 from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
 from cache.segments.holdings import DocumentKey, Holdings
@@ -30,7 +37,7 @@ from engine_ext.chunks.links import Linker, LinkRequests, link_identities
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
-from engine_ext.wire.request import FullAttentionError, PlacementName
+from engine_ext.wire.request import FullAttentionError
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +45,7 @@ logger = logging.getLogger(__name__)
 class CacheOff:
     """No chunk cache: finds, holds and stores nothing; refuses every use for ``reason``."""
 
-    sharing: Final = None
+    placement: Final = "copy"
     transfers: Final = None
     num_tokens: Final = 0
     num_to_store: Final = 0
@@ -77,9 +84,9 @@ class CacheOff:
 class ChunkCache:
     """The cached segments, their fills, sources, tiers and links.
 
-    ``sharing`` describes the blocks that requests share in place; ``None``: they copy. ``transfers`` is ``None`` if KV
-    must not leave this process. ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers
-    together. ``quota_of`` gives an owner's quota.
+    ``reindexer`` places the segments of requests. ``transfers`` is ``None`` if KV must not leave this process.
+    ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers together. ``quota_of`` gives an
+    owner's quota.
     """
 
     def __init__(
@@ -90,14 +97,13 @@ class ChunkCache:
         *,
         transfers: PoolTransfers | None = None,
         tiers: dict[str, int] | None = None,
-        sharing: BlockSharing | None = None,
+        reindexer: PositionReindexer | None = None,
         quota_of: Callable[[str], Quota] = unlimited,
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
         tiers = tiers or {}
         self.reason: str | None = None
         """The reason why the cache is disabled; ``None`` while it is usable."""
-        self.sharing = sharing
         self.transfers = transfers
         self.config = config
         self.manager = ChunkCacheManager(config, clock, quota_of=quota_of, on_expired=self._expired)
@@ -116,7 +122,7 @@ class ChunkCache:
         )
         self._linker = Linker(llm, self.manager)
         self._llm = llm
-        self._reindexer = PositionReindexer(sharing)
+        self._reindexer = reindexer or PositionReindexer()
         self._next_integrity_check = 0.0
 
     @asynccontextmanager
@@ -141,7 +147,7 @@ class ChunkCache:
     @property
     def placement(self) -> PlacementName:
         """How requests get their chunks."""
-        return "copy" if self.sharing is None else "in-place"
+        return self._reindexer.placement
 
     @property
     def num_tokens(self) -> int:

@@ -26,7 +26,7 @@ from cache.segments.hashing import CacheScope
 from cache.segments.index import SegmentIdentity
 from engine_ext.chunks.fills import FillResult
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
-from engine_ext.wire.plan import TransferPlan
+from engine_ext.wire.plan import Attention, TransferPlan
 from engine_ext.wire.request import FullAttentionError
 
 
@@ -53,13 +53,15 @@ def link_identities(prompt: ChunkedPrompt, placements: Sequence[Placement], scop
 class LinkRequests:
     """How the link requests of one request are sent.
 
-    ``salt_of`` gives the cache salt of each request's composed KV, by its number.
+    ``salt_of`` gives the cache salt of each request's composed KV, by its number. With ``attention`` they attend to the
+    pool.
     """
 
     name: str
     context: LinkContext
     salt_of: Callable[[int], str]
     generate_kwargs: dict[str, Any]
+    attention: Attention | None = None
 
 
 class Linker:
@@ -75,7 +77,7 @@ class Linker:
         When it returns, whatever happened, all link requests have ended.
         """
         is_chained = requests.context == "chained"
-        plan = TransferPlan.for_answer(lease, links if is_chained else None)
+        plan = TransferPlan.for_answer(lease, links if is_chained else None, attention=requests.attention)
         try:
             if is_chained:
                 return [await self._send(requests, i, job, plan) for i, job in enumerate(links.fills)]
@@ -91,8 +93,8 @@ class Linker:
 
     async def _send(self, requests: LinkRequests, number: int, job: FillJob, plan: TransferPlan) -> FillResult:
         prompt_ids = job.prompt_ids
-        saved = TransferPlan.for_fill(job, None).saves
-        own = TransferPlan(plan.before(saved[0].start), saved)
+        (saved,) = TransferPlan.for_fill(job, None).saves
+        own = plan.up_to(saved)
         name, salt = f"{requests.name}-link-{number}", requests.salt_of(number)
         try:
             output = await run_prefill(self._llm, prompt_ids, own, name, salt, **requests.generate_kwargs)
@@ -101,4 +103,4 @@ class Linker:
             raise LinkError(str(error)) from error
         self._manager.fill_succeeded(job, "linked")
         num_computed = len(prompt_ids) - (output.num_cached_tokens or 0)
-        return FillResult(num_computed, min(num_computed, saved[0].length))
+        return FillResult(num_computed, min(num_computed, saved.length))

@@ -10,6 +10,7 @@ from cache.segments.lookup import Fit
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.links import link_placements
 from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.wire.request import FullAttentionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ def admit(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> Admission:
     """Admits ``request``, changing nothing; raises :class:`FullAttentionError` if refused."""
     prompt, usable, options = request.chunked(), cache.usable(), request.options
     layout = usable.layout(prompt, options.position_strategy)
+    if options.temperature != 1 and layout.placement != "attend":
+        raise FullAttentionError("temperature", "a temperature needs chunks that are attended to in the pool")
     links = link_placements(layout, options.link_tokens)
     return Admission(usable, layout, links, usable.fit(prompt, request.scope, links))
 

@@ -58,6 +58,8 @@ class ResolvedRequest:
         parts = [*layout.salt_parts(), options.scope, *(opening or ()), *more]
         if options.link_tokens:
             parts += ["links", options.link_context, options.link_tokens]
+        if options.temperature != 1:
+            parts += ["temperature", str(options.temperature)]
         return hasher.layout_salt(self.scope, parts)
 
     def documents(self, lease: Lease) -> Mapping[ChunkKVCache, DocumentKey]:

@@ -1,52 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of the engine that requests share: hashes of a composition's blocks, and their shifts.
+"""Hashes of the blocks of requests over chunks, by which vLLM's prefix cache finds them.
 
-vLLM finds computed blocks by hashes, each chained to the one before it. The blocks of a chunk in a composition get the
-hashes that they have directly behind the system segment, wherever they stand. So vLLM's own prefix cache finds them for
-every request and shares them by reference count; fill requests, plain ``system + chunk``, put them there. Later blocks
-are chained to a digest of the whole composition, which is unique to it.
+vLLM finds computed blocks by hashes, each chained to the one before it. Later blocks of such a request are chained to a
+digest of its whole context, which is unique to it. For the blocks of the context itself there are two ways.
+
+*In place*, the blocks of a chunk get the hashes that they have directly behind the system segment, wherever they stand.
+So vLLM finds them for every request and shares them by reference count; fill requests, plain ``system + chunk``, put
+them there.
+
+A request that *attends* to the pool needs no blocks for its context, except the last, which is its own. All others get
+one hash, under which the prefix cache is told to find vLLM's null block: a context costs no memory of the engine's.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import BlockHash, generate_block_hash_extra_keys, hash_block_tokens
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    generate_block_hash_extra_keys,
+    hash_block_tokens,
+    make_block_hash_with_group_id,
+)
 
 from engine_ext.wire.plan import Composition
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
 HashFunction = Callable[[Any], bytes]
 
+_ABSENT: Final = BlockHash(sha256(b"tessera: a block of context in the chunk pool").digest())
+
 
 class BlockComposer:
-    """Gives requests the block hashes of their composition. ``algorithm``: the engine's prefix cache's."""
+    """Gives requests the block hashes of their context. ``algorithm``: the engine's prefix cache's."""
 
     def __init__(self, algorithm: str, block_tokens: int) -> None:
         self._hash: HashFunction = get_hash_fn_by_name(algorithm)
         self._block_tokens = block_tokens
 
     def compose(self, request: "Request", composition: Composition) -> None:
-        """Replaces the hashes of ``request`` before it is scheduled; later blocks are chained to them."""
+        """Replaces the hashes of ``request`` before it is scheduled; its context is shared in place."""
         layout_salt, request.cache_salt = request.cache_salt, composition.salt
         system, *chunks = _bounds(composition.lengths)
         shared = self._chained(request, None, *system)
         last_of_system = shared[-1] if shared else None
         for start, end in chunks:
             shared += self._chained(request, last_of_system, start, end)
-        digest = BlockHash(self._hash((tuple(shared), composition.lengths, composition.shift, layout_salt)))
+        self._replace(request, shared, (tuple(shared), composition.lengths, layout_salt))
+
+    def leave_out(self, request: "Request", num_context_tokens: int, pool: "BlockPool") -> None:
+        """Replaces the hashes of ``request`` before it is scheduled; its context is in the chunk pool."""
+        absent, cached = make_block_hash_with_group_id(_ABSENT, 0), pool.cached_block_hash_to_block
+        if cached.get_one_block(absent) is None:  # at first, and after a reset
+            cached.insert(absent, pool.null_block)
+        count = (num_context_tokens - 1) // self._block_tokens
+        context = request.all_token_ids[: count * self._block_tokens]
+        self._replace(request, [_ABSENT] * count, ("attend", tuple(context), request.cache_salt))
+
+    def _replace(self, request: "Request", context: list[BlockHash], identity: Any) -> None:
+        digest = BlockHash(self._hash(identity))
 
         def extended(request: "Request") -> list[BlockHash]:
             """Hashes of the full blocks that have none yet, as vLLM's own method."""
             known = len(request.block_hashes)
-            previous = digest if known == len(shared) else request.block_hashes[-1]
+            previous = digest if known == len(context) else request.block_hashes[-1]
             start, size = known * self._block_tokens, self._block_tokens
             return self._chained(request, previous, start, request.num_tokens // size * size)
 
-        request.block_hashes = list(shared)
+        request.block_hashes = list(context)
         request._block_hasher = extended
         request.update_block_hashes()
 
@@ -70,45 +95,3 @@ def _bounds(lengths: Sequence[int]) -> Iterable[tuple[int, int]]:
     for length in lengths:
         start, end = end, end + length
         yield start, end
-
-
-class ShiftLedger:
-    """Shift of each block in positions, updated as blocks pass to other requests."""
-
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
-        self._shifted: dict[int, int] = {}
-        self._compositions: dict[str, Composition] = {}
-        self._num_blocks: dict[str, int] = {}
-
-    def add(self, request_id: str, composition: Composition) -> None:
-        """Adds a request with a composition."""
-        self._compositions[request_id] = composition
-
-    def forget(self, request_id: str) -> None:
-        """Removes an ended request."""
-        self._compositions.pop(request_id, None)
-        self._num_blocks.pop(request_id, None)
-
-    def changes(self, scheduler_output: "SchedulerOutput") -> dict[int, int]:
-        """Changed shifts of the blocks that this step gives to requests."""
-        changed: dict[int, int] = {}
-        for new in scheduler_output.scheduled_new_reqs:
-            self._assign(new.req_id, new.block_ids[0], 0, changed)
-        cached = scheduler_output.scheduled_cached_reqs
-        for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if blocks:
-                known = 0 if request_id in cached.resumed_req_ids else self._num_blocks.get(request_id, 0)
-                self._assign(request_id, blocks[0], known, changed)
-        return changed
-
-    def _assign(self, request_id: str, block_ids: Sequence[int], known: int, changed: dict[int, int]) -> None:
-        composition = self._compositions.get(request_id)
-        shift, num_shared = 0, 0
-        if composition is not None:
-            shift, num_shared = composition.shift, sum(composition.lengths) // self._block_tokens
-            self._num_blocks[request_id] = known + len(block_ids)
-        for index, block_id in enumerate(block_ids, start=known):
-            wanted = shift if index >= num_shared else 0
-            if self._shifted.get(block_id, 0) != wanted:
-                self._shifted[block_id] = changed[block_id] = wanted

@@ -10,7 +10,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from engine_ext.core.scheduler import SchedulerHalf
-from engine_ext.core.shifts import shift_reason
 from engine_ext.core.stats import TransferMetrics, TransferStats
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.plan import StepTransfers
@@ -43,7 +42,6 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         extra = self._kv_transfer_config.kv_connector_extra_config
         self.kv_cache_groups = kv_cache_config.kv_cache_groups
         self._num_blocks = kv_cache_config.num_blocks
-        self._shifts_positions: bool = extra["shifts_positions"]
         cache = vllm_config.cache_config
         self.scheduler = self.worker = None
         if role is KVConnectorRole.SCHEDULER:
@@ -78,32 +76,32 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         return False, self._scheduler.finish_request(request)
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
-        self._block_pool = gpu_block_pool
+        self._scheduler.block_pool = gpu_block_pool
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Empties vLLM's prefix cache after a refused load, whose blocks others may have used."""
         if connector_output.invalid_block_ids:
-            self._block_pool.evict_blocks(set(range(self._num_blocks)))
+            self._scheduler.block_pool.evict_blocks(set(range(self._num_blocks)))
 
     # Worker side
 
     def register_kv_caches(self, kv_caches: "dict[str, KVCaches]") -> None:
         self._worker.register_kv_caches(kv_caches)
-        if self._shifts_positions and shift_reason(self._vllm_config) is None:
-            captured = self._vllm_config.compilation_config.max_cudagraph_capture_size or 0
-            most = max(self._vllm_config.scheduler_config.max_num_batched_tokens, captured)
-            self._worker.make_shiftable(self._num_blocks, most)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Receives this step's work. Blocks are shifted at once: without loads, vLLM calls load after the forward."""
+        """Receives this step's work; attention needs its own part at once.
+
+        Without loads, vLLM calls :meth:`start_load_kv` after the forward pass.
+        """
         super().bind_connector_metadata(connector_metadata)
-        self._worker.shift(self._step.shifts)
+        self._worker.attend(self._step.attending, self._step.ended)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         self._worker.load(self._step.loads)
 
     def wait_for_save(self) -> None:
         self._worker.save(self._step.saves)
+        self._worker.check_attended()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_refused_blocks()

@@ -1,15 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens in the pages of one layer's pool, ``[pages, page_tokens, heads, size]``."""
+"""Pages of the pool: their tags, and tokens in one layer's pool ``[pages, page_tokens, heads, size]``."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from engine_ext.wire.plan import Span
+
 
 class WrongPagesError(ValueError):
     """Pages have another tag than expected, or a file another shape than the pool; nothing was moved."""
+
+
+class PageTags:
+    """The tag last saved to each page; a page without a tag has -1, which is no plan's.
+
+    ``num_changes`` counts the changes, so that a later check may find that there were none.
+    """
+
+    def __init__(self, num_pages: int = 0) -> None:
+        self._tags = torch.full((num_pages,), -1, dtype=torch.int64)
+        self.num_changes = 0
+
+    def put(self, pages: Sequence[int], tag: int) -> None:
+        """Tags pages, which are complete now."""
+        self._tags[list(pages)] = tag
+
+    def remove(self, pages: Sequence[int]) -> None:
+        """Removes the tags of pages, before they are written."""
+        self.num_changes += 1
+        self._tags[list(pages)] = -1
+
+    def clear(self) -> None:
+        """Removes the tags of all pages."""
+        self.num_changes += 1
+        self._tags.fill_(-1)
+
+    def missing(self, spans: Iterable[Span]) -> set[int]:
+        """Tags of the spans that have a page with another tag."""
+        return {span.tag for span in spans if self._has_other(span.pages, span.tag)}
+
+    def check(self, pages: Sequence[int], tag: int) -> None:
+        """Raises :class:`WrongPagesError` if one of the pages has another tag."""
+        if self._has_other(pages, tag):
+            raise WrongPagesError(f"pages {list(pages)[:8]} don't have the tag {tag}")
+
+    def _has_other(self, pages: Sequence[int], tag: int) -> bool:
+        return bool((self._tags[list(pages)] != tag).any())
 
 
 def tokens_of(pool: Tensor, pages: Sequence[int], num_tokens: int) -> Tensor:

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine_ext.core.block_hashes import BlockComposer, ShiftLedger
+from engine_ext.core.block_hashes import BlockComposer
 from engine_ext.wire.plan import BlockTransfer, Span, StepTransfers, TransferPlan
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
@@ -21,10 +22,16 @@ if TYPE_CHECKING:
 class _Tracked:
     """A running request with a plan. ``block_ids`` follow the scheduler's until it has saved."""
 
+    request_id: str
     plan: TransferPlan
     num_prompt_tokens: int
     block_ids: list[int] = field(default_factory=list)
     saved: bool = False
+
+    @property
+    def attends(self) -> bool:
+        """Whether the request attends to the pool."""
+        return self.plan.attention is not None
 
     @property
     def num_loaded_tokens(self) -> int:
@@ -40,23 +47,26 @@ class _Tracked:
 class SchedulerHalf:
     """Lives in the engine core process, called by vLLM's scheduler.
 
-    ``hash_algorithm`` and ``block_tokens`` are those of vLLM's prefix cache.
+    ``hash_algorithm`` and ``block_tokens`` are those of vLLM's prefix cache, ``block_pool`` its blocks.
     """
+
+    block_pool: "BlockPool"
 
     def __init__(self, hash_algorithm: str, block_tokens: int) -> None:
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[BlockTransfer] = []
+        self._ended: list[str] = []
         self._composer = BlockComposer(hash_algorithm, block_tokens)
-        self._shifts = ShiftLedger(block_tokens)
 
     def add_request(self, request: "Request") -> None:
         """Starts tracking ``request`` if it carries a plan."""
         plan = TransferPlan.from_params(request.kv_transfer_params)
         if plan is not None:
-            self._tracked[request.request_id] = _Tracked(plan, request.num_prompt_tokens)
+            self._tracked[request.request_id] = _Tracked(request.request_id, plan, request.num_prompt_tokens)
             if plan.composition is not None:
                 self._composer.compose(request, plan.composition)
-                self._shifts.add(request.request_id, plan.composition)
+            if plan.attention is not None:
+                self._composer.leave_out(request, plan.num_loaded_tokens, self.block_pool)
 
     def num_matched_tokens(self, request: "Request", num_computed_tokens: int) -> int:
         """Tokens that the pool adds beyond the ``num_computed_tokens`` found in the engine's own prefix cache.
@@ -70,17 +80,19 @@ class SchedulerHalf:
 
     def blocks_allocated(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Queues the load of ``num_external_tokens`` tokens into the request's blocks."""
-        if num_external_tokens == 0:
+        tracked = self._tracked.get(request.request_id)
+        if num_external_tokens == 0 or tracked is None or tracked.attends:
             return
-        tracked = self._tracked[request.request_id]
         first_token = tracked.num_loaded_tokens - num_external_tokens
         block_ids = tuple(blocks.get_block_ids()[0])
         self._loads.append(BlockTransfer(request.request_id, block_ids, first_token, tracked.plan.loads))
 
     def build_step(self, scheduler_output: "SchedulerOutput") -> StepTransfers:
-        """This step's shifts of blocks, queued loads, and saves of requests whose prefill it completes."""
-        step = StepTransfers(self._shifts.changes(scheduler_output), self._loads)
-        self._loads = []
+        """This step's new attending requests, queued loads, and saves of requests whose prefill it completes."""
+        new = (self._tracked.get(each.req_id) for each in scheduler_output.scheduled_new_reqs)
+        attending = {each.request_id: each.plan for each in new if each is not None and each.attends}
+        step = StepTransfers(attending, self._ended, self._loads)
+        self._ended, self._loads = [], []
         for request_id, num_computed in self._follow_blocks(scheduler_output):
             tracked = self._tracked[request_id]
             if num_computed + scheduler_output.num_scheduled_tokens.get(request_id, 0) >= tracked.num_prompt_tokens:
@@ -90,8 +102,9 @@ class SchedulerHalf:
 
     def finish_request(self, request: "Request") -> dict[str, bool] | None:
         """Stops tracking; tells the app whether the request's saves were carried out."""
-        self._shifts.forget(request.request_id)
         tracked = self._tracked.pop(request.request_id, None)
+        if tracked is not None and tracked.attends:
+            self._ended.append(request.request_id)
         return {"saved": tracked.saved} if tracked and tracked.saves else None
 
     def _follow_blocks(self, scheduler_output: "SchedulerOutput") -> Iterable[tuple[str, int]]:

@@ -3,26 +3,26 @@
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from engine_ext.core.attention.requests import AttendingRequests, install
 from engine_ext.core.layers import AttentionLayer, KVCaches
 from engine_ext.core.pages import (
-    WrongPagesError,
+    PageTags,
     check_tensors,
     fill_pages,
     page_rows,
     relative_difference,
     tokens_of,
 )
-from engine_ext.core.shifts import ShiftTable, install_table
 from engine_ext.core.stats import TransferStats
-from engine_ext.wire.plan import BlockTransfer, Span
-from kernels.dispatch import copier_for
+from engine_ext.wire.plan import BlockTransfer, TransferPlan
+from kernels.dispatch import attention_for, copier_for
 from kernels.layout import BlockLayout, probe_layout
 from kernels.npu_copier import ReshapeAndCache
 from kernels.paged import KVCopier, LayerKV, make_pool
@@ -50,8 +50,7 @@ class WorkerHalf:
         self.engine_block_size = engine_block_size
         self.kv_caches: Mapping[str, KVCaches] = {}
         self.copier: KVCopier  # from prepare() on
-        # The tag last saved to each page; -1 is no plan's tag.
-        self._page_tags = torch.empty(0, dtype=torch.int64)
+        self._tags = PageTags()
         # Pages may pass to another entry while an aborted request still saves to them or loads from them. Each load and
         # save, with its tags, is complete before or after a write from another thread.
         self._moving = threading.Lock()
@@ -61,25 +60,38 @@ class WorkerHalf:
         """Bytes of one token's KV in all of this worker's layers."""
         self._has_sinks = False
         self._compared: list[LayerKV] = []
-        self._shifts: ShiftTable | None = None
+        self._attending: AttendingRequests | None = None
+        self._checked: tuple[int, set[int]] = 0, set()
+        """Tags that were on all of their pages, after so many changes of tags."""
         self._stats = TransferStats()
 
     def register_kv_caches(self, kv_caches: Mapping[str, KVCaches]) -> None:
         """Remembers the engine's KV cache tensors by layer name."""
         self.kv_caches = kv_caches
 
-    def make_shiftable(self, num_blocks: int, max_tokens: int) -> None:
-        """Installs a table of block shifts, all 0, for steps of up to ``max_tokens`` tokens."""
-        cache = next(iter(self.kv_caches.values()))
-        device = (cache if isinstance(cache, Tensor) else cache[0]).device
-        self._shifts = ShiftTable(num_blocks, self.engine_block_size, max_tokens, device)
-        install_table(self._shifts)
+    def attend(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
+        """Adds requests that attend to the pool from this step on, and removes ended ones."""
+        if self._attending is not None:
+            self._attending.update(started, ended)
+        else:
+            assert not started, "requests attend to the pool on a server that can't"
 
-    def shift(self, changes: Mapping[int, int]) -> None:
-        """Sets the shifts of blocks, in positions."""
-        if changes:
-            assert self._shifts is not None, "blocks are shared in place by a server that can't"
-            self._shifts.update(changes)
+    def check_attended(self) -> None:
+        """Refuses the step's requests whose pages have another tag now.
+
+        They may have attended to other KV: imports write to pages while the model runs.
+        """
+        ran = self._attending.take_ran() if self._attending is not None else []
+        if not ran:
+            return
+        num_changes, tags = self._tags.num_changes, {span.tag for _, spans in ran for span in spans}
+        if num_changes == self._checked[0] and tags <= self._checked[1]:
+            return
+        missing = self._tags.missing(span for _, spans in ran for span in spans)
+        for block, spans in ran:
+            if refused := missing & {span.tag for span in spans}:
+                self._refuse({block}, refused)
+        self._checked = num_changes, tags - missing
 
     def prepare(
         self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: ReshapeAndCache | None = None
@@ -108,7 +120,18 @@ class WorkerHalf:
     def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
         """Uses the layers' pools, which are empty."""
         self.copier = copier_for(layers, reshape_and_cache)
-        self._page_tags = torch.full((len(layers[0].key_pool),), -1, dtype=torch.int64)
+        self._tags = PageTags(len(layers[0].key_pool))
+
+    def prepare_attention(self, layers: Sequence[str], request_ids: Callable[[], Sequence[str]]) -> None:
+        """Lets requests attend to the pool; ``layers`` names the layers in the order of :meth:`prepare`.
+
+        ``request_ids`` returns the requests of the step's rows, in order. Raises ``UnsupportedKVError``.
+        """
+        numbers = {name: number for number, name in enumerate(layers)}
+        block_tokens = self.copier.layers[0].key_blocks.shape[1]
+        attention = attention_for(self.copier.layers)
+        self._attending = AttendingRequests(attention, numbers, request_ids, self.page_tokens, block_tokens)
+        install(self._attending)
 
     def describe(self) -> dict[str, str]:
         """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks."""
@@ -141,11 +164,12 @@ class WorkerHalf:
             started = time.perf_counter()
             tokens, rows, deltas = self._rows(transfer)
             with self._moving:
-                refused = self._wrongly_tagged(transfer.spans)
+                refused = self._tags.missing(transfer.spans)
                 if not refused:
                     self.copier.load(self._slots(transfer, tokens), rows, deltas)
             if refused:
-                self._refuse(transfer, refused)
+                # Blocks before the first token to load are shared with other requests, and valid.
+                self._refuse(transfer.block_ids[transfer.first_token // self.engine_block_size :], refused)
             else:
                 self._count("load", started, len(tokens))
 
@@ -156,10 +180,10 @@ class WorkerHalf:
             tokens, rows, _ = self._rows(transfer)
             with self._moving:
                 for span in transfer.spans:
-                    self._page_tags[list(span.pages)] = -1
+                    self._tags.remove(span.pages)
                 self.copier.save(self._slots(transfer, tokens), rows)
                 for span in transfer.spans:
-                    self._page_tags[list(span.pages)] = span.tag
+                    self._tags.put(span.pages, span.tag)
             self._count("save", started, len(tokens))
 
     def read(self, pages: Sequence[int], tag: int, num_tokens: int) -> dict[str, Tensor]:
@@ -167,9 +191,9 @@ class WorkerHalf:
 
         Tensors are ``[num_tokens, heads, size]``, contiguous, on the CPU. Raises :class:`WrongPagesError`.
         """
-        self._check_tags(pages, tag)
+        self._tags.check(pages, tag)
         tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in self._pools()}
-        self._check_tags(pages, tag)  # a writer removes them first
+        self._tags.check(pages, tag)  # a writer removes them first
         return tensors
 
     def write(self, pages: Sequence[int], tag: int, num_tokens: int, tensors: Mapping[str, Tensor]) -> None:
@@ -180,16 +204,16 @@ class WorkerHalf:
         pools = dict(self._pools())
         check_tensors(pools, tensors, num_tokens)
         with self._moving:
-            self._page_tags[list(pages)] = -1
+            self._tags.remove(pages)
             self._synchronize()  # loads and saves under way in another stream
             for name, tensor in tensors.items():
                 fill_pages(pools[name], pages, tensor)
             self._synchronize()
-            self._page_tags[list(pages)] = tag
+            self._tags.put(pages, tag)
 
     def forget(self) -> None:
         """Removes the tags of all pages."""
-        self._page_tags.fill_(-1)
+        self._tags.clear()
 
     def take_refused_blocks(self) -> set[int]:
         """Engine blocks whose load was refused since the last call."""
@@ -221,11 +245,11 @@ class WorkerHalf:
         """The pool's device."""
         return self.copier.layers[0].key_pool.device
 
-    def _refuse(self, transfer: BlockTransfer, tags: set[int]) -> None:
+    def _refuse(self, blocks: Iterable[int], tags: set[int]) -> None:
+        """Fails the requests of ``blocks``, whose KV is wrong since pages don't have ``tags``."""
         self._stats.refused()
         self.refused_tags.update(tags)
-        # Blocks before the first token to load are shared with other requests, and valid.
-        self._refused_blocks.update(transfer.block_ids[transfer.first_token // self.engine_block_size :])
+        self._refused_blocks.update(blocks)
 
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
         self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self.token_bytes)
@@ -240,14 +264,6 @@ class WorkerHalf:
         return [
             pair for i, layer in layers for pair in ((f"{i}.key", layer.key_pool), (f"{i}.value", layer.value_pool))
         ]
-
-    def _check_tags(self, pages: Sequence[int], tag: int) -> None:
-        if bool((self._page_tags[list(pages)] != tag).any()):
-            raise WrongPagesError(f"pages {list(pages)[:8]} don't have the tag {tag}")
-
-    def _wrongly_tagged(self, spans: Sequence[Span]) -> set[int]:
-        """Tags of the spans that have a page with another tag."""
-        return {span.tag for span in spans if bool((self._page_tags[list(span.pages)] != span.tag).any())}
 
     def _rows(self, transfer: BlockTransfer) -> tuple[Tensor, Tensor, Tensor]:
         """Indices, pool rows and deltas of the moved tokens: int64 ``[n]``, on the CPU."""

@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 
 from engine_ext.core import ascend
+from engine_ext.core.attention.requests import attention_reason
 from engine_ext.core.connector import ChunkCacheConnector
 from engine_ext.core.file_server import TransferServer
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
@@ -51,8 +52,14 @@ class ChunkCacheWorkerExtension:
             logger.exception("the chunk cache could not be prepared")
             return {"reason": f"{type(error).__name__}: {error}"}
 
+    @property
+    def _modules(self) -> dict[str, Any]:
+        """vLLM's attention modules by name."""
+        modules: dict[str, Any] = self.vllm_config.compilation_config.static_forward_context
+        return modules
+
     def _prepare(self, half: WorkerHalf) -> PoolDescription:
-        modules = self.vllm_config.compilation_config.static_forward_context
+        modules = self._modules
         model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
         if not ascend.is_ascend():
             return half.prepare(attention_layers(model, modules, half.kv_caches, drafter))
@@ -61,6 +68,17 @@ class ChunkCacheWorkerExtension:
         layers = attention_layers(model, modules, half.kv_caches, drafter)
         with ascend.pool_memory(self.vllm_config):
             return half.prepare(layers, ascend.reshape_and_cache())
+
+    def chunk_cache_prepare_attention(self) -> str | None:
+        """Lets requests attend to the pool; returns the reason if they can't. After :meth:`chunk_cache_prepare`."""
+        half, runner = _worker_half(), self.model_runner
+        if reason := attention_reason({name: self._modules[name] for name in half.kv_caches}):
+            return reason
+        try:
+            half.prepare_attention(list(half.kv_caches), lambda: list(runner.input_batch.req_ids))
+        except UnsupportedKVError as error:
+            return str(error)
+        return None
 
     def chunk_cache_describe(self) -> dict[str, str]:
         """Human-readable ``copier`` and ``layout`` of the engine's blocks."""

@@ -2,26 +2,31 @@
 """vLLM plugin (an entry point in pyproject.toml), called first in each process of an engine."""
 
 import os
-from collections.abc import Iterable
 from typing import Final
 
 from tools.process_watch import end_with_parent
 
-_SHIFTED: Final = "_TESSERA_SHIFTED_ARCHITECTURES"
+_ATTENDS: Final = "_TESSERA_ATTENDS"
 
 
 def load() -> None:
-    """Ends the process with its parent, and wraps the model's class if positions are shifted.
+    """Ends the process with its parent, and extends vLLM's attention where needed.
 
     Does nothing in other engines' processes, which have the plugin, too.
     """
     end_with_parent()
-    if architectures := os.environ.get(_SHIFTED):
-        from engine_ext.core.shifts import register_shifted_models  # takes seconds to import
-
-        register_shifted_models(architectures.split(","))
+    if os.environ.get(_ATTENDS):
+        extend_attention()
 
 
-def shift_positions(architectures: Iterable[str]) -> None:
-    """Makes the processes of the next engine wrap models of these classes."""
-    os.environ[_SHIFTED] = ",".join(architectures)
+def attend_to_pool() -> None:
+    """Extends the attention of this process and of the next engine's."""
+    os.environ[_ATTENDS] = "1"
+    extend_attention()
+
+
+def extend_attention() -> None:
+    """Registers the extended backend for CPUs in place of vLLM's."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend  # takes seconds to import
+
+    register_backend(AttentionBackendEnum.CPU_ATTN, "engine_ext.core.attention.cpu.ChunkAttentionBackend")

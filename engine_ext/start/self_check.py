@@ -22,7 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from cache.config import ChunkCacheConfig
 from cache.pool import ChunkBlockPool
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
-from engine_ext.wire.plan import Composition, Span, TransferPlan
+from engine_ext.wire.plan import Attention, Composition, Span, TransferPlan
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _SYSTEM, _CHUNK, _QUESTION = 19, 45, 13
@@ -58,19 +58,31 @@ class SelfCheck:
         with self._borrowing():
             second = self._span(block_tokens, block_tokens)
             await self._request(prompt, "plain", TransferPlan(saves=(second,)))
-            await self._behind_shared("in-place", prompt, 0, second)
+            await self._behind_shared("in-place", prompt, second)
 
-    async def run_shifted(self, block_tokens: int) -> None:
-        """Checks that KV behind a shared block equals KV at the shifted positions.
+    async def run_attention(self) -> None:
+        """Checks that attending to segments in the pool equals loading them.
 
-        One token repeated, as for rotation: a second block of it, shifted by as many positions as a block has, equals
-        the first. Raises :class:`SelfCheckError`.
+        Compares the KV of a question behind segments of several lengths, turned differently. Raises
+        :class:`SelfCheckError`.
         """
         with self._borrowing():
-            await self._behind_shared("shifted", [self._random_token()] * (2 * block_tokens), block_tokens)
+            context = [self._random_token() for _ in range(_SYSTEM + _CHUNK)]
+            filled = self._span(0, len(context))
+            await self._request(context, "attention-fill", TransferPlan(saves=(filled,)))
+            system = replace(filled, length=_SYSTEM, delta=3)
+            chunk = replace(filled, start=_SYSTEM, length=_CHUNK, delta=0, skipped=_SYSTEM)
+            again = replace(chunk, start=chunk.end, length=_CHUNK - 7, delta=_CHUNK + 11, skipped=_SYSTEM + 7)
+            loads = (system, chunk, again)
+            prompt = [*context, *context[_SYSTEM + 7 :], *(self._random_token() for _ in range(_QUESTION))]
+            copied, attended = (self._span(again.end, _QUESTION) for _ in range(2))
+            await self._request(prompt, "attention-copied", TransferPlan(loads, (copied,)))
+            plan = TransferPlan(loads, (attended,), attention=Attention(_SYSTEM))
+            await self._request(prompt, "attention", plan)
+            await self._compare("attention", copied, attended, one_token=False)
 
-    async def _behind_shared(self, name: str, prompt: Sequence[int], shift: int, expected: Span | None = None) -> None:
-        """Compares ``prompt``'s second half, behind a shared first half, with ``expected`` or that half.
+    async def _behind_shared(self, name: str, prompt: Sequence[int], expected: Span) -> None:
+        """Compares ``prompt``'s second half, behind a shared first half, with ``expected``.
 
         The first half is loaded once, and once found in the engine's prefix cache: were it not, its load would be
         refused.
@@ -81,9 +93,9 @@ class SelfCheck:
         nowhere = replace(first, tag=first.tag - 1)
         for how, load, salt in (("loaded", first, None), ("found", nowhere, _salt(name))):
             second = self._span(size, size)
-            plan = TransferPlan((load,), (second,), Composition((size,), shift, salt))
+            plan = TransferPlan((load,), (second,), Composition((size,), salt))
             await self._request(prompt, f"{name}-{how}", plan)
-            await self._compare(f"{name}-{how}", expected or first, second, one_token=expected is None)
+            await self._compare(f"{name}-{how}", expected, second, one_token=False)
 
     async def _check(self, name: str, prompt: list[int], *, repeat_chunk: bool) -> None:
         """Compares ``prompt`` computed by the engine with ``prompt`` whose context is loaded."""

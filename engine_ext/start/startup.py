@@ -16,7 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from cache.config import ChunkCacheConfig, HashAlgorithm
 from cache.eviction.policies import EvictionPolicyName
 from cache.eviction.quotas import Quota
-from cache.positions.layout import BlockSharing, PositionStrategy
+from cache.positions.layout import PlacementName, PositionReindexer, PositionStrategy
 from cache.positions.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
 from cache.tiers.config import size_of
 from cache.tiers.memory import MemoryTier
@@ -24,17 +24,16 @@ from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.fills import FillLimits
 from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.core.shifts import shift_reason
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
-from engine_ext.start.plugin import shift_positions
+from engine_ext.start.plugin import attend_to_pool
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
-from engine_ext.start.support import in_place_reason, unsupported_reason
-from engine_ext.wire.request import PlacementName
+from engine_ext.start.support import attention_reason, in_place_reason, unsupported_reason
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
 from tools.process_watch import mark_engine
 
 logger = logging.getLogger(__name__)
 
+_PLACED: dict[PlacementName, str] = {"in-place": "shared in place", "attend": "attended to in the pool"}
 MakeRenderer = Callable[[Any, int | None], Any]
 """Wraps vLLM's prompt renderer; the number is the tokens of the blocks that segments fill, if blocks are shared."""
 Quotas = Callable[[str, int], Quota]
@@ -101,8 +100,6 @@ def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions
     strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
     if reason := unsupported_reason(engine_args, model):
         return strategy, reason
-    # Parallel positions need no shifts, so a server of theirs runs the model's own class.
-    shifts_positions = options.placement == "in-place" and strategy.strategy is not PositionStrategy.PARALLEL
     module_path, _, name = options.connector_class.rpartition(".")
     engine_args.kv_transfer_config = KVTransferConfig(
         kv_connector=name,
@@ -113,12 +110,11 @@ def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions
         kv_connector_extra_config={
             "pool_bytes": options.pool_bytes,
             "page_tokens": options.page_tokens,
-            "shifts_positions": shifts_positions,
         },
     )
     engine_args.worker_extension_cls = options.worker_extension_class
-    if shifts_positions:
-        shift_positions(model.architectures)
+    if options.placement == "attend":
+        attend_to_pool()
     return strategy, None
 
 
@@ -128,7 +124,7 @@ class _Pool:
 
     config: ChunkCacheConfig
     weights: str | None
-    sharing: BlockSharing | None
+    reindexer: PositionReindexer
 
 
 async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: DefaultStrategy) -> _Pool | str:
@@ -136,18 +132,19 @@ async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: Def
     config = await prepare_pool(llm, options, weights)
     if isinstance(config, str):
         return config
-    return _Pool(config, weights, await _block_sharing(llm, config, options, strategy))
+    return _Pool(config, weights, await _reindexer(llm, config, options, strategy))
 
 
 def _with_renderer(llm: AsyncLLM, pool: _Pool, make: MakeRenderer) -> tuple[_Pool, Any]:
     """The prompt renderer; requests copy their chunks if it can't fill blocks."""
-    renderer = make(llm.renderer, pool.sharing.block_tokens if pool.sharing is not None else None)
-    if pool.sharing is None or getattr(renderer, "can_pad", True):
+    is_in_place = pool.reindexer.placement == "in-place"
+    renderer = make(llm.renderer, pool.reindexer.block_tokens if is_in_place else None)
+    if not is_in_place or getattr(renderer, "can_pad", True):
         return pool, renderer
     logger.warning(
         "chunks are copied, not shared in place: the tokenizer has no token of white space to fill blocks with"
     )
-    return replace(pool, sharing=None), renderer
+    return replace(pool, reindexer=PositionReindexer()), renderer
 
 
 @asynccontextmanager
@@ -163,7 +160,7 @@ async def _running_cache(
             options.fill_limits,
             transfers=transfers,
             tiers=_tier_sizes(options.tiers, transfers.num_workers if transfers is not None else 1),
-            sharing=pool.sharing,
+            reindexer=pool.reindexer,
             quota_of=lambda owner: quotas(owner, config.page_bytes),
         )
         async with cache.running():
@@ -196,28 +193,34 @@ async def prepare_pool(llm: AsyncLLM, options: ChunkCacheOptions, weights: str |
     return config
 
 
-async def _block_sharing(
+async def _reindexer(
     llm: AsyncLLM, pool: ChunkCacheConfig, options: ChunkCacheOptions, strategy: DefaultStrategy
-) -> BlockSharing | None:
-    """The engine's blocks that requests share; ``None`` if chunks are copied."""
-    if options.placement == "copy":
-        return None
+) -> PositionReindexer:
+    """Places segments as ``options`` ask, if that passes its self-check; chunks are copied otherwise."""
     config, check = llm.vllm_config, SelfCheck(llm, pool)
     block_tokens: int = config.cache_config.block_size
-    if reason := in_place_reason(config) or await _failure(check.run_in_place(block_tokens)):
-        logger.warning("chunks are copied, not shared in place: %s", reason)
-        return None
-    if strategy.strategy is PositionStrategy.PARALLEL:
-        return BlockSharing(block_tokens, can_shift=False)
-    if reason := shift_reason(config) or await _failure(check.run_shifted(block_tokens)):
-        logger.warning("chunks at shared positions are copied, not shared in place: %s", reason)
-    elif strategy.strategy is PositionStrategy.OFFSET:
-        logger.warning(
-            "requests copy their chunks unless they ask for shared or parallel positions: %s, and no profile says that "
-            "it bears parallel ones (tessera calibrate)",
-            strategy.why,
-        )
-    return BlockSharing(block_tokens, can_shift=reason is None)
+    match options.placement:
+        case "copy":
+            return PositionReindexer()
+        case "in-place":
+            reason = in_place_reason(config) or await _failure(check.run_in_place(block_tokens))
+            if reason is None and strategy.strategy is not PositionStrategy.PARALLEL:
+                logger.warning(
+                    "requests copy their chunks unless they ask for parallel positions; the default is %s", strategy.why
+                )
+        case "attend":
+            reason = attention_reason(config) or await _prepared_attention(llm)
+            reason = reason or await _failure(check.run_attention())
+    if reason is not None:
+        logger.warning("chunks are copied, not %s: %s", _PLACED[options.placement], reason)
+        return PositionReindexer()
+    return PositionReindexer(options.placement, block_tokens)
+
+
+async def _prepared_attention(llm: AsyncLLM) -> str | None:
+    """Lets requests attend to the pool; returns the first worker's reason against it."""
+    reasons: list[str | None] = await llm.collective_rpc("chunk_cache_prepare_attention")
+    return next(filter(None, reasons), None)
 
 
 async def _failure(check: Awaitable[None]) -> str | None:

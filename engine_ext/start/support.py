@@ -41,6 +41,25 @@ def in_place_reason(config: VllmConfig) -> str | None:
     return _first(checks)
 
 
+_DRAFTS_BY_TEXT = ("ngram", "suffix")
+"""Methods of speculative decoding without a model."""
+
+
+def attention_reason(config: VllmConfig) -> str | None:
+    """The engine's reason why requests can't attend to the chunk pool, if any."""
+    drafts = config.speculative_config
+    checks: list[tuple[Any, str]] = [
+        (not current_platform.is_cpu(), "proven on CPUs only"),
+        (
+            drafts is not None and drafts.method not in _DRAFTS_BY_TEXT,
+            "a model that drafts tokens has layers of its own",
+        ),
+        (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
+        (not config.model_config.disable_cascade_attn, "cascade attention counts references to blocks"),
+    ]
+    return _first(checks)
+
+
 def _first(checks: list[tuple[Any, str]]) -> str | None:
     """The reason of the first check that holds."""
     return next((reason for holds, reason in checks if holds), None)

@@ -6,7 +6,7 @@ there. A :class:`StepTransfers` travels from the connector's scheduler half to i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -43,13 +43,24 @@ class Span:
 class Composition:
     """Segments that fill whole blocks of the engine, which all requests with these segments share.
 
-    ``lengths`` has the lengths of the system segment and of the chunks behind it. Later tokens are computed ``shift``
-    positions before their index. ``salt`` is the salt of plain requests with the same system segment.
+    ``lengths`` has the lengths of the system segment and of the chunks behind it. ``salt`` is the salt of plain
+    requests with the same system segment.
     """
 
     lengths: tuple[int, ...]
-    shift: int
     salt: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention over the segments of a plan where they lie in the pool: none of them is loaded.
+
+    The first ``system_tokens`` tokens are the system segment; to the others, the context, the ``temperature`` applies
+    (:mod:`kernels.attention.plan`).
+    """
+
+    system_tokens: int
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +68,13 @@ class TransferPlan:
     """Spans to load before, and to save after, a request's prefill.
 
     ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute. With a
-    ``composition``, only tokens without a block in the engine are loaded.
+    ``composition``, only tokens without a block in the engine are loaded; with ``attention``, none.
     """
 
     loads: tuple[Span, ...] = ()
     saves: tuple[Span, ...] = ()
     composition: Composition | None = None
+    attention: Attention | None = None
 
     @property
     def num_loaded_tokens(self) -> int:
@@ -71,12 +83,13 @@ class TransferPlan:
 
     def to_params(self) -> dict[str, Any]:
         """The plan as ``kv_transfer_params``."""
-        composition = self.composition and [
-            list(self.composition.lengths),
-            self.composition.shift,
-            self.composition.salt,
-        ]
-        plan = {"loads": _to_lists(self.loads), "saves": _to_lists(self.saves), "composition": composition}
+        composition = self.composition and [list(self.composition.lengths), self.composition.salt]
+        plan = {
+            "loads": _to_lists(self.loads),
+            "saves": _to_lists(self.saves),
+            "composition": composition,
+            "attention": self.attention and list(astuple(self.attention)),
+        }
         return {PARAMS_KEY: plan}
 
     @classmethod
@@ -87,13 +100,18 @@ class TransferPlan:
             return None
         composition = None
         if fields["composition"] is not None:
-            lengths, shift, salt = fields["composition"]
-            composition = Composition(tuple(lengths), shift, salt)
-        return cls(_from_lists(fields["loads"]), _from_lists(fields["saves"]), composition)
+            lengths, salt = fields["composition"]
+            composition = Composition(tuple(lengths), salt)
+        attention = Attention(*fields["attention"]) if fields["attention"] is not None else None
+        return cls(_from_lists(fields["loads"]), _from_lists(fields["saves"]), composition, attention)
 
     @classmethod
     def for_answer(
-        cls, lease: Lease, links: Lease | None = None, composition: Composition | None = None
+        cls,
+        lease: Lease,
+        links: Lease | None = None,
+        composition: Composition | None = None,
+        attention: Attention | None = None,
     ) -> "TransferPlan":
         """Loads every leased segment to its place in the layout; ``links`` replace segments' first tokens."""
         heads = {link.start: link for link in links.segments} if links else {}
@@ -103,11 +121,11 @@ class TransferPlan:
             replaced = head.length if head else 0
             spans += [_placed(head)] if head else []
             spans += [_placed(segment, replaced)] if replaced < segment.length else []
-        return cls(loads=tuple(spans), composition=composition)
+        return cls(loads=tuple(spans), composition=composition, attention=attention)
 
-    def before(self, start: int) -> tuple[Span, ...]:
-        """The loads of tokens before ``start``, where a span begins."""
-        return tuple(span for span in self.loads if span.start < start)
+    def up_to(self, saved: Span) -> "TransferPlan":
+        """The plan of a request that ends with ``saved`` and saves it; a span begins where it does."""
+        return replace(self, loads=tuple(span for span in self.loads if span.start < saved.start), saves=(saved,))
 
     @classmethod
     def for_fill(cls, job: FillJob, prefix: ChunkKVCache | None) -> "TransferPlan":
@@ -132,10 +150,12 @@ class BlockTransfer:
 class StepTransfers(KVConnectorMetadata):
     """All work of one step: ``loads`` before the forward pass, ``saves`` after it.
 
-    ``shifts`` has new shifts of the engine's blocks, in positions, to be set first.
+    ``attending`` has the plans of requests that attend to the pool from this step on, ``ended`` those that no longer
+    do.
     """
 
-    shifts: dict[int, int] = field(default_factory=dict)
+    attending: dict[str, TransferPlan] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
     loads: list[BlockTransfer] = field(default_factory=list)
     saves: list[BlockTransfer] = field(default_factory=list)
 

@@ -20,7 +20,6 @@ Outputs = AsyncGenerator["RequestOutput", None]
 
 CacheMode = Literal["auto", "chunked", "full", "compare"]
 ChunkOrder = Literal["given", "canonical"]
-PlacementName = Literal["copy", "in-place"]
 MAX_LINK_TOKENS: Final = 1024
 
 
@@ -55,6 +54,8 @@ class CacheOptions:
     The first ``link_tokens`` tokens of each chunk but the first are recomputed (:mod:`engine_ext.chunks.links`);
     needs the position strategy ``offset``. In ``canonical`` order the same chunks always make the same prompt, so that
     vLLM's own prefix cache finds its beginning.
+
+    Attention to the chunks has the ``temperature`` (:mod:`kernels.attention.plan`).
     """
 
     mode: CacheMode = "auto"
@@ -65,6 +66,7 @@ class CacheOptions:
     link_tokens: int = 0
     link_context: LinkContext = "chained"
     order: ChunkOrder = "given"
+    temperature: float = 1.0
     decision: Decision | None = None
 
     @property

@@ -10,7 +10,7 @@ from measuring.kit.arguments import Parser, positive
 from measuring.speed.verdicts import CONFIDENCE, LEAST_ROUNDS
 from measuring.speed.workloads import WORKLOADS
 
-LEFT_TO_LONG_RUNS = ("placement",)
+LEFT_TO_LONG_RUNS = ("placement", "decoding")
 DEFAULT_FLAGS = ("--dtype", "float32", "--max-model-len", "20480", "--kv-cache-memory-bytes", "2G")
 _MINUTES, _LONG_MINUTES = 15, 60
 

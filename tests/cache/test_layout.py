@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts: the table in cache/positions/layout.py, and its underlying rule."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.positions.layout import (
-    BlockSharing,
     Chunk,
     ChunkedPrompt,
     Placement,
@@ -156,54 +157,33 @@ def test_packed_tokens_are_split(length, sizes):
 
 
 BLOCK = 8
-SHIFTING, NOT_SHIFTING = BlockSharing(BLOCK, can_shift=True), BlockSharing(BLOCK, can_shift=False)
-
-
-@given(
-    system=st.integers(0, 4).map(lambda n: n * BLOCK),
-    lengths=st.lists(st.integers(1, 5).map(lambda n: n * BLOCK), min_size=1, max_size=6),
-    question=st.integers(1, 20),
-    strategy=st.sampled_from([SHARED, PARALLEL]),
-)
-def test_in_place_keeps_every_distance_and_turns_nothing(system, lengths, question, strategy):
-    chunks = tuple(Chunk(pack((7,) * length)) for length in lengths)
-    prompt = ChunkedPrompt((7,) * system, chunks, (7,) * question)
-    turned = PositionReindexer().layout(prompt, strategy)
-    made = PositionReindexer(SHIFTING).layout(prompt, strategy)
-    segments, expected = ((each.system, *each.chunks) for each in (made, turned))
-    for one, other in zip(segments, expected, strict=True):
-        assert one.delta == 0
-        assert (one.start, one.length, one.position) == (other.start, other.length, other.position)
-        assert other.delta == made.shift  # keys rotated by this amount, or the question moved closer by it
-    assert made.question == turned.question
-    assert made.question.start - made.shift == made.question.position
-    assert made.salt_parts() != turned.salt_parts()
+IN_PLACE = PositionReindexer("in-place", BLOCK)
 
 
 @pytest.mark.parametrize(
-    ("system", "lengths", "strategy", "opening"),
+    ("system", "lengths", "strategy", "opening", "placement"),
     [
-        (8, [8, 9], SHARED, None),
-        (7, [8], SHARED, None),
-        (8, [8, 8], OFFSET, None),
-        (8, [8], SHARED, (7,) * 8),
-        (8, [8, 9], PARALLEL, None),
-        (8, [8], PARALLEL, (7,) * 8),
+        (8, [8, 16], PARALLEL, None, "in-place"),
+        (0, [8, 16], PARALLEL, None, "in-place"),
+        (8, [8], SHARED, None, "in-place"),
+        (8, [8], OFFSET, None, "in-place"),
+        (8, [8, 8], SHARED, None, "copy"),
+        (8, [8, 8], OFFSET, None, "copy"),
+        (8, [8, 9], PARALLEL, None, "copy"),
+        (7, [8], PARALLEL, None, "copy"),
+        (8, [8], PARALLEL, (7,) * 8, "copy"),
     ],
 )
-def test_segments_that_do_not_fit_in_place_are_turned(system, lengths, strategy, opening):
+def test_chunks_in_whole_blocks_that_keep_their_positions_are_in_place(system, lengths, strategy, opening, placement):
     chunks = tuple(Chunk(pack((7,) * length)) for length in lengths)
     prompt = ChunkedPrompt((7,) * system, chunks, (7,) * 3, opening)
-    made = PositionReindexer(SHIFTING).layout(prompt, strategy)
-    assert made == PositionReindexer().layout(prompt, strategy)
-    assert made.shift is None
+    made, copied = IN_PLACE.layout(prompt, strategy), PositionReindexer().layout(prompt, strategy)
+    assert made == replace(copied, placement=placement)
+    assert (made.salt_parts() == copied.salt_parts()) == (placement == "copy")
 
 
-@pytest.mark.parametrize(
-    ("lengths", "strategy", "shift"),
-    [([8, 8], PARALLEL, 0), ([8, 8], SHARED, None), ([8], SHARED, 0), ([8], OFFSET, 0)],
-)
-def test_without_shifted_positions_only_what_needs_none_is_in_place(lengths, strategy, shift):
-    chunks = tuple(Chunk(pack((7,) * length)) for length in lengths)
-    made = PositionReindexer(NOT_SHIFTING).layout(ChunkedPrompt((7,) * 8, chunks, (7,) * 3), strategy)
-    assert made.shift == shift
+@pytest.mark.parametrize("strategy", PositionStrategy)
+def test_whatever_its_layout_a_request_attends_to_the_pool(strategy):
+    prompt = ChunkedPrompt((7,) * 5, (Chunk(pack((7,) * 9)), Chunk(pack((7,) * 2))), (7,) * 3)
+    made = PositionReindexer("attend").layout(prompt, strategy)
+    assert made == replace(PositionReindexer().layout(prompt, strategy), placement="attend")

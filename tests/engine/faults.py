@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from engine_ext.core.connector import ChunkCacheConnector
@@ -14,6 +15,8 @@ from engine_ext.core.scheduler import SchedulerHalf
 from engine_ext.core.worker import PoolDescription, WorkerHalf
 from engine_ext.core.worker_extension import ChunkCacheWorkerExtension
 from engine_ext.wire.plan import BlockTransfer
+from kernels.attention.numba_attention import NumbaAttention
+from kernels.attention.plan import AttentionPlan
 from kernels.dispatch import copier_for
 from kernels.layout import BlockLayout
 from kernels.rope import RotaryFrequencies
@@ -30,6 +33,11 @@ class FaultyWorkerHalf(WorkerHalf):
         elif self.fault == "wrong pairing":
             self._rotate_last_layer_by(RotaryFrequencies(right.inv_freq, not right.is_neox))
         return description
+
+    def prepare_attention(self, layers: Sequence[str], request_ids: Any) -> None:
+        super().prepare_attention(layers, request_ids)
+        assert self._attending is not None
+        self._attending.attention = FaultyAttention(self)
 
     def _rotate_last_layer_by(self, frequencies: RotaryFrequencies) -> None:
         *others, last = self.copier.layers
@@ -48,6 +56,23 @@ class FaultyWorkerHalf(WorkerHalf):
             transfers = [_negated(transfer) for transfer in transfers]
         if self.fault != "nothing loaded":
             super().load(transfers)
+
+
+class FaultyAttention(NumbaAttention):
+    """Attention with the fault of a worker half."""
+
+    def __init__(self, half: FaultyWorkerHalf) -> None:
+        super().__init__(half.copier.layers)
+        self._half = half
+
+    def attend(self, number: int, query: Tensor, output: Tensor, plan: AttentionPlan, scale: float) -> None:
+        if self._half.fault == "wrong turn":
+            plan = replace(plan, deltas=-plan.deltas)
+        elif self._half.fault == "wrong merge":
+            plan = replace(plan, temperatures=plan.temperatures + 0.5)
+        elif self._half.fault == "missing segment":
+            plan = replace(plan, pieces=plan.pieces[1:], num_context=plan.num_context - 1)
+        super().attend(number, query, output, plan, scale)
 
 
 LOST = (251, 252)

@@ -61,7 +61,12 @@ def assert_exact(
     assert ("opening" in report) == (report["scope"] == "isolated")
     links = report.get("links")
     expected = oracle.score(
-        strategy, segments(report), tokens, report.get("opening"), links and (links["tokens"], links["context"])
+        strategy,
+        segments(report),
+        tokens,
+        report.get("opening"),
+        links and (links["tokens"], links["context"]),
+        report.get("temperature", 1),
     )
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences

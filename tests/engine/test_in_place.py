@@ -32,10 +32,6 @@ LITTLE = ("--num-gpu-blocks-override", "41", "--max-model-len", "640")
 IN_PLACE = ("--chunk-cache-placement", "in-place", "--block-size", str(BLOCK))
 
 
-SHAREABLE = ("shared", "parallel")
-"""Strategies whose chunks requests share in place."""
-
-
 def assert_in_place(response: dict[str, Any], oracle: Any) -> None:
     assert response["cache"]["placement"] == "in-place"
     system, chunks, _ = segments(response["cache"])
@@ -45,33 +41,27 @@ def assert_in_place(response: dict[str, Any], oracle: Any) -> None:
 
 @pytest.mark.serve_with(*IN_PLACE)
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-@pytest.mark.parametrize("strategy", SHAREABLE)
-def test_chunks_are_found_wherever_they_stand(
-    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_chunks_are_found_wherever_they_stand(model: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(n) for n in (50, 130, 17)]
     assert server.stats()["placement"] == "in-place"
-    ask(server, strategy, chunks, text(10))
+    ask(server, "parallel", chunks, text(10))
     loaded = server.metric(LOADED)
     for order in [*itertools.permutations(chunks), chunks[:1], chunks[1:], [chunks[0], *chunks]]:
-        response = ask(server, strategy, list(order), text(12))
+        response = ask(server, "parallel", list(order), text(12))
         assert statuses(response) == ["hit"] * len(order)
         assert_in_place(response, oracle(model))
     assert server.metric(LOADED) == loaded
 
 
 @pytest.mark.serve_with(*IN_PLACE)
-@pytest.mark.parametrize("strategy", SHAREABLE)
-def test_the_question_may_end_in_any_place_of_a_block(
-    strategy: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_the_question_may_end_in_any_place_of_a_block(server: TesseraServer, oracle: Any, text: Text) -> None:
     """Answers continue in blocks of their own, chained to the whole composition."""
     chunks = [text(40), text(70)]
     for length in (1, BLOCK - 3, BLOCK, BLOCK + 1, 2 * BLOCK):
         question = text(length)
         for _ in range(2):
-            assert_in_place(ask(server, strategy, chunks, question), oracle("tiny-llama"))
-        assert_in_place(ask(server, strategy, chunks[::-1], question), oracle("tiny-llama"))
+            assert_in_place(ask(server, "parallel", chunks, question), oracle("tiny-llama"))
+        assert_in_place(ask(server, "parallel", chunks[::-1], question), oracle("tiny-llama"))
 
 
 @pytest.mark.serve_with(*IN_PLACE)
@@ -85,8 +75,7 @@ def test_beside_copies_and_ordinary_requests(server: TesseraServer, oracle: Any,
             return "offset", ask(server, "offset", list(orders[i % 6]), f"{i} why?")
         if i % 3 == 1:
             return "full", ask(server, "shared", list(orders[i % 6]), f"{i} why?", cache={"mode": "full"})
-        strategy = SHAREABLE[i % 2]
-        return strategy, ask(server, strategy, list(orders[i % 6]), f"{i % 7} why?")
+        return "parallel", ask(server, "parallel", list(orders[i % 6]), f"{i % 7} why?")
 
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(send, range(48)))
@@ -96,14 +85,14 @@ def test_beside_copies_and_ordinary_requests(server: TesseraServer, oracle: Any,
             expected = oracle("tiny-llama").score("full", segments(answer["cache"]), tokens)
             assert token_logprobs(answer) == pytest.approx(expected.logprobs, abs=1e-4)
         else:
-            assert ("placement" in answer["cache"]) == (strategy in SHAREABLE)
+            assert ("placement" in answer["cache"]) == (strategy == "parallel")
             assert_exact(answer, oracle("tiny-llama"), strategy)
 
 
 @pytest.mark.serve_with(*IN_PLACE)
 def test_ordinary_requests_find_what_is_theirs(server: TesseraServer, oracle: Any, text: Text) -> None:
     """An ordinary prompt of a composition's tokens hits the first chunk's blocks only: later chunks did not see it."""
-    system, chunks, question = segments(ask(server, "shared", [text(70), text(90)], text(40))["cache"])
+    system, chunks, question = segments(ask(server, "parallel", [text(70), text(90)], text(40))["cache"])
     token_ids = [*system, *chunks[0], *chunks[1], *question]
     before = server.metric(HITS)
     logprobs = complete(server, token_ids)
@@ -121,12 +110,12 @@ def flood(server: TesseraServer, text: Text) -> None:
 @pytest.mark.serve_with(*IN_PLACE, *LITTLE)
 def test_what_the_engine_evicted_is_loaded_from_the_pool(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(n) for n in (90, 100, 60)]
-    ask(server, "shared", chunks, text(10))
+    ask(server, "parallel", chunks, text(10))
     loaded = server.metric(LOADED)
-    assert_in_place(ask(server, "shared", chunks[::-1], text(10)), oracle("tiny-llama"))
+    assert_in_place(ask(server, "parallel", chunks[::-1], text(10)), oracle("tiny-llama"))
     assert server.metric(LOADED) == loaded
     flood(server, text)
-    response = ask(server, "shared", chunks[::-1], text(10))
+    response = ask(server, "parallel", chunks[::-1], text(10))
     assert statuses(response) == ["hit"] * 3
     assert_in_place(response, oracle("tiny-llama"))
     assert server.metric(LOADED) > loaded
@@ -145,10 +134,10 @@ def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Tex
         with ThreadPoolExecutor(clients) as threads:
             return list(threads.map(lambda order: ask(server, strategy, list(order), text(10), **fields), orders))
 
-    ask(server, "shared", chunks, text(10))
+    ask(server, "parallel", chunks, text(10))
     before = server.metric("vllm:num_preemptions_total")
     with most(server, "vllm:num_requests_running", "vllm:kv_cache_usage_perc") as seen:
-        in_place = answers("shared")
+        in_place = answers("parallel")
     system, contexts, question = segments(in_place[0]["cache"])
     context = sum(map(len, (system, *contexts))) // BLOCK
     own = -(-(len(question) + 60) // BLOCK)
@@ -157,7 +146,7 @@ def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Tex
     assert server.metric("vllm:num_preemptions_total") == before
     assert round(seen["vllm:kv_cache_usage_perc"] * blocks) <= context + clients * own
     for answer in in_place:
-        assert_exact(answer, oracle("tiny-llama"), "shared", steps=60)
+        assert_exact(answer, oracle("tiny-llama"), "parallel", steps=60)
         assert answer["cache"]["placement"] == "in-place"
 
     for strategy, mode in (("offset", "auto"), ("shared", "full")):
@@ -193,7 +182,7 @@ def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: 
     before = server.metric("vllm:num_preemptions_total")
 
     def send(i: int) -> Any:
-        return ask(server, SHAREABLE[i % 2], groups[i % 4][:: 1 if i % 8 < 4 else -1], text(9), max_tokens=120)
+        return ask(server, "parallel", groups[i % 4][:: 1 if i % 8 < 4 else -1], text(9), max_tokens=120)
 
     with ThreadPoolExecutor(12) as threads:
         answers = list(threads.map(send, range(24)))
@@ -203,34 +192,21 @@ def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: 
         assert answer["cache"]["placement"] == "in-place"
 
 
-PARALLEL = (*IN_PLACE, "--chunk-position-strategy", "parallel")
-
-
-@pytest.mark.serve_with(*PARALLEL)
-@pytest.mark.matrix
-def test_a_server_of_parallel_positions_shifts_nothing(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """Its model class is not wrapped, so shared positions, which need shifts, are copied."""
-    chunks = [text(n) for n in (50, 130, 17)]
-    for order in itertools.permutations(chunks):
-        response = ask(server, None, list(order), text(12))
-        assert response["cache"]["position_strategy"] == "parallel"
-        assert_in_place(response, oracle("tiny-llama"))
-    copied = ask(server, "shared", chunks, text(12))
-    assert "placement" not in copied["cache"]
-    assert_exact(copied, oracle("tiny-llama"), "shared")
+@pytest.mark.serve_with(*IN_PLACE)
+def test_other_positions_are_copied(server: TesseraServer, oracle: Any, text: Text) -> None:
+    for strategy in ("shared", "offset"):
+        copied = ask(server, strategy, [text(50), text(130)], text(12))
+        assert "placement" not in copied["cache"]
+        assert_exact(copied, oracle("tiny-llama"), strategy)
 
 
 @pytest.mark.matrix
-def test_parallel_positions_with_drafted_tokens(serve: Any, oracle: Any, text: Text) -> None:
+def test_drafted_tokens(serve: Any, oracle: Any, text: Text) -> None:
     drafting = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     server = serve("tiny-llama", *IN_PLACE, "--speculative-config", json.dumps(drafting))
-    assert "chunks at shared positions are copied, not shared in place: a model that drafts" in server.log.read_text()
     chunks = [text(n) for n in (50, 130, 17)]
     for order in itertools.permutations(chunks):
         assert_in_place(ask(server, "parallel", list(order), text(12)), oracle("tiny-llama"))
-        copied = ask(server, "shared", list(order), text(12))
-        assert "placement" not in copied["cache"]
-        assert_exact(copied, oracle("tiny-llama"), "shared")
 
 
 @pytest.mark.matrix
@@ -242,7 +218,7 @@ def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Te
         server = serve("tiny-llama", *IN_PLACE, *flags, environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
     chunks = [text(n) for n in (50, 130, 17)]
     for order in itertools.permutations(chunks):
-        assert_in_place(ask(server, "shared", list(order), text(40)), oracle("tiny-llama"))
+        assert_in_place(ask(server, "parallel", list(order), text(40)), oracle("tiny-llama"))
 
 
 @pytest.mark.serve_with(*IN_PLACE[:2], "--block-size", "128", "--max-model-len", "200")
@@ -266,11 +242,11 @@ def test_subscribers_see_the_same_hashes_for_a_chunk_at_any_place(serve: Any, te
             server.chat(chunks=[], question=text(100), max_tokens=1)
             if stored():
                 break
-        ask(server, "shared", chunks, text(10))
+        ask(server, "parallel", chunks, text(10))
         first = stored()
         flood(server, text)
         stored()
-        response = ask(server, "shared", chunks[::-1], text(10))
+        response = ask(server, "parallel", chunks[::-1], text(10))
         again = stored()
     system, computed, _ = segments(response["cache"])
     assert computed[0] != segments(response["cache"])[1][2]

@@ -116,7 +116,7 @@ class Comparison:
         judged = {**prompt, "prompt_token_ids": [*prompt_ids, *others]}
         if self._block_tokens is not None:
             known = (len(prompt_ids) - 1) // self._block_tokens * self._block_tokens
-            plan = TransferPlan(composition=Composition((known,), 0, prompt.get("cache_salt")))
+            plan = TransferPlan(composition=Composition((known,), prompt.get("cache_salt")))
             params.extra_args = {"kv_transfer_params": plan.to_params()}
             judged["cache_salt"] = secrets.token_hex(16)  # no other request has blocks behind the known ones
         async with aclosing(self._run("judge", judged, params)) as outputs:

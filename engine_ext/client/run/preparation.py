@@ -16,7 +16,7 @@ from engine_ext.client.admission import Admission, lease
 from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.client.run.call import EngineCall
 from engine_ext.client.stages import Stages
-from engine_ext.wire.plan import Composition, TransferPlan
+from engine_ext.wire.plan import Attention, Composition, TransferPlan
 
 FILL_ATTEMPTS = 2
 
@@ -34,12 +34,18 @@ class FilledSegments:
 
     def plan(self, links: Lease | None) -> TransferPlan:
         """The load plan of the main request."""
-        layout = self.layout
-        if layout.shift is None:
-            return TransferPlan.for_answer(self.lease, links)
-        lengths = (layout.system.length, *(chunk.length for chunk in layout.chunks))
-        composition = Composition(lengths, layout.shift, self.request.plain_salt(self.cache.hasher))
-        return TransferPlan.for_answer(self.lease, links, composition)
+        composition, layout = None, self.layout
+        if layout.placement == "in-place":
+            lengths = (layout.system.length, *(chunk.length for chunk in layout.chunks))
+            composition = Composition(lengths, self.request.plain_salt(self.cache.hasher))
+        return TransferPlan.for_answer(self.lease, links, composition, self.attention)
+
+    @property
+    def attention(self) -> Attention | None:
+        """How the request attends to the pool; ``None`` if its segments are loaded or shared."""
+        if self.layout.placement != "attend":
+            return None
+        return Attention(self.layout.system.length, self.request.options.temperature)
 
     def salt(self, *more: int | str) -> str:
         """Cache salt of the KV that the main request composes, or, with ``more``, another one."""
@@ -142,7 +148,8 @@ async def _link(filled: FilledSegments, links: Lease, call: EngineCall, stages: 
 
     with stages.stage("link") as span:
         span.describe({"links": len(links.chunks)})
-        requests = LinkRequests(call.request_id, context, salt_of, call.fill_kwargs(span.headers))
+        kwargs = call.fill_kwargs(span.headers)
+        requests = LinkRequests(call.request_id, context, salt_of, kwargs, filled.attention)
         try:
             return await filled.link(links, requests)
         except LinkError:

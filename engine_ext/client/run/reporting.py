@@ -49,7 +49,8 @@ class Reporter:
         """Describes an answer over cached chunks."""
         report, options, layout = self.report, self._request.options, segments.layout
         report.mode = "chunked"
-        report.placement = None if layout.shift is None else "in-place"
+        report.placement = None if layout.placement == "copy" else layout.placement
+        report.temperature = options.temperature
         if options.link_tokens:
             report.links = Links(tokens=options.link_tokens, context=options.link_context)
         if options.explain:
@@ -67,6 +68,7 @@ class Reporter:
         report, prompt, options = self.report, self._request.prompt, self._request.options
         report.mode, report.reason = "full", str(why)
         report.links = report.placement = report.opening = None
+        report.temperature = 1
         report.chunks = [ReportedChunk.of(chunk) for chunk in prompt.chunks] if prompt is not None else []
         if prompt is not None and options.explain:
             report.segments = explain_segments(prompt, None)

@@ -13,6 +13,7 @@ SYSTEMS: dict[System, str] = {
     "empty": "Tessera, chunks missing",
     "warm": "Tessera, chunks cached",
     "in place": "Tessera, chunks cached, in place",
+    "attend": "Tessera, chunks cached, attended to in the pool",
     "quarter": "Tessera, pool for a quarter",
     "tessera": "Tessera",
 }

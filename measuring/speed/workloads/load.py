@@ -12,7 +12,7 @@ from measuring.kit.statistics import median
 from measuring.kit.texts import Texts
 from measuring.speed.answers import Asked, DifferentAnswerError, check_report, check_same
 from measuring.speed.query import Query
-from measuring.speed.samples import Claim, Ratio, Sample, System, Value
+from measuring.speed.samples import Claim, Ratio, Sample, System
 from measuring.speed.servers import STOCK, TESSERA, Pool, Server, Servers
 from measuring.speed.traces import zipf_trace
 from measuring.speed.workloads.base import Options, Workload
@@ -103,8 +103,10 @@ class Load(Workload):
         for concurrency in self._sizes.concurrencies:
             outcomes = await self._passes(systems, number, concurrency)
             for system, outcome in outcomes.items():
-                point, values = _point(concurrency), _values(outcome)
-                samples.append(Sample(workload=self.name, point=point, system=system, round=number, values=values))
+                point = _point(concurrency)
+                samples.append(
+                    Sample(workload=self.name, point=point, system=system, round=number, values=outcome.values)
+                )
         return samples
 
     async def finish(self, servers: Servers) -> None:
@@ -168,14 +170,6 @@ async def _check(systems: dict[System, Server], queries: list[Query], outcomes: 
             Asked(systems[system], outcomes[system].answers[i], _NAMESPACE) for system in ("warm", "quarter")
         )
         await check_same(query, warm, quarter)
-
-
-def _values(outcome: Outcome) -> dict[Value, float]:
-    return {
-        "requests_per_s": outcome.requests_per_s,
-        "ttft_s": outcome.median("ttft_s"),
-        "latency_s": outcome.median("latency_s"),
-    }
 
 
 def _point(concurrency: int) -> str:

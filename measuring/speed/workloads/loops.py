@@ -5,11 +5,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from measuring.kit.client import Answer
 from measuring.kit.statistics import median
 from measuring.speed.query import Query
+from measuring.speed.samples import Value
 
 Ask = Callable[[Query], Awaitable[Answer]]
 """Sends one query; raises :class:`measuring.kit.client.ServerError`."""
@@ -23,12 +23,11 @@ class Outcome:
     seconds: float
 
     @property
-    def requests_per_s(self) -> float:
-        return len(self.answers) / self.seconds
-
-    def median(self, value: Literal["ttft_s", "latency_s"]) -> float:
-        """Median over all answers."""
-        return median([getattr(answer, value) for answer in self.answers])
+    def values(self) -> dict[Value, float]:
+        """Medians over all answers, and the throughput."""
+        names: tuple[Value, ...] = ("ttft_s", "tpot_s", "latency_s")
+        medians = {name: median([getattr(answer, name) for answer in self.answers]) for name in names}
+        return {**medians, "requests_per_s": len(self.answers) / self.seconds}
 
 
 async def closed_loop(ask: Ask, queries: Sequence[Query], concurrency: int) -> Outcome:

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes of composed blocks with vLLM's own requests and hashing; shifted blocks under any vLLM actions."""
-
-import random
-from types import SimpleNamespace
+"""Hashes of the blocks of requests over chunks, with vLLM's own requests, hashing and blocks."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
-from engine_ext.core.block_hashes import BlockComposer, ShiftLedger
+from engine_ext.core.block_hashes import BlockComposer
 from engine_ext.wire.plan import Composition
 
 BLOCK, ALGORITHM = 4, "sha256"
@@ -37,10 +33,10 @@ def plain(token_ids, salt=None):
     )
 
 
-def composed(chunks, question=QUESTION, salt=None, shift=8, layout_salt="layout", system=SYSTEM):
+def composed(chunks, question=QUESTION, salt=None, layout_salt="layout", system=SYSTEM):
     tokens = [*system, *(token for chunk in chunks for token in chunk), *question]
     request = plain(tokens, layout_salt)
-    BlockComposer(ALGORITHM, BLOCK).compose(request, Composition((len(system), *map(len, chunks)), shift, salt))
+    BlockComposer(ALGORITHM, BLOCK).compose(request, Composition((len(system), *map(len, chunks)), salt))
     return request
 
 
@@ -69,7 +65,6 @@ def test_questions_are_found_behind_the_same_composition_alone():
     others = [
         question_block(chunks=[B, A]),
         question_block(chunks=[A]),
-        question_block(shift=4),
         question_block(layout_salt="other"),
         question_block(chunks=[A + B]),
         plain([*SYSTEM, *A, *B, *QUESTION]).block_hashes[-1],
@@ -87,67 +82,34 @@ def test_answers_go_on_as_if_they_had_been_the_question(length):
     assert request.block_hashes == composed([A, B], question=rest).block_hashes
 
 
-LENGTHS = (2 * BLOCK, BLOCK)
+def attending(context, question=QUESTION, salt="layout"):
+    """A request over `context` in the chunk pool, and its engine's blocks."""
+    pool = BlockPool(num_gpu_blocks=4, enable_caching=True, hash_block_size=BLOCK)
+    request = plain([*context, *question], salt)
+    BlockComposer(ALGORITHM, BLOCK).leave_out(request, len(context), pool)
+    return request, pool
 
 
-class Engine:
-    """Allocates blocks like vLLM's scheduler, with a worker's shift table."""
-
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-        self.ledger = ShiftLedger(BLOCK)
-        self.free = list(range(1, 20))
-        self.blocks = {}
-        self.compositions = {}
-        self.table = {}
-
-    def step(self, new=(), grown=(), resumed=()):
-        cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set(resumed))
-        for request in (*grown, *resumed):
-            taken = self.take(1 if request in grown else 5)
-            self.blocks[request] = [*(self.blocks[request] if request in grown else ()), *taken]
-            cached.req_ids.append(request)
-            cached.new_block_ids.append((taken,) if taken else None)
-        for request in new:
-            self.blocks[request] = self.take(self.random.randint(3, 5))
-        made = [SimpleNamespace(req_id=request, block_ids=(list(self.blocks[request]),)) for request in new]
-        output = SimpleNamespace(scheduled_new_reqs=made, scheduled_cached_reqs=cached)
-        self.table.update(self.ledger.changes(output))
-
-    def take(self, number):
-        self.random.shuffle(self.free)
-        taken, self.free = self.free[:number], self.free[number:]
-        return taken
-
-    def check(self):
-        for request, blocks in self.blocks.items():
-            shift = self.compositions.get(request, 0)
-            expected = [shift if i >= sum(LENGTHS) // BLOCK else 0 for i in range(len(blocks))]
-            assert [self.table.get(block, 0) for block in blocks] == expected
+@pytest.mark.parametrize("length", range(1, 14))
+def test_all_blocks_of_a_context_but_the_last_are_the_null_block(length):
+    request, pool = attending(list(range(length)))
+    absent = (length - 1) // BLOCK
+    found = [pool.get_cached_block(each, [0]) for each in request.block_hashes]
+    assert found == [[pool.null_block]] * absent + [None] * (len(found) - absent)
+    assert len(request.block_hashes) == (length + len(QUESTION)) // BLOCK
 
 
-@given(st.integers(0, 2**32), st.lists(st.sampled_from("nogpre"), max_size=40))
-def test_every_block_has_the_shift_of_who_holds_it(seed, events):
-    """Actions on requests: n: new composed, o: new ordinary, g: grow, p: preempt, r: resume, e: end."""
-    engine, preempted, count = Engine(seed), [], 0
-    for event in events:
-        if event in "no" and len(engine.free) >= 5:
-            count += 1
-            if event == "n":
-                engine.compositions[count] = shift = engine.random.randint(0, 3) * BLOCK
-                engine.ledger.add(count, Composition(LENGTHS, shift, None))
-            engine.step(new=[count])
-        elif event == "r" and preempted and len(engine.free) >= 5:
-            engine.step(resumed=[preempted.pop()])
-        elif engine.blocks and event in "gpe":
-            request = engine.random.choice(sorted(engine.blocks))
-            if event == "g":
-                engine.step(grown=[request])
-                continue
-            engine.free += engine.blocks.pop(request)
-            if event == "p":
-                preempted.append(request)
-            else:
-                engine.ledger.forget(request)
-                engine.compositions.pop(request, None)
-        engine.check()
+def test_questions_are_found_behind_the_same_context_alone():
+    context = [*SYSTEM, *A, 7]
+    hashes = attending(context)[0].block_hashes
+    assert attending(context)[0].block_hashes == hashes
+    others = [attending([*SYSTEM, *B, *B, 7])[0], attending(context, salt="other")[0], plain([*context, *QUESTION])]
+    assert all(other.block_hashes[-1] != hashes[-1] for other in others)
+
+
+def test_after_a_reset_the_null_block_is_found_again():
+    _, pool = attending(SYSTEM)
+    pool.reset_prefix_cache()
+    request = plain([*SYSTEM, *QUESTION])
+    BlockComposer(ALGORITHM, BLOCK).leave_out(request, len(SYSTEM), pool)
+    assert pool.get_cached_block(request.block_hashes[0], [0]) == [pool.null_block]

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import CUDAGraphMode, KVTransferConfig, ModelConfig, VllmConfig
+from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
-from engine_ext.core.shifts import shift_reason
-from engine_ext.start.support import in_place_reason, unsupported_reason
+from engine_ext.start.support import attention_reason, in_place_reason, unsupported_reason
 from tests.engine_ext.core.test_ascend import Layer, Model, Rope
 from tools.random_model import build_preset
 
@@ -92,9 +91,9 @@ def config(model: ModelConfig) -> VllmConfig:
     return AsyncEngineArgs(model=model.model, dtype="float32", enforce_eager=True).create_engine_config()
 
 
-def test_blocks_can_be_shared_in_place(config: VllmConfig) -> None:
+def test_blocks_can_be_shared_in_place_and_chunks_attended_to(config: VllmConfig) -> None:
     assert in_place_reason(config) is None
-    assert shift_reason(config) is None
+    assert attention_reason(config) is None
 
 
 @pytest.mark.parametrize(
@@ -114,21 +113,19 @@ def test_why_blocks_are_not_shared_in_place(
 @pytest.mark.parametrize(
     ("part", "field", "value", "words"),
     [
-        ("model_config", "enable_sleep_mode", True, "sleep mode"),
         ("parallel_config", "enable_dbo", True, "--enable-dbo"),
-        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "full CUDA graphs"),
+        ("model_config", "disable_cascade_attn", False, "cascade attention"),
     ],
 )
-def test_why_positions_are_not_shifted(
+def test_why_chunks_are_not_attended_to(
     part: str, field: str, value: Any, words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None prevents sharing blocks in place with parallel positions."""
     monkeypatch.setattr(getattr(config, part), field, value)
-    assert words in str(shift_reason(config))
-    assert in_place_reason(config) is None
+    assert words in str(attention_reason(config))
 
 
-def test_drafted_tokens_would_see_other_positions(model: ModelConfig) -> None:
-    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+@pytest.mark.parametrize(("method", "words"), [("ngram", "None"), ("draft_model", "drafts tokens")])
+def test_a_model_that_drafts_tokens_does_not_attend(model: ModelConfig, method: str, words: str) -> None:
+    drafts = {"method": method, "num_speculative_tokens": 2, **({"model": model.model} if method != "ngram" else {})}
     arguments = AsyncEngineArgs(model=model.model, dtype="float32", speculative_config=drafts)
-    assert "drafts" in str(shift_reason(arguments.create_engine_config()))
+    assert words in str(attention_reason(arguments.create_engine_config()))

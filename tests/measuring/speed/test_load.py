@@ -62,7 +62,7 @@ async def test_every_round_has_a_sample_of_each_system(fakes, tmp_path):
     wanted = [(point, number, system) for point in closed for number in numbers for system in systems]
     assert sorted((each.point, each.round, each.system) for each in samples) == sorted(wanted)
     for each in samples:
-        assert (each.workload, set(each.values)) == ("load", {"requests_per_s", "ttft_s", "latency_s"})
+        assert (each.workload, set(each.values)) == ("load", {"requests_per_s", "ttft_s", "tpot_s", "latency_s"})
         assert min(each.values.values()) > 0
 
 

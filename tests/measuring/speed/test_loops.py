@@ -63,5 +63,5 @@ async def test_the_first_error_ends_the_others():
 def test_figures_of_a_round():
     answers = [Answer(ttft_s=ttft, latency_s=2 * ttft) for ttft in (0.1, 0.4, 0.2)]
     outcome = Outcome(answers, seconds=1.5)
-    assert outcome.requests_per_s == 2
-    assert (outcome.median("ttft_s"), outcome.median("latency_s")) == (0.2, 0.4)
+    assert outcome.values["requests_per_s"] == 2
+    assert (outcome.values["ttft_s"], outcome.values["latency_s"]) == (0.2, 0.4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workload `placement`: three servers of its own, asked in turn, and what is refused."""
+"""The workload `placement`: four servers of its own, asked in turn, and what is refused."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,16 +23,18 @@ class PlacedFakes(Fakes):
 
     def start(self, name, model, flags, folder, *, is_stock):
         placement = self.placed.get(name, flags[-1])
-        extra = {"placement": "in-place"} if placement == "in-place" else {}
+        extra = {"placement": placement} if placement in ("in-place", "attend") else {}
         self.state = {"report": lambda report: {**report, **extra}}
         return super().start(name, model, flags, folder, is_stock=is_stock)
 
 
 @pytest.fixture
 def fakes(monkeypatch):
-    sizes = {"_CHUNKS": 2, "_REQUESTS_ALONE": 2, "_CLIENTS": 4, "_REQUESTS": 6, "_OUTPUT_TOKENS": 3}
+    sizes = {"_CHUNKS": 2, "_REQUESTS_ALONE": 2, "_REQUESTS": 6}
     for name, size in sizes.items():
         monkeypatch.setattr(placement, name, size)
+    for name, size in {"clients": 4, "output_tokens": 3}.items():
+        monkeypatch.setattr(Placement, name, size)
     with ExitStack() as stack:
         fakes = PlacedFakes(stack)
         monkeypatch.setattr(servers, "running", fakes.start)
@@ -50,7 +52,7 @@ async def test_every_round_has_samples_of_each_system(fakes):
         (point, number, system)
         for point in ("one client", "4 clients")
         for number in range(1, 1 + ROUNDS)
-        for system in ("stock", "warm", "in place")
+        for system in ("stock", "warm", "in place", "attend")
     ]
     assert sorted((each.point, each.round, each.system) for each in samples) == sorted(wanted)
     assert all(value > 0 for each in samples for value in each.values.values())
@@ -59,14 +61,14 @@ async def test_every_round_has_samples_of_each_system(fakes):
 
 async def test_all_servers_have_the_same_little_memory(fakes):
     await run(make())
-    assert set(fakes.flags) == {"stock", "tessera", "in-place"}
+    assert set(fakes.flags) == {"stock", "tessera", "in-place", "attend"}
     memory = fakes.flags["stock"]
     blocks = int(memory[memory.index("--num-gpu-blocks-override") + 1])
     assert 3 * (64 + 2 * 512 + 32 + 3) < 32 * blocks < 4 * (64 + 2 * 512 + 32 + 3)
     assert all(flags[: len(memory)] == memory for flags in fakes.flags.values())
 
 
-@pytest.mark.parametrize(("name", "placed"), [("tessera", "in-place"), ("in-place", "copy")])
+@pytest.mark.parametrize(("name", "placed"), [("tessera", "in-place"), ("in-place", "copy"), ("attend", "copy")])
 async def test_a_request_that_was_placed_otherwise_is_not_reported(name, placed, fakes):
     fakes.placed[name] = placed
     with pytest.raises(DifferentAnswerError, match="was placed as"):

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests of a worker that attend to segments in the pool, step by step.
+
+vLLM's attention layers have no access to the connector, so the worker's requests are found through this module
+(:func:`requests`). Which row of a step belongs to which request is known from the model runner's batch.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from engine_ext.wire.plan import Span, TransferPlan
+from kernels.attention.plan import AttendingRow, AttentionPlan, ChunkAttention, PooledSegment, Tail, plan_step, runs_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """A request's context: its segments, their pages and tags, and the number of tokens."""
+
+    segments: tuple[PooledSegment, ...]
+    spans: tuple[Span, ...]
+    num_tokens: int
+    temperature: float
+
+    @classmethod
+    def of(cls, plan: TransferPlan, page_tokens: int) -> "_Context":
+        attention = plan.attention
+        assert attention is not None
+        segments = tuple(
+            PooledSegment(
+                runs_of(span.pages, page_tokens, span.skipped, span.length),
+                span.length,
+                span.delta,
+                is_context=span.start >= attention.system_tokens,
+            )
+            for span in plan.loads
+        )
+        return cls(segments, plan.loads, plan.num_loaded_tokens, attention.temperature)
+
+
+class BatchRow(NamedTuple):
+    """One request in a step: its tokens ``[first, first + num_tokens)`` of all, its length and blocks."""
+
+    first: int
+    num_tokens: int
+    length: int
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step with attending rows: their plan, and the numbers of the ordinary rows."""
+
+    plan: AttentionPlan
+    ordinary: tuple[int, ...]
+
+
+class AttendingRequests:
+    """Requests by id, with the kernel that computes their attention.
+
+    ``layers`` maps names to the kernel's numbers, ``request_ids`` returns the requests of a step's rows, in order.
+    """
+
+    def __init__(
+        self,
+        attention: ChunkAttention,
+        layers: Mapping[str, int],
+        request_ids: Callable[[], Sequence[str]],
+        page_tokens: int,
+        block_tokens: int,
+    ) -> None:
+        self.attention = attention
+        self.layers = layers
+        self._request_ids = request_ids
+        self._page_tokens = page_tokens
+        self._block_tokens = block_tokens
+        self._contexts: dict[str, _Context] = {}
+        self._ran: dict[str, int] = {}
+
+    def update(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
+        """Takes in new requests, and forgets ended ones."""
+        for request_id in ended:
+            self._contexts.pop(request_id, None)
+        for request_id, plan in started.items():
+            self._contexts[request_id] = _Context.of(plan, self._page_tokens)
+
+    def step(self, rows: Sequence[BatchRow]) -> Step | None:
+        """Plans a step; ``None`` if all of its rows are ordinary."""
+        if not self._contexts:
+            return None
+        attending, ordinary = [], []
+        for number, (request_id, row) in enumerate(zip(self._request_ids(), rows, strict=False)):
+            context = self._contexts.get(request_id)
+            if context is None:
+                ordinary.append(number)
+            else:
+                attending.append(self._attending(context, row))
+                self._ran[request_id] = row.blocks[(context.num_tokens - 1) // self._block_tokens]
+        return Step(plan_step(attending), tuple(ordinary)) if attending else None
+
+    def attend(self, layer: str, query: Tensor, output: Tensor, step: Step, scale: float) -> None:
+        """See :meth:`kernels.attention.plan.ChunkAttention.attend`."""
+        self.attention.attend(self.layers[layer], query, output, step.plan, scale)
+
+    def take_ran(self) -> list[tuple[int, tuple[Span, ...]]]:
+        """The last step's requests: the block where each one's context ends, and its segments."""
+        ran, self._ran = self._ran, {}
+        return [(block, self._contexts[request_id].spans) for request_id, block in ran.items()]
+
+    def _attending(self, context: _Context, row: BatchRow) -> AttendingRow:
+        first, skipped = divmod(context.num_tokens, self._block_tokens)
+        length = row.length - context.num_tokens
+        runs = runs_of(row.blocks[first:], self._block_tokens, skipped, length)
+        return AttendingRow(row.first, row.num_tokens, context.segments, Tail(runs, length), context.temperature)
+
+
+def attention_reason(modules: Mapping[str, Any]) -> str | None:
+    """The reason why vLLM's attention ``modules`` can't attend to the pool, if any."""
+    for name, module in modules.items():
+        impl = module.impl
+        checks: list[tuple[Any, str]] = [
+            (not getattr(impl, "attends_to_pool", False), f"{type(impl).__name__} is not extended"),
+            ((getattr(impl, "sliding_window", None) or -1) >= 0, "a sliding window"),
+            (getattr(impl, "logits_soft_cap", None), "capped logits"),
+            (getattr(impl, "sinks", None) is not None, "attention sinks"),
+        ]
+        if reason := next((reason for holds, reason in checks if holds), None):
+            return f"layer {name}: {reason}"
+    return None
+
+
+_requests: AttendingRequests | None = None
+
+
+def install(requests: AttendingRequests) -> None:
+    """Makes this process's attention layers compute these requests."""
+    global _requests  # the layers have no other access to it
+    _requests = requests
+
+
+def requests() -> AttendingRequests | None:
+    """The requests of this process's worker; ``None`` if none can attend to the pool."""
+    return _requests
+
+
+def rows_of(starts: Sequence[int], lengths: Sequence[int], table: Any) -> list[BatchRow]:
+    """The rows of a step from vLLM's metadata; ``table`` ``[rows, blocks]`` is the block table, on the CPU."""
+    return [
+        BatchRow(start, end - start, length, blocks)
+        for start, end, length, blocks in zip(starts, starts[1:], lengths, table.tolist(), strict=False)
+    ]

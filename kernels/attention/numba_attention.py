@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunk attention on a CPU, by :mod:`kernels.attention.numba_kernel`."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.attention.numba_kernel import attend
+from kernels.attention.plan import AttentionPlan, ChunkAttention
+from kernels.attention.vectors import COLUMNS
+from kernels.paged import LayerKV
+from kernels.rope import RotaryFrequencies
+
+Array = NDArray[Any]
+
+_BITS = {torch.float32: (torch.int32, np.uint32, 0), torch.bfloat16: (torch.int16, np.uint16, 16)}
+"""How each dtype's memory is read: torch's and NumPy's integers, and the shift that makes them float32 bits."""
+
+
+class NumbaAttention(ChunkAttention):
+    """Splits the KV heads over as many threads as torch has."""
+
+    name = "numba"
+
+    def __init__(self, layers: Sequence[LayerKV]) -> None:
+        self._layers = [_Layer.of(layer) for layer in layers]
+        self._num_threads = torch.get_num_threads()
+        # They may run on all cores of this thread, which are those that vLLM gave to the worker.
+        self._threads = ThreadPoolExecutor(self._num_threads - 1, "attention") if self._num_threads > 1 else None
+
+    @staticmethod
+    def supports(layers: Sequence[LayerKV]) -> bool:
+        """Whether K has its tokens side by side, V whole tokens, and heads fill vectors."""
+        return all(map(_is_supported, layers))
+
+    def attend(self, number: int, query: Tensor, output: Tensor, plan: AttentionPlan, scale: float) -> None:
+        layer = self._layers[number]
+        queries = query[plan.tokens].float().numpy()
+        result = np.empty_like(queries)
+        cos, sin = (table.numpy() for table in plan.angles.of(layer.frequencies))
+        pieces, runs, users, temperatures = map(Tensor.numpy, (plan.pieces, plan.runs, plan.users, plan.temperatures))
+        step = pieces, runs, users, plan.num_context, temperatures, (cos, sin), layer.is_neox, scale
+
+        def compute(first: int, end: int) -> None:
+            heads = first, end, layer.num_heads
+            attend(queries, result, layer.pool, layer.blocks, layer.shift, *step, heads)
+
+        self._in_threads(compute, layer.num_heads)
+        output[plan.tokens] = torch.from_numpy(result).to(output.dtype)
+
+    def _in_threads(self, compute: Callable[[int, int], None], count: int) -> None:
+        """Calls ``compute(first, end)`` for parts of ``range(count)``, the first of them in this thread."""
+        size = -(-count // self._num_threads)
+        (own, *others) = [(start, min(start + size, count)) for start in range(0, count, size)]
+        started = [self._threads.submit(compute, *part) for part in others] if self._threads else []
+        compute(*own)
+        for part in started:
+            part.result()
+
+
+class _Memory(NamedTuple):
+    """K and V as bits; strides of K's pages, heads and dims, of V's pages and heads; numbers of a token's V."""
+
+    keys: Array
+    values: Array
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor) -> "_Memory":
+        page, _, head, dim = keys.stride()
+        strides = page, head, dim, values.stride(0), values.stride(2), values.shape[3]
+        return cls(_bits(keys), _bits(values), strides)
+
+
+class _Layer(NamedTuple):
+    """A layer as the compiled function takes it."""
+
+    pool: _Memory
+    blocks: _Memory
+    shift: int
+    num_heads: int
+    frequencies: RotaryFrequencies
+    is_neox: bool
+
+    @classmethod
+    def of(cls, layer: LayerKV) -> "_Layer":
+        keys = layer.key_pool
+        pool, blocks = _Memory.of(keys, layer.value_pool), _Memory.of(layer.key_blocks, layer.value_blocks)
+        return cls(pool, blocks, _BITS[keys.dtype][2], keys.shape[2], layer.frequencies, layer.is_neox)
+
+
+def _bits(view: Tensor) -> Array:
+    """The memory of a view as unsigned integers, shared with it."""
+    last = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+    signed, unsigned, _ = _BITS[view.dtype]
+    memory: Array = view.as_strided((last + 1,), (1,)).view(signed).numpy().view(unsigned)
+    return memory
+
+
+def _is_supported(layer: LayerKV) -> bool:
+    keys, values = (layer.key_blocks, layer.key_pool), (layer.value_blocks, layer.value_pool)
+    kinds = {(view.device, view.dtype, view.shape[2:]) for view in (*keys, *values)}
+    ((device, dtype, (_, size)), *others) = kinds
+    return (
+        not others
+        and device == torch.device("cpu")
+        and dtype in _BITS
+        and size % COLUMNS == 0
+        and all(key.stride(1) == 1 for key in keys)
+        and all(value.stride()[1::2] == (size, 1) for value in values)
+    )

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunk attention on a CPU, compiled by Numba: float32 arithmetic over float32 or bfloat16 keys and values.
+
+For each KV head the pieces of a step are taken one after another, tile by tile, with a running maximum, sum and output
+for each row (online softmax, https://arxiv.org/abs/1805.02867). A tile is copied once, as float32, for all rows that
+attend to it.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from kernels.attention.plan import POOL
+from kernels.attention.vectors import ROWS, maximum, product
+
+Array = NDArray[Any]
+Strides = tuple[int, ...]
+
+TILE_TOKENS = 128
+"""Keys of one tile."""
+TILE_ROWS = 192
+"""Rows, each one query head of one token, that share a tile. Rows and tile fit into 1 MiB of cache."""
+
+_F = np.float32
+_LOG2E = _F(math.log2(math.e))
+# 1.5 * 2**23: adding it rounds a float32 to an integer.
+_ROUND = _F(12582912.0)
+_LEAST_EXPONENT = _F(-126.0)
+# Taylor coefficients of 2**x; the error for |x| <= 0.5 is below a float32's rounding.
+_C1, _C2, _C3, _C4, _C5, _C6 = (_F(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
+
+# No `reassoc`: it would cancel _ROUND.
+_STRICT = {"contract", "nsz", "arcp"}
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=True)  # type: ignore[untyped-decorator]
+def _sum(row: Array, length: int) -> Any:
+    total = _F(0)
+    for i in range(length):
+        total += row[i]
+    return total
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=True)  # type: ignore[untyped-decorator]
+def _scale(row: Array, length: int, factor: float) -> None:
+    for i in range(length):
+        row[i] *= factor
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_STRICT)  # type: ignore[untyped-decorator]
+def _exponentials(row: Array, length: int, most: float, mantissas: Array, exponents: Array, powers: Array) -> None:
+    """Replaces each x of ``row`` by exp(x - most); ``powers`` is ``exponents`` (int32) read as float32."""
+    for i in range(length):
+        x = max((row[i] - most) * _LOG2E, _LEAST_EXPONENT)
+        whole = (x + _ROUND) - _ROUND
+        y = x - whole
+        mantissas[i] = _F(1) + y * (_C1 + y * (_C2 + y * (_C3 + y * (_C4 + y * (_C5 + y * _C6)))))
+        exponents[i] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+    for i in range(length):
+        row[i] = mantissas[i] * powers[i]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _soften(scores: Array, rows: int, tokens: int, seen: Array, state: Array, out: Array, scratch: Array) -> None:
+    """Turns scores into weights of the running softmax.
+
+    ``seen`` ``[rows]`` is the number of the tile's keys that a row attends to, ``state`` ``[rows, 2]`` its maximum and
+    sum so far, ``out`` ``[rows, D]`` its output so far.
+    """
+    exponents = scratch[1].view(np.int32)
+    for r in range(rows):
+        length = min(tokens, seen[r])
+        if length <= 0:
+            scores[r, :tokens] = 0
+            continue
+        most = maximum(scores[r], length)
+        if most > state[r, 0]:
+            factor = _F(math.exp(state[r, 0] - most))
+            state[r, 1] *= factor
+            _scale(out[r], out.shape[1], factor)
+            state[r, 0] = most
+        _exponentials(scores[r], length, state[r, 0], scratch[0], exponents, scratch[1])
+        scores[r, length:tokens] = 0
+        state[r, 1] += _sum(scores[r], length)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_STRICT)  # type: ignore[untyped-decorator]
+def _turn(query: Array, turned: Array, cos: Array, sin: Array, is_neox: bool, factor: float) -> None:
+    """Rotates ``query`` [D] by minus the angles, times ``factor``, into ``turned`` [D]."""
+    pairs = len(cos)
+    for pair in range(pairs):
+        one, other = (pair, pair + pairs) if is_neox else (2 * pair, 2 * pair + 1)
+        x, y = query[one], query[other]
+        turned[one] = (x * cos[pair] + y * sin[pair]) * factor
+        turned[other] = (y * cos[pair] - x * sin[pair]) * factor
+    for i in range(2 * pairs, len(query)):
+        turned[i] = query[i] * factor
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _widen(bits: Array, out: Array, shift: int) -> None:
+    """Writes float32 bits: those of ``bits`` (uint32, ``shift`` 0), or of bfloat16 (uint16, ``shift`` 16)."""
+    for i in range(len(bits)):
+        out[i] = np.uint32(bits[i]) << np.uint32(shift)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _gather(
+    keys: Array, values: Array, strides: Strides, head: int, run: Array, at: int, tile: tuple[Array, Array], shift: int
+) -> None:
+    """Copies a run's keys and values to column and row ``at`` of a tile."""
+    key_page, key_head, key_dim, value_page, value_head, size = strides
+    page, offset, length = run
+    first = page * key_page + head * key_head + offset
+    for dim in range(tile[0].shape[0]):
+        start = first + dim * key_dim
+        _widen(keys[start : start + length], tile[0][dim, at : at + length], shift)
+    start = page * value_page + head * value_head + offset * size
+    _widen(values[start : start + length * size], tile[1][at * size : (at + length) * size], shift)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _temper(state: Array, result: Array, temperatures: Array, group: int) -> None:
+    """Ends the context's attention: its log-sum-exp times the temperature."""
+    for row in range(len(state)):
+        temperature = temperatures[row // group]
+        if temperature != 1 and state[row, 1] > 0:
+            _scale(result[row], result.shape[1], _F(1) / state[row, 1])
+            state[row, 0] = (state[row, 0] + math.log(state[row, 1])) * temperature
+            state[row, 1] = 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _fill_tile(memory: Any, runs: Array, place: Any, end: int, head: int, tile: Any, shift: int) -> Any:
+    """Fills a tile from ``place``, a run and a number of its tokens, on; returns the place behind, and the length."""
+    run, skipped = place
+    length = 0
+    while run < end and length < TILE_TOKENS:
+        page, offset, count = runs[run]
+        taken = min(count - skipped, TILE_TOKENS - length)
+        _gather(memory[0], memory[1], memory[2], head, (page, offset + skipped, taken), length, tile, shift)
+        length += taken
+        skipped += taken
+        if skipped == count:
+            run, skipped = run + 1, 0
+    return (run, skipped), length
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def attend(
+    query: Array,
+    out: Array,
+    pool: Any,
+    blocks: Any,
+    shift: int,
+    pieces: Array,
+    runs: Array,
+    users: Array,
+    num_context: int,
+    temperatures: Array,
+    angles: Any,
+    is_neox: bool,
+    scale: float,
+    heads: Any,
+) -> None:
+    """Writes ``out`` for some KV heads; both ``query`` and ``out`` are float32 ``[tokens, heads, D]``.
+
+    ``pool`` and ``blocks`` are the bits of K and V and their strides, ``shift`` makes them float32's. ``pieces`` to
+    ``temperatures`` are an :class:`kernels.attention.plan.AttentionPlan`'s; ``angles`` are cos and sin of its deltas.
+    ``heads``: the first KV head, one past the last, and the number of all.
+    """
+    num_tokens, num_heads, size = query.shape
+    first_head, end_head, num_kv_heads = heads
+    group = num_heads // num_kv_heads
+    state, result = np.empty((num_tokens * group, 2), np.float32), np.empty((num_tokens * group, size), np.float32)
+    q, o = np.empty((TILE_ROWS, size), np.float32), np.empty((TILE_ROWS, size), np.float32)
+    seen, tile_state = np.empty(TILE_ROWS, np.int64), np.empty((TILE_ROWS, 2), np.float32)
+    scores, scratch = np.empty((TILE_ROWS, TILE_TOKENS), np.float32), np.empty((2, TILE_TOKENS), np.float32)
+    keys, values = np.empty((size, TILE_TOKENS), np.float32), np.empty((TILE_TOKENS, size), np.float32)
+    tile = keys.view(np.uint32), values.reshape(-1).view(np.uint32)
+    for head in range(first_head, end_head):
+        state[:, 0], state[:, 1], result[:] = -np.inf, 0, 0
+        for number in range(len(pieces)):
+            if number == num_context:
+                _temper(state, result, temperatures, group)
+            source, first_run, end_run, first_user, end_user = pieces[number]
+            num_rows = (end_user - first_user) * group
+            for start in range(0, num_rows, TILE_ROWS):
+                rows = min(TILE_ROWS, num_rows - start)
+                padded = (rows + ROWS - 1) // ROWS * ROWS
+                q[rows:padded], o[rows:padded] = 0, 0
+                for r in range(rows):
+                    token, turn, seen[r] = users[first_user + (start + r) // group]
+                    member = (start + r) % group
+                    factor = _F(scale / temperatures[token]) if number < num_context else _F(scale)
+                    _turn(query[token, head * group + member], q[r], angles[0][turn], angles[1][turn], is_neox, factor)
+                    o[r], tile_state[r] = result[token * group + member], state[token * group + member]
+                place = (first_run, 0)
+                while place[0] < end_run:
+                    if source == POOL:
+                        place, length = _fill_tile(pool, runs, place, end_run, head, tile, shift)
+                    else:
+                        place, length = _fill_tile(blocks, runs, place, end_run, head, tile, shift)
+                    product(scores, q, keys, padded, size, length, False)
+                    _soften(scores, rows, length, seen, tile_state, o, scratch)
+                    product(o, scores, values, padded, length, size, True)
+                    seen[:rows] -= length
+                for r in range(rows):
+                    row = users[first_user + (start + r) // group, 0] * group + (start + r) % group
+                    result[row], state[row] = o[r], tile_state[r]
+        for row in range(num_tokens * group):
+            out[row // group, head * group + row % group] = result[row] / state[row, 1]
