@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-fast test-vllm coverage fuzz check audit bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-fast test-vllm containers coverage fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # COVERAGE=1 keeps the lines that a run reaches, for `make coverage`.
@@ -31,6 +31,9 @@ serve: setup ## serve MODEL (default: SmolLM2); flags in ARGS
 cluster: setup ## serve MODEL (default: SmolLM2) with two replicas behind a router; flags in ARGS
 	@scripts/test_servers.sh
 	$(BIN)/tessera cluster $(MODEL) $(ARGS)
+
+containers: ## build the images, start docker/compose.yaml with Docker or Podman, and ask a question
+	@scripts/containers.sh
 
 test: setup ## run the tests; a subset in ARGS
 	@scripts/test_servers.sh
@@ -75,11 +78,10 @@ check: setup ## check lint, formatting and types
 	$(BIN)/mypy
 
 # Its tools have an environment of their own: with one of their dependencies, each process of a server imports for 2 s more.
-AUDIT_TOOLS := "cyclonedx-bom>=7,<8" "pip-audit>=2.10,<3"
 
 audit: setup ## write the bill of materials to build/sbom.json and check it for vulnerabilities; flags in ARGS
 	@[ -d .venv-audit ] || $(BIN)/python -m venv .venv-audit
-	@.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check $(AUDIT_TOOLS)
+	@.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --requirement scripts/audit-requirements.txt
 	.venv-audit/bin/python scripts/audit.py $(ARGS)
 
 bench: setup ## measure speed against stock vLLM; workloads and flags in ARGS (--long, --output DIR)
@@ -92,7 +94,7 @@ train-demo: setup ## retrain the tiny demo model (hours on two cores); TRAIN_STE
 	$(BIN)/python -m training.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv .venv-audit .venv-vllm-* build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-audit .venv-compose .venv-vllm-* build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Tests need no network: engine and tokenizer run offline.

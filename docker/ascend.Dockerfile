@@ -6,14 +6,25 @@
 #
 # Not built or run yet: docs/status.md.
 ARG BASE=ascend/vllm-ascend:v0.23.0.post1
-FROM ${BASE}
+FROM ${BASE} AS installed
+RUN --mount=type=bind,target=/src \
+    pip install --no-cache-dir "/src[ascend]"
 
-WORKDIR /opt/tessera
-COPY . .
-RUN pip install --no-cache-dir ".[ascend]"
+FROM installed AS listed
+RUN --mount=type=bind,target=/src \
+    python3 -m venv /tmp/audit \
+    && /tmp/audit/bin/pip install --no-cache-dir --requirement /src/scripts/audit-requirements.txt \
+    && /tmp/audit/bin/cyclonedx-py environment --output-file /sbom.json "$(command -v python3)"
 
-RUN useradd --uid 10001 --create-home tessera && install -d -o tessera -g tessera /models
-ENV HF_HOME=/models
+FROM installed
+LABEL org.opencontainers.image.title="Tessera" \
+    org.opencontainers.image.description="RAG serving in which a document chunk's KV cache is computed once and reused anywhere" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="0.1.0"
+COPY --from=listed /sbom.json /opt/tessera/
+COPY docker/health.py /opt/tessera/docker/
+RUN useradd --uid 10001 --create-home tessera && install -d -o tessera -g tessera /models /chunks
+ENV HF_HOME=/models TESSERA_HOME=/models/tessera
 USER 10001
 WORKDIR /home/tessera
 

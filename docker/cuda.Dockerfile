@@ -5,15 +5,26 @@
 #
 # Not built or run yet: docs/status.md.
 ARG BASE=vllm/vllm-openai:v0.32.0
-FROM ${BASE}
-
-WORKDIR /opt/tessera
-COPY . .
+FROM ${BASE} AS installed
 # uv, as in vLLM's documentation: the image has vLLM in the system's Python.
-RUN uv pip install --system --break-system-packages --no-cache ".[cuda]"
+RUN --mount=type=bind,target=/src \
+    uv pip install --system --break-system-packages --no-cache "/src[cuda]"
 
-RUN useradd --uid 10001 --create-home tessera && install -d -o tessera -g tessera /models
-ENV HF_HOME=/models
+FROM installed AS listed
+RUN --mount=type=bind,target=/src \
+    uv venv /tmp/audit \
+    && uv pip install --python /tmp/audit --no-cache --requirement /src/scripts/audit-requirements.txt \
+    && /tmp/audit/bin/cyclonedx-py environment --output-file /sbom.json "$(command -v python3)"
+
+FROM installed
+LABEL org.opencontainers.image.title="Tessera" \
+    org.opencontainers.image.description="RAG serving in which a document chunk's KV cache is computed once and reused anywhere" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="0.1.0"
+COPY --from=listed /sbom.json /opt/tessera/
+COPY docker/health.py /opt/tessera/docker/
+RUN useradd --uid 10001 --create-home tessera && install -d -o tessera -g tessera /models /chunks
+ENV HF_HOME=/models TESSERA_HOME=/models/tessera
 USER 10001
 WORKDIR /home/tessera
 

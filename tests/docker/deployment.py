@@ -67,7 +67,7 @@ def base_image(name: str) -> str:
     """Default base image of a Dockerfile."""
     found = instructions(name)
     defaults = dict(each.value[0].split("=", 1) for each in found["ARG"])
-    (start,) = found["FROM"]
+    start = found["FROM"][0]
     return re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], start.value[0])
 
 

@@ -29,7 +29,7 @@ def pinned(extra: str, package: str) -> str:
 
 
 def install(name: str) -> str:
-    (command,) = [each.value[0] for each in instructions(name)["RUN"] if "pip install" in each.value[0]]
+    (command,) = [each.value[0] for each in instructions(name)["RUN"] if re.search(f'"/src.{name}', each.value[0])]
     return command
 
 
@@ -46,17 +46,35 @@ def test_base_images_have_the_versions_of_the_extras():
 
 def test_the_extra_of_the_same_name_is_installed(name):
     assert name in PROJECT["optional-dependencies"]
-    assert re.search(rf'"\.\[{name}(,models)?\]"', install(name))
+    assert re.search(rf'"/src\[{name}(,models)?\]"', install(name))
 
 
 def test_the_cpu_image_is_set_up_as_scripts_setup_sh_does():
     (index,) = re.findall(r'--extra-index-url "\$\((.*?)\)"', install("cpu"))
-    said = subprocess.run(["sh", "-c", index], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(["sh", "-c", index.replace("/src", str(ROOT))], check=True, capture_output=True, text=True).stdout
     assert said == re.search(r"^CPU_WHEELS=(https://\S+\n)", SETUP, re.MULTILINE)[1]
     (removed,) = re.findall(r"^ *pip uninstall -y (.*?) \|\|", SETUP, re.MULTILINE)
-    assert install("cpu").endswith(f"pip uninstall --yes {removed}")
+    assert install("cpu").endswith(f"pip uninstall --yes {removed} triton")
     packages = instructions("cpu")["RUN"][0].value[0].partition("--no-install-recommends ")[2].partition(" &&")[0]
     assert f"'apt-get install {packages.strip()}'" in SETUP
+
+
+def test_stages_are_the_base_with_tessera_then_its_bill_of_materials_then_the_image(name):
+    assert [each.value for each in instructions(name)["FROM"]] == [
+        ("${BASE}", "AS", "installed"),
+        ("installed", "AS", "listed"),
+        ("installed",),
+    ]
+    assert all("--mount=type=bind,target=/src" in each.flags for each in instructions(name)["RUN"] if "/src" in each.original)
+
+
+def test_labels_describe_the_project(name):
+    (label,) = instructions(name)["LABEL"]
+    assert dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.*?)"', label.original)) == {
+        "title": "Tessera",
+        **{key: PROJECT[key] for key in ("description", "version")},
+        "licenses": PROJECT["license"],
+    }
 
 
 def test_nobody_is_root(name):

