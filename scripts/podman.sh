@@ -6,9 +6,10 @@ export CONTAINERS_CONF=$CONFIGURATION/containers.conf DOCKER_HOST
 DOCKER_HOST=unix://$(mktemp --dry-run --tmpdir podman-XXXXXX.sock)
 
 # This machine's pip settings, for builds and for servers that download a model. Those of the environment come first.
+# The Dockerfile names torch's index, too; where it is out of reach, each package would be looked for there five times.
 pip_settings() {
-    echo "[global]"
-    python3 -m pip config list | sed -nE "s/^(:env:|global)\.+([a-z-]+)='(.*)'$/\2 = \3/p" | awk '!seen[$1]++'
+    printf '[global]\nretries = 1\n'
+    python3 -m pip config list | sed -nE "s/^(:env:|global)\.+([a-z-]+)='(.*)'$/\2 = \3/p" | awk '$1 != "retries" && !seen[$1]++'
 }
 
 # Files and folders that they name; an index file:///FOLDER/simple links to files beside it.
