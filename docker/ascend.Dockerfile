@@ -23,7 +23,8 @@ LABEL org.opencontainers.image.title="Tessera" \
     org.opencontainers.image.version="0.1.0"
 COPY --from=listed /sbom.json /opt/tessera/
 COPY docker/health.py /opt/tessera/docker/
-RUN useradd --uid 10001 --create-home tessera && install -d -o tessera -g tessera /models /chunks
+# A tmpfs over the home folder belongs to root, and takes its mode from here.
+RUN useradd --uid 10001 tessera && install -d -m 1777 /home/tessera && install -d -o tessera -g tessera /models /chunks
 ENV HF_HOME=/models TESSERA_HOME=/models/tessera
 USER 10001
 WORKDIR /home/tessera

@@ -32,7 +32,7 @@ SETTINGS
 # Podman leaves health checks to systemd's timers; this replaces them where systemd is not running.
 check_health() {
     while sleep 5; do
-        podman ps --quiet | xargs --no-run-if-empty --max-args 1 podman healthcheck run
+        podman ps --quiet | xargs --no-run-if-empty --max-args 1 podman healthcheck run || true # unhealthy
     done
 }
 
