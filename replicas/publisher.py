@@ -29,7 +29,7 @@ class Publisher:
 
     def __init__(self, registry: Registry, describe: Callable[[str], Replica | None], holdings: Holdings) -> None:
         """``describe(id)`` returns the replica's current state, or ``None`` if it accepts no more requests."""
-        self.is_up = False
+        self.is_up: bool | None = None  # until the registry is first asked
         self.num_published = 0
         self.num_errors = 0
         self._registry = registry

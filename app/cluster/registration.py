@@ -116,7 +116,7 @@ class _PublisherCollector(Collector):
         """State of the registry, and counters of what was published."""
         publisher = self._publisher
         yield GaugeMetricFamily(
-            "tessera_registry_up", "Whether the last update of the registry succeeded", publisher.is_up
+            "tessera_registry_up", "Whether the last update of the registry succeeded", bool(publisher.is_up)
         )
         published, errors = publisher.num_published, publisher.num_errors
         yield CounterMetricFamily("tessera_registry_published", "Changes published in the registry", published)

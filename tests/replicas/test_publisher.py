@@ -136,3 +136,12 @@ async def test_claims_are_repeated_before_they_expire(redis_server, monkeypatch)
         await running.until([key(1)], [10])
         await asyncio.sleep(1.2)
         assert running.publisher.num_published >= 2
+
+
+async def test_a_redis_that_was_never_reached_is_told_once(redis_server, caplog):
+    redis_server.stop()
+    async with Running(redis_server) as running:
+        while running.publisher.num_errors < 3:
+            await asyncio.sleep(0.05)
+    redis_server.start()
+    assert [each.message.partition(":")[0] for each in caplog.records] == ["registry lost"]

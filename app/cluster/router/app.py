@@ -73,7 +73,7 @@ def _endpoints(registry: RedisRegistry, directory: Directory, chooser: Chooser, 
         """The replicas, and why the last requests went where they did."""
         replicas = [{**each.to_dict(), "requests_here": chooser.in_flight[each.url]} for each in directory.replicas]
         return {
-            "registry": {"up": directory.is_up, "invalid_entries": registry.num_invalid},
+            "registry": {"up": bool(directory.is_up), "invalid_entries": registry.num_invalid},
             "replicas": replicas,
             "decisions": [decision.to_dict() for decision in chooser.decisions],
         }

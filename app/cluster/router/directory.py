@@ -28,7 +28,7 @@ class Directory:
     """
 
     def __init__(self, registry: Registry, client: httpx.AsyncClient, metrics: RouterMetrics) -> None:
-        self.is_up = False
+        self.is_up: bool | None = None  # until the registry is first asked
         self._registry = registry
         self._client = client
         self._metrics = metrics
@@ -98,7 +98,7 @@ class Directory:
         return {replica.url: replica for replica in listed}
 
     def _note_lost(self, error: RegistryError) -> None:
-        if self.is_up:
+        if self.is_up is not False:
             logger.warning("registry lost: %s; routing by hash and load", error)
         self.is_up = False
         self._metrics.registry_lost()
