@@ -37,7 +37,9 @@ def main(router: str) -> int:
         text = answer["choices"][0]["message"]["content"]
         cache = answer["cache"]
         statuses = [chunk["status"] for chunk in cache["chunks"]]
-        print(f"  {text.strip()}  ({replica}; chunks: {', '.join(statuses)}; {cache['tokens']['reused']} tokens reused)")
+        print(
+            f"  {text.strip()}  ({replica}; chunks: {', '.join(statuses)}; {cache['tokens']['reused']} tokens reused)"
+        )
         if CODE not in text:
             sys.exit(f"the right answer is {CODE}")
     if statuses != ["hit"]:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker/compose.yaml, built and started with Podman: answers, limits, metrics, faults under load, stops and restarts."""
+"""docker/compose.yaml, built and started with Podman: answers, limits, metrics, faults under load, restarts."""
 
 import json
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import pytest
 import yaml
 
 from tests.docker.deployed import PROMETHEUS, ROUTER, Deployment, checked_health, skip_without_podman
-from tests.docker.deployment import replicas, services, words
+from tests.docker.deployment import services
 from tests.engine.server import until
 from tools.server_process import ROOT
 

@@ -51,7 +51,9 @@ def test_the_extra_of_the_same_name_is_installed(name):
 
 def test_the_cpu_image_is_set_up_as_scripts_setup_sh_does():
     (index,) = re.findall(r'--extra-index-url "\$\((.*?)\)"', install("cpu"))
-    said = subprocess.run(["sh", "-c", index.replace("/src", str(ROOT))], check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        ["sh", "-c", index.replace("/src", str(ROOT))], check=True, capture_output=True, text=True
+    ).stdout
     assert said == re.search(r"^CPU_WHEELS=(https://\S+\n)", SETUP, re.MULTILINE)[1]
     (removed,) = re.findall(r"^ *pip uninstall -y (.*?) \|\|", SETUP, re.MULTILINE)
     assert install("cpu").endswith(f"pip uninstall --yes {removed} triton")
@@ -65,7 +67,9 @@ def test_stages_are_the_base_with_tessera_then_its_bill_of_materials_then_the_im
         ("installed", "AS", "listed"),
         ("installed",),
     ]
-    assert all("--mount=type=bind,target=/src" in each.flags for each in instructions(name)["RUN"] if "/src" in each.original)
+    assert all(
+        "--mount=type=bind,target=/src" in each.flags for each in instructions(name)["RUN"] if "/src" in each.original
+    )
 
 
 def test_labels_describe_the_project(name):
