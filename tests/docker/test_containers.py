@@ -89,7 +89,7 @@ def outcome(client: openai.OpenAI, model: str, document: str) -> str:
 
 
 def test_a_question_is_answered_through_the_router_and_its_document_reused(deployment: Deployment) -> None:
-    first, question, *answers = deployment.said.splitlines()
+    first, question, *answers = deployment.said.splitlines()[-4:]
     assert first == f"replicas at {ROUTER}: replica-1, replica-2"
     assert question == "What is the access code of Falcon?"
     assert ["7342" in answer for answer in answers] == [True, True]
