@@ -78,7 +78,6 @@ check: setup ## check lint, formatting and types
 	$(BIN)/mypy
 
 # Its tools have an environment of their own: with one of their dependencies, each process of a server imports for 2 s more.
-
 audit: setup ## write the bill of materials to build/sbom.json and check it for vulnerabilities; flags in ARGS
 	@[ -d .venv-audit ] || $(BIN)/python -m venv .venv-audit
 	@.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --requirement scripts/audit-requirements.txt

@@ -68,7 +68,6 @@ class CacheField(BaseModel):
         description="order of chunks in the prompt; canonical: by text, so that the same chunks in any order are the "
         "same prompt for vLLM's own prefix cache (docs/quality.md)",
     )
-
     temperature: float | None = Field(
         None,
         ge=0.1,

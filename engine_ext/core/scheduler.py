@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 class _Tracked:
     """A running request with a plan. ``block_ids`` follow the scheduler's until it has saved."""
 
-    request_id: str
     plan: TransferPlan
     num_prompt_tokens: int
     block_ids: list[int] = field(default_factory=list)
@@ -62,7 +61,7 @@ class SchedulerHalf:
         """Starts tracking ``request`` if it carries a plan."""
         plan = TransferPlan.from_params(request.kv_transfer_params)
         if plan is not None:
-            self._tracked[request.request_id] = _Tracked(request.request_id, plan, request.num_prompt_tokens)
+            self._tracked[request.request_id] = _Tracked(plan, request.num_prompt_tokens)
             if plan.composition is not None:
                 self._composer.compose(request, plan.composition)
             if plan.attention is not None:
@@ -89,8 +88,8 @@ class SchedulerHalf:
 
     def build_step(self, scheduler_output: "SchedulerOutput") -> StepTransfers:
         """This step's new attending requests, queued loads, and saves of requests whose prefill it completes."""
-        new = (self._tracked.get(each.req_id) for each in scheduler_output.scheduled_new_reqs)
-        attending = {each.request_id: each.plan for each in new if each is not None and each.attends}
+        new = [each.req_id for each in scheduler_output.scheduled_new_reqs if each.req_id in self._tracked]
+        attending = {name: self._tracked[name].plan for name in new if self._tracked[name].attends}
         step = StepTransfers(attending, self._ended, self._loads)
         self._ended, self._loads = [], []
         for request_id, num_computed in self._follow_blocks(scheduler_output):

@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.docker.deployment import services
 from tools.server_process import ROOT
 
 PROJECT = "tessera-test"
@@ -37,12 +36,6 @@ class Deployment:
         ran = subprocess.run([_SCRIPT, *command], env=self._environment, stdout=subprocess.PIPE, text=True, check=False)
         assert ran.returncode == 0, ran.stdout
         return ran.stdout
-
-    def services(self) -> list[str]:
-        """Names of the services that have a container."""
-        known = [name for name in services("cpu") if _podman("ps", "--all", "--quiet", "--filter", f"name={_of(name)}")]
-        assert len(known) >= len(services("cpu")) - 1, "only Grafana may be missing"
-        return known
 
     def inspect(self, service: str) -> dict[str, Any]:
         (container,) = json.loads(_podman("inspect", _of(service)))
