@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,14 +21,15 @@ from tools.server_process import ROOT
 PROJECT = "tessera-test"
 ROUTER, PROMETHEUS = "http://127.0.0.1:8080", "http://127.0.0.1:9090"
 _SCRIPT = str(ROOT / "scripts" / "containers.sh")
-_SETTINGS = ("TESSERA_", "COMPOSE_", "DOCKER_", "HF_")
+_SETTINGS = set(re.findall(r"\$\{(\w+)", (ROOT / "docker" / "compose.yaml").read_text()))
+"""Variables of compose.yaml. One of them, ARGS, `make test-rest ARGS=…` hands to everything that it starts."""
 
 
 class Deployment:
     """The running services, by their names in compose.yaml."""
 
     def __init__(self, **settings: str) -> None:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
+        inherited = {name: value for name, value in os.environ.items() if name not in _SETTINGS}
         self._environment = {**inherited, **settings, "COMPOSE_PROJECT_NAME": PROJECT}
         self.router = httpx.Client(base_url=ROUTER, timeout=120)
 
