@@ -138,6 +138,7 @@ def test_prometheus_scrapes_router_and_replicas_and_has_the_alert_rules(deployme
 def test_a_replica_crashes_under_load(deployment: Deployment, load: Callable[[int], Any]) -> None:
     with load(0) as ended:
         deployment.crash("cpu-2")
+        until(lambda: deployment.health("cpu-2") != "healthy", 30)
         until(lambda: deployment.names() == ["replica-1"], 30)
         until(lambda: deployment.names() == [*REPLICAS.values()], START_S)
         until(lambda: deployment.health("cpu-2") == "healthy", 30)

@@ -15,6 +15,7 @@ from app.cluster.router.app import build_app
 from app.cluster.router.settings import RouterSettings
 from app.settings import add_flags_of
 from tools.progress import say
+from tools.server_process import ended_by_signals
 
 GRACE_S = 10
 """Seconds that responses may continue after SIGTERM or SIGINT."""
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit:
         return 2
     say(f"routing at http://{config.host}:{sock.getsockname()[1]}; stop with Ctrl-C")
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), ended_by_signals():  # the server raises the signal again when it has stopped
         uvicorn.Server(config).run(sockets=[sock])
     say("stopped")
     return 0

@@ -3,6 +3,7 @@
 
 import asyncio
 import random
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,6 +26,7 @@ from tests.app.cluster.router.stand_in import (
     until,
     wait_for_disconnect,
 )
+from tools.server_process import ServerProcess
 
 ASKED = {"system": "S", "chunks": ["one", "two"], "question": "?"}
 
@@ -303,3 +305,15 @@ async def test_a_body_that_is_nonsense_is_the_replicas_to_refuse(cluster, body):
 def test_the_router_needs_no_engine():
     code = "import sys, app.cluster.router.command; print({'vllm', 'torch', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_router_exits_with_0(sent, tmp_path):
+    router = ServerProcess(tmp_path / "router.log", "--registry", "redis://127.0.0.1:1/0", serve=("app.cli", "route"))
+    until_listening = httpx.HTTPTransport(retries=10)  # a second and more between the last ones
+    try:
+        with httpx.Client(transport=until_listening, base_url=router.url) as client:
+            assert client.get("/health").status_code == 503
+    finally:
+        status = router.stop(sent)
+    assert status == 0
