@@ -6,14 +6,21 @@
 #
 # Not built or run yet: docs/status.md.
 ARG BASE=ascend/vllm-ascend:v0.23.0.post1
+FROM ${BASE} AS package
+COPY . /src
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist /src
+
 FROM ${BASE} AS installed
-RUN --mount=type=bind,target=/src \
-    pip install --no-cache-dir "/src[ascend]"
+# Without the code, so that another version of it does not install everything again.
+COPY pyproject.toml README.md LICENSE /src/
+RUN pip install --no-cache-dir "/src[ascend]"
+COPY --from=package /dist /dist
+RUN pip install --no-cache-dir --no-deps --force-reinstall /dist/*.whl
 
 FROM installed AS listed
-RUN --mount=type=bind,target=/src \
-    python3 -m venv /tmp/audit \
-    && /tmp/audit/bin/pip install --no-cache-dir --requirement /src/scripts/audit-requirements.txt \
+COPY scripts/audit-requirements.txt /src/
+RUN python3 -m venv /tmp/audit \
+    && /tmp/audit/bin/pip install --no-cache-dir --requirement /src/audit-requirements.txt \
     && /tmp/audit/bin/cyclonedx-py environment --output-file /sbom.json "$(command -v python3)"
 
 FROM installed

