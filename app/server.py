@@ -23,6 +23,7 @@ from vllm.platforms import current_platform
 from app.access.client_limits import ClientLimitsMiddleware
 from app.access.exposure import checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
+from app.access.peer import PeerMiddleware
 from app.access.tenants import Tenants
 from app.cluster.registration import registered
 from app.http.cut_off import CutOffMiddleware
@@ -56,6 +57,7 @@ _MIDDLEWARE = (
     DocumentsMiddleware,
     CutOffMiddleware,
     ClientLimitsMiddleware,
+    PeerMiddleware,
     AccessMiddleware,
     RetryAfterMiddleware,
     ReasonMiddleware,

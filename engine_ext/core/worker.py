@@ -21,7 +21,7 @@ from engine_ext.core.pages import (
     tokens_of,
 )
 from engine_ext.core.stats import TransferStats
-from engine_ext.wire.plan import BlockTransfer, TransferPlan
+from engine_ext.wire.plan import BlockTransfer, LoadRefused, TransferPlan
 from kernels.dispatch import attention_for, copier_for
 from kernels.layout import BlockLayout, probe_layout
 from kernels.npu_copier import ReshapeAndCache
@@ -55,6 +55,7 @@ class WorkerHalf:
         # save, with its tags, is complete before or after a write from another thread.
         self._moving = threading.Lock()
         self._refused_blocks: set[int] = set()
+        self._refusal: LoadRefused | None = None
         self.refused_tags: set[int] = set()
         self.token_bytes = 0
         """Bytes of one token's KV in all of this worker's layers."""
@@ -220,6 +221,11 @@ class WorkerHalf:
         refused, self._refused_blocks = self._refused_blocks, set()
         return refused
 
+    def take_refusal(self) -> LoadRefused | None:
+        """Tells once that loads were refused, if any were since the last call."""
+        refusal, self._refusal = self._refusal, None
+        return refusal
+
     def take_stats(self) -> TransferStats | None:
         """Statistics since the last call; ``None`` if nothing was moved."""
         if self._stats.is_empty():
@@ -248,6 +254,7 @@ class WorkerHalf:
     def _refuse(self, blocks: Iterable[int], tags: set[int]) -> None:
         """Fails the requests of ``blocks``, whose KV is wrong since pages don't have ``tags``."""
         self._stats.refused()
+        self._refusal = LoadRefused()
         self.refused_tags.update(tags)
         self._refused_blocks.update(blocks)
 

@@ -40,7 +40,7 @@ class ChunkCacheWorkerExtension:
 
         Returns the pool's description as a dict, or ``{"reason": why not}``.
         """
-        connector = _connector()
+        connector = chunk_connector()
         if reason := _unsupported_groups(connector.kv_cache_groups):
             return {"reason": reason}
         try:
@@ -121,13 +121,14 @@ def _unsupported_groups(groups: Sequence[Any]) -> str | None:
     return None
 
 
-def _connector() -> ChunkCacheConnector:
-    connector = get_kv_transfer_group()
-    assert isinstance(connector, ChunkCacheConnector)
-    return connector
+def chunk_connector() -> ChunkCacheConnector:
+    """The chunk cache's connector in this worker, alone or in vLLM's ``MultiConnector``."""
+    group: Any = get_kv_transfer_group()
+    connectors = [group] if isinstance(group, ChunkCacheConnector) else group.sub_connectors
+    return next(each for each in connectors if isinstance(each, ChunkCacheConnector))
 
 
 def _worker_half() -> WorkerHalf:
-    half = _connector().worker
+    half = chunk_connector().worker
     assert half is not None
     return half

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -24,6 +24,7 @@ from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.fills import FillLimits
 from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.start.connectors import attach_connector
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.plugin import attend_to_pool
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
@@ -100,18 +101,8 @@ def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions
     strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
     if reason := unsupported_reason(engine_args, model):
         return strategy, reason
-    module_path, _, name = options.connector_class.rpartition(".")
-    engine_args.kv_transfer_config = KVTransferConfig(
-        kv_connector=name,
-        kv_connector_module_path=module_path,
-        kv_role="kv_both",
-        # Never mix recomputed and composed KV in one request: fail it, and run it again in full attention.
-        kv_load_failure_policy="fail",
-        kv_connector_extra_config={
-            "pool_bytes": options.pool_bytes,
-            "page_tokens": options.page_tokens,
-        },
-    )
+    extra_config = {"pool_bytes": options.pool_bytes, "page_tokens": options.page_tokens}
+    attach_connector(engine_args, options.connector_class, extra_config)
     engine_args.worker_extension_cls = options.worker_extension_class
     if options.placement == "attend":
         attend_to_pool()

@@ -116,3 +116,11 @@ def test_pages_are_not_written_while_they_are_loaded(monkeypatch):
     threads[0].join()
     assert half.refused_tags == set()
     assert torch.equal(half.copier.layers[1].value_blocks[0, :8], segment(8, seed=1)["1.value"])
+
+
+def test_a_refused_load_is_told_once():
+    half = worker()
+    half.load([transfer(7)])
+    assert half.take_refused_blocks() == {0}
+    assert half.take_refusal() is not None
+    assert half.take_refusal() is None

@@ -71,7 +71,8 @@ class ChunkedRun:
     async def _composed(self, segments: FilledSegments, plan: TransferPlan) -> Outputs:
         comparison = self._comparison()
         params = (comparison or self._call).params.clone()
-        params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": plan.to_params()}
+        extra = params.extra_args or {}
+        params.extra_args = {**extra, "kv_transfer_params": {**(extra.get("kv_transfer_params") or {}), **plan.to_params()}}
         has_output = False
         async with aclosing(self._call.generate(self._call.with_salt(segments.salt()), params)) as outputs:
             async for output in outputs:
