@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cache salts of ordinary prompts."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ async def salt(prompt: dict[str, Any], caller: Caller | None = None) -> str | No
 
     async def generate(given: dict[str, Any], *_: Any, **__: Any) -> Any:
         seen.append(given)
-        yield None
+        yield SimpleNamespace(outputs=[])
 
     llm.generate = generate
     token = CALLER.set(caller)
