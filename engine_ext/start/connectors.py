@@ -72,6 +72,12 @@ def other_connectors(args: AsyncEngineArgs) -> list[Child]:
     return [_child(config)]
 
 
+def pass_on_blocks(config: KVTransferConfig) -> list[str]:
+    """The attached connectors that send a request's blocks to other engines."""
+    beside = config.kv_connector_extra_config.get("connectors", ())
+    return [name for name in map(_name, beside) if ADDRESSING.get(name) is Addressing.REQUEST]
+
+
 def attach_connector(args: AsyncEngineArgs, class_path: str, extra_config: dict[str, Any]) -> None:
     """Makes the engine run the connector of ``class_path``, alone or before those that the user asked for.
 

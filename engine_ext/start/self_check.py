@@ -93,7 +93,10 @@ class SelfCheck:
         first = self._span(0, size)
         await self._request(prompt[:size], name, TransferPlan(saves=(first,)))
         nowhere = replace(first, tag=first.tag - 1)
-        for how, load, salt in (("loaded", first, self._salt(f"{name}-not-found")), ("found", nowhere, self._salt(name))):
+        for how, load, salt in (
+            ("loaded", first, self._salt(f"{name}-not-found")),
+            ("found", nowhere, self._salt(name)),
+        ):
             second = self._span(size, size)
             plan = TransferPlan((load,), (second,), Composition((size,), salt))
             await self._request(prompt, f"{name}-{how}", plan)

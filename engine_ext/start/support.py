@@ -8,7 +8,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
-from engine_ext.start.connectors import others_reason
+from engine_ext.start.connectors import others_reason, pass_on_blocks
 
 
 class UnsupportedFlagError(ValueError):
@@ -59,6 +59,8 @@ def attention_reason(config: VllmConfig) -> str | None:
         (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
         (not config.model_config.disable_cascade_attn, "cascade attention counts references to blocks"),
     ]
+    if config.kv_transfer_config is not None and (others := pass_on_blocks(config.kv_transfer_config)):
+        checks.append((True, f"{', '.join(others)} would pass on blocks that lack the chunks"))
     return _first(checks)
 
 

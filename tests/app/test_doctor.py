@@ -292,7 +292,11 @@ def test_tiers(url: str, state: str, fix: str | None, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("NixlConnector", ["it finds KV by request"]), ("OffloadingConnector", ["by vLLM's block hashes"]), ("Unheard", [])],
+    [
+        ("NixlConnector", ["it finds KV by request"]),
+        ("OffloadingConnector", ["by vLLM's block hashes"]),
+        ("Unheard", []),
+    ],
 )
 def test_connectors_are_placed(name: str, words: list[str]) -> None:
     args: Any = AsyncEngineArgs(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk cache beside NIXL, in vLLM's MultiConnector: exact, and only peers may pass on KV."""
+"""The chunk cache beside vLLM's other connectors, in its MultiConnector: exact, and only peers may pass on KV."""
 
 import json
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import pytest
 
 from app.access.peer import SECRET_HEADER
 from tests.engine.server import TesseraServer
+from tests.engine.test_attend import ATTEND
 from tests.engine.test_exactness import assert_filled_hit_and_mixed_are_exact
 from tests.engine.test_in_place import IN_PLACE
 from tests.engine.test_isolation import complete
@@ -18,7 +19,11 @@ Text = Callable[[int], str]
 
 SECRET = "a secret of sixteen"
 NIXL = ("--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"}))
+OFFLOADING = ("--kv-offloading-size", "0.25")
 REMOTE = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+PLACEMENTS = {"copy": (), "in-place": IN_PLACE, "attend": ATTEND}
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +35,23 @@ def environment() -> dict[str, str]:
     }
 
 
-@pytest.fixture(params=[(), IN_PLACE], ids=["copy", "in-place"])
-def server(request: pytest.FixtureRequest, serve: Any, environment: dict[str, str]) -> TesseraServer:
-    pytest.importorskip("nixl")
-    return serve("tiny-llama", *NIXL, *request.param, environment=environment)
+@pytest.fixture
+def server(
+    connector: tuple[str, ...], placement: str, serve: Callable[..., TesseraServer], environment: dict[str, str]
+) -> TesseraServer:
+    if connector is NIXL:
+        pytest.importorskip("nixl", reason="NIXL is not installed (docs/connectors.md)")
+    return serve("tiny-llama", *connector, *PLACEMENTS[placement], environment=environment)
+
+
+every_pair = pytest.mark.parametrize(
+    ("connector", "placement"),
+    [
+        pytest.param(NIXL, "copy", id="nixl, copy"),
+        pytest.param(NIXL, "in-place", id="nixl, in-place"),
+        *(pytest.param(OFFLOADING, placement, id=f"offloading, {placement}") for placement in PLACEMENTS),
+    ],
+)
 
 
 def body(server: TesseraServer, text: str, **params: Any) -> dict[str, Any]:
@@ -41,12 +59,13 @@ def body(server: TesseraServer, text: str, **params: Any) -> dict[str, Any]:
     return {"model": server.model, "messages": messages, "max_tokens": 1, "kv_transfer_params": params}
 
 
-def test_chunks_are_exact(server: TesseraServer, oracle: Any, text: Text) -> None:
-    assert server.stats()["enabled"]
+@every_pair
+def test_chunks_are_exact(placement: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    assert server.stats()["placement"] == placement
     assert_filled_hit_and_mixed_are_exact(server, oracle("tiny-llama"), text)
-    assert server.metric("tessera_load_tokens_total") > 0
 
 
+@every_pair
 def test_ordinary_requests_are_exact(server: TesseraServer, oracle: Any, text: Text) -> None:
     prompt = list(text(500).encode())
     tokens = server.post("/tokenize", {"prompt": text(500)})["tokens"]
@@ -56,12 +75,16 @@ def test_ordinary_requests_are_exact(server: TesseraServer, oracle: Any, text: T
         assert complete(server, tokens) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize(("connector", "placement"), [(NIXL, "copy")])
 def test_only_peers_may_pass_on_kv(server: TesseraServer, text: Text) -> None:
     prompt = text(200)
     refused = server.post("/v1/chat/completions", body(server, prompt, **REMOTE), 403)["error"]
     assert refused["reason"] == "peers_only"
     headers = {SECRET_HEADER: "another secret"}
-    assert server.client.post("/v1/chat/completions", json=body(server, prompt, **REMOTE), headers=headers).status_code == 403
+    assert (
+        server.client.post("/v1/chat/completions", json=body(server, prompt, **REMOTE), headers=headers).status_code
+        == 403
+    )
     headers = {SECRET_HEADER: SECRET}
     answer = server.client.post("/v1/chat/completions", json=body(server, prompt, **REMOTE), headers=headers)
     assert answer.json()["kv_transfer_params"]["remote_block_ids"]

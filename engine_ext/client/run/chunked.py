@@ -72,7 +72,10 @@ class ChunkedRun:
         comparison = self._comparison()
         params = (comparison or self._call).params.clone()
         extra = params.extra_args or {}
-        params.extra_args = {**extra, "kv_transfer_params": {**(extra.get("kv_transfer_params") or {}), **plan.to_params()}}
+        params.extra_args = {
+            **extra,
+            "kv_transfer_params": {**(extra.get("kv_transfer_params") or {}), **plan.to_params()},
+        }
         has_output = False
         async with aclosing(self._call.generate(self._call.with_salt(segments.salt()), params)) as outputs:
             async for output in outputs:

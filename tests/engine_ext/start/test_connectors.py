@@ -56,15 +56,23 @@ def test_before_another_whose_engine_id_stays(model: str) -> None:
 
 
 def test_before_several(model: str) -> None:
-    parts = [{"kv_connector": "NixlConnector", "kv_role": "kv_both"}, {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}]
-    multi = KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config={"connectors": parts})
+    parts = [
+        {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+        {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
+    ]
+    multi = KVTransferConfig(
+        kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config={"connectors": parts}
+    )
     names = [each.kv_connector for each in children(attached(model, kv_transfer_config=multi))]
     assert names == ["ChunkCacheConnector", "NixlConnector", "OffloadingConnector"]
 
 
 def test_before_the_connector_of_kv_offloading_size(model: str) -> None:
     _, theirs = children(attached(model, kv_offloading_size=2.0))
-    assert (theirs.kv_connector, theirs.kv_connector_extra_config) == ("OffloadingConnector", {"cpu_bytes_to_use": 2 << 30})
+    assert (theirs.kv_connector, theirs.kv_connector_extra_config) == (
+        "OffloadingConnector",
+        {"cpu_bytes_to_use": 2 << 30},
+    )
 
 
 @pytest.mark.parametrize("name", ADDRESSING)

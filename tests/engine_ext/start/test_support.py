@@ -128,3 +128,13 @@ def test_a_model_that_drafts_tokens_does_not_attend(model: ModelConfig, method: 
     drafts = {"method": method, "num_speculative_tokens": 2, **({"model": model.model} if method != "ngram" else {})}
     arguments = AsyncEngineArgs(model=model.model, dtype="float32", speculative_config=drafts)
     assert words in str(attention_reason(arguments.create_engine_config()))
+
+
+@pytest.mark.parametrize(
+    ("others", "words"), [(["OffloadingConnector"], "None"), (["NixlConnector"], "lack the chunks")]
+)
+def test_connectors_that_pass_on_blocks_keep_requests_from_attending(
+    others: list[str], words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "kv_transfer_config", several("ChunkCacheConnector", *others))
+    assert words in str(attention_reason(config))
