@@ -17,7 +17,7 @@ def test_only_its_own_refusal_empties_the_prefix_cache(meta: Any, evicted: set[i
     """Invalid blocks of another connector are not in the prefix cache yet."""
     found: set[int] = set()
     connector = ChunkCacheConnector.__new__(ChunkCacheConnector)
-    connector._num_blocks = 4
+    connector._num_blocks, connector.scheduler = 4, SchedulerHalf("sha256", 16)
     connector.bind_gpu_block_pool(SimpleNamespace(evict_blocks=found.update))
     connector.update_connector_output(KVConnectorOutput(invalid_block_ids={1}, kv_connector_worker_meta=meta))
     assert found == evicted
