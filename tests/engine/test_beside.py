@@ -47,9 +47,11 @@ def server(
 every_pair = pytest.mark.parametrize(
     ("connector", "placement"),
     [
-        pytest.param(NIXL, "copy", id="nixl, copy"),
-        pytest.param(NIXL, "in-place", id="nixl, in-place"),
-        *(pytest.param(OFFLOADING, placement, id=f"offloading, {placement}") for placement in PLACEMENTS),
+        pytest.param(NIXL, "copy", id="nixl, copy", marks=pytest.mark.matrix),
+        pytest.param(NIXL, "in-place", id="nixl, in-place", marks=pytest.mark.matrix),
+        pytest.param(OFFLOADING, "copy", id="offloading, copy"),
+        pytest.param(OFFLOADING, "in-place", id="offloading, in-place", marks=pytest.mark.matrix),
+        pytest.param(OFFLOADING, "attend", id="offloading, attend", marks=pytest.mark.matrix),
     ],
 )
 
@@ -75,6 +77,7 @@ def test_ordinary_requests_are_exact(server: TesseraServer, oracle: Any, text: T
         assert complete(server, tokens) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("connector", "placement"), [(NIXL, "copy")])
 def test_only_peers_may_pass_on_kv(server: TesseraServer, text: Text) -> None:
     prompt = text(200)
