@@ -2,13 +2,13 @@
 """The chunk cache beside vLLM's other connectors, in its MultiConnector: exact, and only peers may pass on KV."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from app.access.peer import SECRET_HEADER
-from tests.engine.server import TesseraServer
+from tests.engine.server import ServerPool, TesseraServer
 from tests.engine.test_attend import ATTEND
 from tests.engine.test_exactness import assert_filled_hit_and_mixed_are_exact
 from tests.engine.test_in_place import IN_PLACE
@@ -24,6 +24,14 @@ REMOTE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 PLACEMENTS = {"copy": (), "in-place": IN_PLACE, "attend": ATTEND}
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
+    """One server at a time: NIXL's worker polls, and another one beside it takes minutes to start."""
+    servers = ServerPool(tmp_path_factory.mktemp("servers"), keep=1)
+    yield servers
+    servers.close()
 
 
 @pytest.fixture(scope="module")
@@ -61,22 +69,6 @@ def body(server: TesseraServer, text: str, **params: Any) -> dict[str, Any]:
     return {"model": server.model, "messages": messages, "max_tokens": 1, "kv_transfer_params": params}
 
 
-@every_pair
-def test_chunks_are_exact(placement: str, server: TesseraServer, oracle: Any, text: Text) -> None:
-    assert server.stats()["placement"] == placement
-    assert_filled_hit_and_mixed_are_exact(server, oracle("tiny-llama"), text)
-
-
-@every_pair
-def test_ordinary_requests_are_exact(server: TesseraServer, oracle: Any, text: Text) -> None:
-    prompt = list(text(500).encode())
-    tokens = server.post("/tokenize", {"prompt": text(500)})["tokens"]
-    assert len(prompt) <= len(tokens)
-    expected = oracle("tiny-llama").full(tokens, 8).logprobs
-    for _ in range(2):
-        assert complete(server, tokens) == pytest.approx(expected, abs=1e-4)
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize(("connector", "placement"), [(NIXL, "copy")])
 def test_only_peers_may_pass_on_kv(server: TesseraServer, text: Text) -> None:
@@ -84,13 +76,21 @@ def test_only_peers_may_pass_on_kv(server: TesseraServer, text: Text) -> None:
     refused = server.post("/v1/chat/completions", body(server, prompt, **REMOTE), 403)["error"]
     assert refused["reason"] == "peers_only"
     headers = {SECRET_HEADER: "another secret"}
-    assert (
-        server.client.post("/v1/chat/completions", json=body(server, prompt, **REMOTE), headers=headers).status_code
-        == 403
-    )
+    answer = server.client.post("/v1/chat/completions", json=body(server, prompt, **REMOTE), headers=headers)
+    assert answer.status_code == 403
     headers = {SECRET_HEADER: SECRET}
     answer = server.client.post("/v1/chat/completions", json=body(server, prompt, **REMOTE), headers=headers)
     assert answer.json()["kv_transfer_params"]["remote_block_ids"]
     forged = body(server, prompt, tessera={"loads": [[0, 8, 0, 1, [0]]], "saves": []})
     answer = server.client.post("/v1/chat/completions", json=forged, headers=headers)
     assert (answer.status_code, answer.json()["error"]["reason"]) == (400, "bad_request")
+
+
+@every_pair
+def test_answers_are_exact(placement: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    assert server.stats()["placement"] == placement
+    assert_filled_hit_and_mixed_are_exact(server, oracle("tiny-llama"), text)
+    tokens = server.post("/tokenize", {"prompt": text(500)})["tokens"]
+    expected = oracle("tiny-llama").full(tokens, 8).logprobs
+    for _ in range(2):
+        assert complete(server, tokens) == pytest.approx(expected, abs=1e-4)
