@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk cache beside vLLM's other connectors, in its MultiConnector: exact, and only peers may pass on KV."""
+"""The chunk cache beside NIXL, in vLLM's MultiConnector: exact, and only peers may pass on KV."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,21 +9,21 @@ import pytest
 
 from app.access.peer import SECRET_HEADER
 from tests.engine.server import ServerPool, TesseraServer
-from tests.engine.test_attend import ATTEND
 from tests.engine.test_exactness import assert_filled_hit_and_mixed_are_exact
 from tests.engine.test_in_place import IN_PLACE
 from tests.engine.test_isolation import complete
 from tools.server_process import free_port
 
+pytestmark = pytest.mark.matrix
+
 Text = Callable[[int], str]
 
 SECRET = "a secret of sixteen"
 NIXL = ("--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"}))
-OFFLOADING = ("--kv-offloading-size", "0.25")
 REMOTE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-PLACEMENTS = {"copy": (), "in-place": IN_PLACE, "attend": ATTEND}
+PLACEMENTS = {"copy": (), "in-place": IN_PLACE}
 
 
 @pytest.fixture(scope="module")
@@ -44,24 +44,9 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def server(
-    connector: tuple[str, ...], placement: str, serve: Callable[..., TesseraServer], environment: dict[str, str]
-) -> TesseraServer:
-    if connector is NIXL:
-        pytest.importorskip("nixl", reason="NIXL is not installed (docs/connectors.md)")
-    return serve("tiny-llama", *connector, *PLACEMENTS[placement], environment=environment)
-
-
-every_pair = pytest.mark.parametrize(
-    ("connector", "placement"),
-    [
-        pytest.param(NIXL, "copy", id="nixl, copy", marks=pytest.mark.matrix),
-        pytest.param(NIXL, "in-place", id="nixl, in-place", marks=pytest.mark.matrix),
-        pytest.param(OFFLOADING, "copy", id="offloading, copy"),
-        pytest.param(OFFLOADING, "in-place", id="offloading, in-place", marks=pytest.mark.matrix),
-        pytest.param(OFFLOADING, "attend", id="offloading, attend", marks=pytest.mark.matrix),
-    ],
-)
+def server(placement: str, serve: Callable[..., TesseraServer], environment: dict[str, str]) -> TesseraServer:
+    pytest.importorskip("nixl", reason="NIXL is not installed (docs/connectors.md)")
+    return serve("tiny-llama", *NIXL, *PLACEMENTS[placement], environment=environment)
 
 
 def body(server: TesseraServer, text: str, **params: Any) -> dict[str, Any]:
@@ -69,8 +54,7 @@ def body(server: TesseraServer, text: str, **params: Any) -> dict[str, Any]:
     return {"model": server.model, "messages": messages, "max_tokens": 1, "kv_transfer_params": params}
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(("connector", "placement"), [(NIXL, "copy")])
+@pytest.mark.parametrize("placement", ["copy"])
 def test_only_peers_may_pass_on_kv(server: TesseraServer, text: Text) -> None:
     prompt = text(200)
     refused = server.post("/v1/chat/completions", body(server, prompt, **REMOTE), 403)["error"]
@@ -86,7 +70,7 @@ def test_only_peers_may_pass_on_kv(server: TesseraServer, text: Text) -> None:
     assert (answer.status_code, answer.json()["error"]["reason"]) == (400, "bad_request")
 
 
-@every_pair
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_answers_are_exact(placement: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     assert server.stats()["placement"] == placement
     assert_filled_hit_and_mixed_are_exact(server, oracle("tiny-llama"), text)
