@@ -19,7 +19,7 @@ def is_secret(given: str, secret: SecretStr | None) -> bool:
 
 
 class PeerMiddleware:
-    """Marks requests of peers, which carry the secret beside an API key, if one is needed."""
+    """Marks requests of peers, which carry the secret, beside an API key if needed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -34,6 +34,7 @@ from cache.segments.index import ChunkKVCache
 from cache.segments.lookup import Fit, Lookup
 from engine_ext.chunks.fills import FillLimits, FillResult, FillRunner, FillTask
 from engine_ext.chunks.links import Linker, LinkRequests, link_identities
+from engine_ext.chunks.prefixes import Prefixes
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
@@ -74,11 +75,15 @@ class CacheOff:
         """Nothing to drop."""
         return []
 
-    async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
+    async def drop_from_tiers(self, keys: Iterable[ChunkHash], namespace: str | None) -> None:
         """Nothing to drop."""
 
-    def stop_sharing(self) -> None:
+    async def stop_sharing(self) -> None:
         """Nothing is shared."""
+
+    def prefix_params(self, scope: CacheScope, **lengths: int) -> dict[str, Any]:
+        """No prefixes in tiers."""
+        return {}
 
 
 class ChunkCache:
@@ -110,6 +115,7 @@ class ChunkCache:
         self.hasher, self.holdings, self.metrics = self.manager.hasher, self.manager.holdings, self.manager.metrics
         self.costs = Costs()
         self.tier_writer = TierWriter(llm, self.manager, self.release, tiers, lambda: self.transfers)
+        self.prefixes = Prefixes(self.metrics, lambda: self.transfers)
         from_tiers = [TierSource(list(tiers), self.manager, lambda: self.transfers, self.costs)] if tiers else []
         self.fills = FillRunner(
             llm,
@@ -131,12 +137,14 @@ class ChunkCache:
         if not self.tier_writer.tiers:
             yield
             return
-        task = asyncio.create_task(self.tier_writer.run(), name="tier-writer")
+        runs = {"tier-writer": self.tier_writer.run(), "prefixes": self.prefixes.run()}
+        tasks = [asyncio.create_task(run, name=name) for name, run in runs.items()]
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     def usable(self) -> "ChunkCache":
         """This cache; raises :class:`FullAttentionError` if its books were found wrong."""
@@ -155,9 +163,14 @@ class ChunkCache:
         return self.config.num_pages * self.config.page_tokens
 
     @property
+    def num_waiting(self) -> int:
+        """Segments, and blocks of other prompts, that wait to be stored in tiers."""
+        return len(self.tier_writer) + self.prefixes.num_waiting
+
+    @property
     def num_to_store(self) -> int:
-        """Segments still to be stored in tiers that outlive the server."""
-        return self.tier_writer.num_to_keep
+        """Segments and blocks still to be stored in tiers that outlive the server."""
+        return self.num_waiting if self.tier_writer.outlives_server else 0
 
     def expire(self) -> None:
         """Drops expired segments."""
@@ -256,15 +269,21 @@ class ChunkCache:
         """Drops all segments (of ``namespace``, if given) from the pool; returns their keys."""
         return self.manager.clear(namespace, why)
 
-    async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
-        """Drops segments from all tiers."""
+    async def drop_from_tiers(self, keys: Iterable[ChunkHash], namespace: str | None) -> None:
+        """Drops segments, and all prefixes of ``namespace``, if given, from all tiers."""
         await self.tier_writer.drop(keys)
+        await self.prefixes.drop(namespace)
 
-    def stop_sharing(self) -> None:
+    async def stop_sharing(self) -> None:
         """Stores and shares nothing from now on: the weights may have changed."""
         if self.transfers is not None:
             logger.warning("chunks are no longer stored nor shared: the weights may have changed")
+            await self.prefixes.stop()
             self.transfers = None
+
+    def prefix_params(self, scope: CacheScope, **lengths: int) -> dict[str, Any]:
+        """See :meth:`engine_ext.chunks.prefixes.Prefixes.params`."""
+        return self.prefixes.params(scope, **lengths)
 
     def check_integrity(self) -> None:
         """Checks the manager's books; turns the cache off for good if they are wrong."""

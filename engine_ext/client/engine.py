@@ -3,8 +3,8 @@
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.client.background import BackgroundFills
 from engine_ext.client.resolved import ResolvedRequest, plain_salt, resolve
-from engine_ext.client.run.call import EngineCall
+from engine_ext.client.run.call import EngineCall, add_params
 from engine_ext.client.run.chunked import ChunkedRun
 from engine_ext.client.tracing import start_request
 from engine_ext.wire.caller import CALLER, IS_PEER, charged, own_namespace
@@ -70,7 +70,7 @@ class ChunkEngine:
         request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
         _refuse_foreign_params(sampling_params, has_cache=self._has_cache)
         if request is None:
-            prompt = self._in_own_namespace(prompt, kwargs.get("lora_request"))
+            prompt = self._in_own_namespace(prompt, sampling_params, kwargs.get("lora_request"))
             outputs: Outputs = self.llm.generate(prompt, sampling_params, request_id, **kwargs)
         else:
             self._refuse_if_full()  # before 0.29 vLLM asks for no admission
@@ -102,12 +102,14 @@ class ChunkEngine:
         call = EngineCall(self.llm, prompt, params, request_id, {**kwargs, "trace_headers": span.headers})
         return ChunkedRun(self.cache, resolved, request.ticket, call, span).outputs()
 
-    def _in_own_namespace(self, prompt: Any, lora_request: "LoRARequest | None") -> Any:
-        """An ordinary prompt that finds only its caller's namespace in vLLM's prefix cache."""
+    def _in_own_namespace(self, prompt: Any, params: SamplingParams, lora_request: "LoRARequest | None") -> Any:
+        """An ordinary prompt that finds its caller's namespace only, in memory and in tiers."""
         if not isinstance(prompt, dict) and CALLER.get() is None:
             return prompt
         namespace = salted_namespace(own_namespace(None), prompt.get("cache_salt"))
-        salt = plain_salt(self.cache.hasher, CacheScope(namespace, self.adapters.name(lora_request)))
+        scope = CacheScope(namespace, self.adapters.name(lora_request))
+        add_params(params, self.cache.prefix_params(scope))
+        salt = plain_salt(self.cache.hasher, scope)
         return prompt if salt is None else {**prompt, "cache_salt": salt}
 
     @property
@@ -172,7 +174,7 @@ class ChunkEngine:
         if reset_running_requests and self._has_cache:
             await self.llm.collective_rpc("chunk_cache_forget")
         # Afterwards: until the reset is done, fills may be computed behind earlier blocks.
-        with self._forgetting_everything(Removal.RESET, with_new_weights=True):
+        async with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             return bool(await self.llm.reset_prefix_cache(reset_running_requests, *args, **kwargs))
 
     async def add_lora(self, lora_request: "LoRARequest") -> bool:
@@ -181,37 +183,37 @@ class ChunkEngine:
 
     async def sleep(self, level: int = 1, *args: Any, **kwargs: Any) -> None:
         """vLLM's sleep mode discards KV, from level 2 on also weights; empties the chunk cache."""
-        with self._forgetting_everything(Removal.ASLEEP, with_new_weights=level > 1):
+        async with self._forgetting_everything(Removal.ASLEEP, with_new_weights=level > 1):
             await self.llm.sleep(level, *args, **kwargs)
 
     async def release_kv_cache_memory(self) -> None:
         """vLLM's; it discards KV. Empties the chunk cache."""
-        with self._forgetting_everything(Removal.ASLEEP, with_new_weights=False):
+        async with self._forgetting_everything(Removal.ASLEEP, with_new_weights=False):
             await self.llm.release_kv_cache_memory()
 
     async def pause_generation(self, *, clear_cache: bool = True, **kwargs: Any) -> None:
         """vLLM's pause for an update of the weights; empties the chunk cache if it clears vLLM's."""
-        with self._forgetting_everything(Removal.RESET, with_new_weights=True) if clear_cache else nullcontext():
+        async with self._forgetting_everything(Removal.RESET, with_new_weights=True) if clear_cache else nullcontext():
             await self.llm.pause_generation(clear_cache=clear_cache, **kwargs)
 
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's update of weights; then empties the chunk cache."""
-        with self._forgetting_everything(Removal.RESET, with_new_weights=True):
+        async with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             await self.llm.update_weights(*args, **kwargs)
 
     async def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's end of an update; empties the chunk cache."""
-        with self._forgetting_everything(Removal.RESET, with_new_weights=True):
+        async with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             await self.llm.finish_weight_update(*args, **kwargs)
 
-    @contextmanager
-    def _forgetting_everything(self, why: Removal, *, with_new_weights: bool) -> Iterator[None]:
+    @asynccontextmanager
+    async def _forgetting_everything(self, why: Removal, *, with_new_weights: bool) -> AsyncIterator[None]:
         """Empties the chunk cache at the end, also after an exception.
 
         With new weights, storing and sharing stop at the beginning.
         """
         if with_new_weights:
-            self.cache.stop_sharing()
+            await self.cache.stop_sharing()
         try:
             yield
         finally:

@@ -50,6 +50,7 @@ class WorkerHalf:
         self.engine_block_size = engine_block_size
         self.kv_caches: Mapping[str, KVCaches] = {}
         self.copier: KVCopier  # from prepare() on
+        self.reshape_and_cache: ReshapeAndCache | None = None
         self._tags = PageTags()
         # Pages may pass to another entry while an aborted request still saves to them or loads from them. Each load and
         # save, with its tags, is complete before or after a write from another thread.
@@ -120,7 +121,7 @@ class WorkerHalf:
 
     def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
         """Uses the layers' pools, which are empty."""
-        self.copier = copier_for(layers, reshape_and_cache)
+        self.copier, self.reshape_and_cache = copier_for(layers, reshape_and_cache), reshape_and_cache
         self._tags = PageTags(len(layers[0].key_pool))
 
     def prepare_attention(self, layers: Sequence[str], request_ids: Callable[[], Sequence[str]]) -> None:
@@ -193,7 +194,8 @@ class WorkerHalf:
         Tensors are ``[num_tokens, heads, size]``, contiguous, on the CPU. Raises :class:`WrongPagesError`.
         """
         self._tags.check(pages, tag)
-        tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in self._pools()}
+        pools = pools_of(self.copier.layers)
+        tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in pools.items()}
         self._tags.check(pages, tag)  # a writer removes them first
         return tensors
 
@@ -202,7 +204,7 @@ class WorkerHalf:
 
         Raises :class:`WrongPagesError`, having written nothing, if their shapes or dtypes are not this pool's.
         """
-        pools = dict(self._pools())
+        pools = pools_of(self.copier.layers)
         check_tensors(pools, tensors, num_tokens)
         with self._moving:
             self._tags.remove(pages)
@@ -265,13 +267,6 @@ class WorkerHalf:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
-    def _pools(self) -> list[tuple[str, Tensor]]:
-        """The pool of each layer's K and V, ``[pages, page_tokens, heads, size]``."""
-        layers = enumerate(self.copier.layers)
-        return [
-            pair for i, layer in layers for pair in ((f"{i}.key", layer.key_pool), (f"{i}.value", layer.value_pool))
-        ]
-
     def _rows(self, transfer: BlockTransfer) -> tuple[Tensor, Tensor, Tensor]:
         """Indices, pool rows and deltas of the moved tokens: int64 ``[n]``, on the CPU."""
         tokens, rows, deltas = [], [], []
@@ -287,6 +282,15 @@ class WorkerHalf:
         block_ids = torch.tensor(transfer.block_ids, dtype=torch.int64)
         size = self.engine_block_size
         return block_ids[tokens // size] * size + tokens % size
+
+
+def pools_of(layers: Sequence[LayerKV]) -> dict[str, Tensor]:
+    """Pools of each layer's K and V by name, ``[pages, page_tokens, heads, size]``."""
+    return {
+        f"{number}.{name}": pool
+        for number, layer in enumerate(layers)
+        for name, pool in (("key", layer.key_pool), ("value", layer.value_pool))
+    }
 
 
 def _allocate(layer: AttentionLayer, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's other KV connectors: which may run beside the chunk cache's, and how."""
 
+import logging
 from contextlib import suppress
 from dataclasses import asdict
 from enum import StrEnum
@@ -11,14 +12,17 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from engine_ext.start.plugin import PREFIX_SPEC, keep_prefixes
 from engine_ext.wire.vllm_compat import COMBINES_CONNECTORS
+
+logger = logging.getLogger(__name__)
 
 Child = dict[str, Any]
 """Configuration of one connector of vLLM's ``MultiConnector``."""
 
 
 class Addressing(StrEnum):
-    """What a connector finds KV by. All but ``TOKENS`` tell composed KV from plain KV."""
+    """The address by which a connector finds KV. All but ``TOKENS`` tell composed KV from plain KV."""
 
     REQUEST = "by request"
     BLOCK_HASHES = "by vLLM's block hashes"
@@ -49,7 +53,7 @@ _OF_THE_WHOLE: Final = ("engine_id", "kv_load_failure_policy")
 
 
 def others_reason(args: AsyncEngineArgs) -> str | None:
-    """The reason why the chunk cache can't run beside the connectors that the user asked for, if any."""
+    """The reason against the chunk cache beside the connectors that the user asked for."""
     others = other_connectors(args)
     flag = "--kv-offloading-size" if args.kv_offloading_size is not None else "--kv-transfer-config"
     if not others:
@@ -78,10 +82,14 @@ def pass_on_blocks(config: KVTransferConfig) -> list[str]:
     return [name for name in map(_name, beside) if ADDRESSING.get(name) is Addressing.REQUEST]
 
 
-def attach_connector(args: AsyncEngineArgs, class_path: str, extra_config: dict[str, Any]) -> None:
-    """Makes the engine run the connector of ``class_path``, alone or before those that the user asked for.
+def attach_connector(
+    args: AsyncEngineArgs, class_path: str, extra_config: dict[str, Any], prefix_folder: str | None = None
+) -> None:
+    """Attaches the connector of ``class_path``, alone or before the user's.
 
-    It comes first, since the first connector that has KV for a request loads it, and others may have less.
+    It comes before them, since the first connector that has KV for a request loads it, and others may have less. With
+    ``prefix_folder``, vLLM's ``OffloadingConnector`` keeps prefixes in the workers' tiers, if it can; it comes first,
+    and has all chunks of a prompt or nothing.
     """
     module_path, _, name = class_path.rpartition(".")
     ours = {
@@ -93,7 +101,8 @@ def attach_connector(args: AsyncEngineArgs, class_path: str, extra_config: dict[
     # Never mix recomputed and composed KV in one request: fail it, and run it again in full attention.
     failure = {"kv_load_failure_policy": "fail"}
     others = other_connectors(args)
-    if not others:
+    prefixes = [_prefixes(prefix_folder)] if prefix_folder is not None and _can_keep_prefixes(args, others) else []
+    if not others and not prefixes:
         args.kv_transfer_config = KVTransferConfig(**ours, **failure)
         return
     with suppress(ValueError):  # it is registered already
@@ -102,10 +111,39 @@ def attach_connector(args: AsyncEngineArgs, class_path: str, extra_config: dict[
         kv_connector="MultiConnector",
         kv_role="kv_both",
         engine_id=args.kv_transfer_config.engine_id if args.kv_transfer_config is not None else None,
-        kv_connector_extra_config={"connectors": [ours, *others]},
+        kv_connector_extra_config={"connectors": [*prefixes, ours, *others]},
         **failure,
     )
     args.kv_offloading_size = None  # vLLM would put its connector in the place of all
+
+
+def keeps_prefixes(config: KVTransferConfig | None) -> bool:
+    """Whether :func:`attach_connector` added the connector that keeps prefixes in tiers."""
+    children = config.kv_connector_extra_config.get("connectors", ()) if config is not None else ()
+    return any(child.get("kv_connector_extra_config", {}).get("spec_name") == PREFIX_SPEC for child in children)
+
+
+def _can_keep_prefixes(args: AsyncEngineArgs, others: list[Child]) -> bool:
+    """Whether tiers can keep prefixes, which vLLM's block hashes name."""
+    checks = [
+        (not COMBINES_CONNECTORS, "this version of vLLM was not tried with several connectors"),
+        (
+            "sha256" not in str(args.prefix_caching_hash_algo),
+            "--prefix-caching-hash-algo: hashes differ between processes, or clients could forge them",
+        ),
+        (any(ADDRESSING[_name(other)] is Addressing.BLOCK_HASHES for other in others), "another connector keeps them"),
+    ]
+    reason = next((reason for holds, reason in checks if holds), None)
+    if reason is not None:
+        logger.warning("only chunks are kept in tiers, not other prompts: %s", reason)
+    return reason is None
+
+
+def _prefixes(folder: str) -> Child:
+    """The connector that keeps prefixes in tiers."""
+    keep_prefixes()
+    extra = {"spec_name": PREFIX_SPEC, "folder": folder, "offload_prompt_only": False}
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
 def _reason(name: str) -> str | None:

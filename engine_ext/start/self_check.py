@@ -163,5 +163,5 @@ class SelfCheck:
         return self._random.randrange(self._llm.model_config.get_vocab_size())
 
     def _salt(self, name: str) -> str:
-        """Keeps a request from finding others' blocks, which other connectors may have kept since an earlier start."""
+        """A salt of this start alone: other connectors may have earlier blocks."""
         return f"tessera-self-check-{name}-{self._nonce}"
