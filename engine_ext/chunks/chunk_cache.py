@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -101,17 +102,18 @@ class ChunkCache:
         limits: FillLimits,
         *,
         transfers: PoolTransfers | None = None,
-        tiers: dict[str, int] | None = None,
+        tiers: Mapping[str, int] = MappingProxyType({}),
         reindexer: PositionReindexer | None = None,
         quota_of: Callable[[str], Quota] = unlimited,
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        tiers = tiers or {}
         self.reason: str | None = None
         """The reason why the cache is disabled; ``None`` while it is usable."""
         self.transfers = transfers
         self.config = config
-        self.manager = ChunkCacheManager(config, clock, quota_of=quota_of, on_expired=self._expired)
+        self.manager = ChunkCacheManager(
+            config, clock, quota_of=quota_of, on_expired=lambda key: self.tier_writer.drop_later(key)
+        )
         self.hasher, self.holdings, self.metrics = self.manager.hasher, self.manager.holdings, self.manager.metrics
         self.costs = Costs()
         self.tier_writer = TierWriter(llm, self.manager, self.release, tiers, lambda: self.transfers)
@@ -133,12 +135,11 @@ class ChunkCache:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Exports filled segments to the tiers within the context, if there are tiers."""
+        """Exports segments and prefixes to the tiers within the context, if there are tiers."""
         if not self.tier_writer.tiers:
             yield
             return
-        runs = {"tier-writer": self.tier_writer.run(), "prefixes": self.prefixes.run()}
-        tasks = [asyncio.create_task(run, name=name) for name, run in runs.items()]
+        tasks = [asyncio.create_task(run()) for run in (self.tier_writer.run, self.prefixes.run)]
         try:
             yield
         finally:
@@ -300,6 +301,3 @@ class ChunkCache:
         """Checks the books of an idle manager, in at most 1 % of the time."""
         if time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
             self.check_integrity()
-
-    def _expired(self, key: ChunkHash) -> None:
-        self.tier_writer.drop_later(key)
