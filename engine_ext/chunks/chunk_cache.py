@@ -57,6 +57,7 @@ class CacheOff:
         self.hasher = ChunkHasher("", "sha256")
         self.holdings = Holdings(page_bytes=0)
         self.metrics = ChunkCacheMetrics()
+        self.prefixes = Prefixes(self.metrics, lambda: None)
 
     def usable(self) -> NoReturn:
         """Raises :class:`FullAttentionError`."""
@@ -81,10 +82,6 @@ class CacheOff:
 
     async def stop_sharing(self) -> None:
         """Nothing is shared."""
-
-    def prefix_params(self, scope: CacheScope, **lengths: int) -> dict[str, Any]:
-        """No prefixes in tiers."""
-        return {}
 
 
 class ChunkCache:
@@ -281,10 +278,6 @@ class ChunkCache:
             logger.warning("chunks are no longer stored nor shared: the weights may have changed")
             await self.prefixes.stop()
             self.transfers = None
-
-    def prefix_params(self, scope: CacheScope, **lengths: int) -> dict[str, Any]:
-        """See :meth:`engine_ext.chunks.prefixes.Prefixes.params`."""
-        return self.prefixes.params(scope, **lengths)
 
     def check_integrity(self) -> None:
         """Checks the manager's books; turns the cache off for good if they are wrong."""

@@ -108,7 +108,7 @@ class ChunkEngine:
             return prompt
         namespace = salted_namespace(own_namespace(None), prompt.get("cache_salt"))
         scope = CacheScope(namespace, self.adapters.name(lora_request))
-        add_params(params, self.cache.prefix_params(scope))
+        add_params(params, self.cache.prefixes.params(scope))
         salt = plain_salt(self.cache.hasher, scope)
         return prompt if salt is None else {**prompt, "cache_salt": salt}
 
