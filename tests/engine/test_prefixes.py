@@ -32,7 +32,7 @@ LITTLE = (
 """Memory for two conversations."""
 
 
-class Shared:
+class TierFolder:
     """A directory that servers share as their tier."""
 
     def __init__(self, folder: Path, model_path: Callable[[str], Path]) -> None:
@@ -54,10 +54,10 @@ class Shared:
 
 
 @pytest.fixture
-def shared(tmp_path: Path, model_path: Callable[[str], Path]) -> Iterator[Shared]:
-    shared = Shared(tmp_path, model_path)
-    with shared.stack:
-        yield shared
+def tier(tmp_path: Path, model_path: Callable[[str], Path]) -> Iterator[TierFolder]:
+    tier = TierFolder(tmp_path, model_path)
+    with tier.stack:
+        yield tier
 
 
 def complete(server: TesseraServer, prompt: list[int], **fields: Any) -> tuple[int, list[int], list[float]]:
@@ -88,8 +88,9 @@ def evict(server: TesseraServer, text: Text) -> None:
     settle(server)
 
 
-def test_a_conversation_continues_after_eviction_and_restart(shared: Shared, oracle: Any, text: Text) -> None:
-    server = shared.start()
+@pytest.mark.matrix
+def test_a_conversation_continues_after_eviction_and_restart(tier: TierFolder, oracle: Any, text: Text) -> None:
+    server = tier.start()
     conversation = tokens_of(server, text(2000))
     computed, answer, _ = complete(server, conversation)
     assert computed == 0
@@ -98,7 +99,7 @@ def test_a_conversation_continues_after_eviction_and_restart(shared: Shared, ora
     for turn in range(4):
         if turn % 2:
             assert server.stop() == 0
-            server = shared.start()
+            server = tier.start()
         else:
             evict(server, text)
         conversation += tokens_of(server, text(40))
@@ -111,10 +112,11 @@ def test_a_conversation_continues_after_eviction_and_restart(shared: Shared, ora
         settle(server)
 
 
-def test_only_the_same_salt_tenant_and_model_find_a_prompt(shared: Shared, text: Text, tmp_path: Path) -> None:
+@pytest.mark.matrix
+def test_only_the_same_salt_tenant_and_model_find_a_prompt(tier: TierFolder, text: Text, tmp_path: Path) -> None:
     tenants = tmp_path / "tenants.toml"
     tenants.write_text(TENANTS.format(**{name: hash_of(key) for name, key in KEYS.items()}))
-    server = shared.start("tiny-llama", "--tenants", str(tenants))
+    server = tier.start("tiny-llama", "--tenants", str(tenants))
     server.client.headers.update(key_of("root"))
     prompt = tokens_of(server, text(1000))
     wanted = [("acme", {}), ("acme", {"cache_salt": "mine"})]
@@ -122,7 +124,7 @@ def test_only_the_same_salt_tenant_and_model_find_a_prompt(shared: Shared, text:
         complete(server, prompt, headers=key_of(name), **fields)
     settle(server)
     server.stop()
-    server = shared.start("tiny-llama", "--tenants", str(tenants))
+    server = tier.start("tiny-llama", "--tenants", str(tenants))
     server.client.headers.update(key_of("root"))
     others = [("beta", {}), ("acme", {"cache_salt": "other"}), ("beta", {"cache_salt": "mine"}), ("root", {})]
     for name, fields in others:
@@ -131,27 +133,28 @@ def test_only_the_same_salt_tenant_and_model_find_a_prompt(shared: Shared, text:
         assert complete(server, prompt, headers=key_of(name), max_tokens=1, **fields)[0] >= 896
     # Dropped for one tenant, from the tier as well: evicted, nothing is found.
     settle(server)
-    before = shared.blocks()
+    before = tier.blocks()
     server.post("/v1/cache/clear", {"namespace": "acme"})
-    assert len(before) > len(shared.blocks()) > 0
+    assert len(before) > len(tier.blocks()) > 0
     server.stop()
-    server = shared.start("tiny-qwen3", "--tenants", str(tenants))
+    server = tier.start("tiny-qwen3", "--tenants", str(tenants))
     server.client.headers.update(key_of("root"))
     assert complete(server, prompt, headers=key_of("beta"), max_tokens=1)[0] == 0
 
 
-def test_two_servers_share_a_directory_and_kill_9_damages_nothing(shared: Shared, oracle: Any, text: Text) -> None:
-    one, two = shared.start(), shared.start()
+@pytest.mark.matrix
+def test_two_servers_share_a_directory_and_kill_9_damages_nothing(tier: TierFolder, oracle: Any, text: Text) -> None:
+    one, two = tier.start(), tier.start()
     prompts = [tokens_of(one, text(1500)) for _ in range(6)]
     with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(lambda: [complete(one, prompt) for prompt in prompts[:2]])
-        until(lambda: len(shared.blocks()) > 3)
+        until(lambda: len(tier.blocks()) > 3)
         pool.submit(lambda: complete(two, prompts[2], max_tokens=200))
         asked.result()
         time.sleep(0.3)
         one.process.kill()
     wait_until_gone(one.process.pid)
-    assert tessera(["cache", "verify", str(shared.path)]) == 0
+    assert tessera(["cache", "verify", str(tier.path)]) == 0
     settle(two)
     found = 0
     for prompt in prompts:
@@ -162,15 +165,17 @@ def test_two_servers_share_a_directory_and_kill_9_damages_nothing(shared: Shared
     assert found >= 2
 
 
-@pytest.mark.parametrize("placement", ["copy", "in-place"])
-def test_compositions_are_found_too_and_never_in_part(placement: str, shared: Shared, oracle: Any, text: Text) -> None:
+@pytest.mark.parametrize("placement", ["copy", pytest.param("in-place", marks=pytest.mark.matrix)])
+def test_compositions_are_found_too_and_never_in_part(
+    placement: str, tier: TierFolder, oracle: Any, text: Text
+) -> None:
     """A long question behind chunks is stored with them; a short one is not."""
-    server = shared.start("tiny-llama", "--chunk-cache-placement", placement)
+    server = tier.start("tiny-llama", "--chunk-cache-placement", placement)
     chunks, system, question = [text(200), text(150)], text(30), text(700)
     for asked in (question, text(20)):
         assert statuses(ask(server, "shared", chunks, asked, system=system)) in (["filled"] * 2, ["hit"] * 2)
         settle(server)
-    assert len(shared.blocks()) >= 8
+    assert len(tier.blocks()) >= 8
     evict(server, text)
     before = server.metric("tessera_load_tokens_total")
     again = ask(server, "shared", chunks, question, system=system)
@@ -182,7 +187,20 @@ def test_compositions_are_found_too_and_never_in_part(placement: str, shared: Sh
     assert_exact(other, oracle("tiny-llama"), "shared")
     # The last files are gone: what is left does not hold all chunks.
     evict(server, text)
-    for path in shared.blocks():
+    for path in tier.blocks():
         if int(path.name[:2], 16) % 2:
             path.unlink()
     assert_exact(ask(server, "shared", chunks, question, system=system), oracle("tiny-llama"), "shared")
+
+
+@pytest.mark.matrix
+def test_requests_that_attend_are_exact_and_not_stored(tier: TierFolder, oracle: Any, text: Text) -> None:
+    server = tier.start("tiny-llama", "--chunk-cache-placement", "attend")
+    chunks, question = [text(200), text(150)], text(700)
+    for _ in range(2):
+        assert_exact(ask(server, "shared", chunks, question), oracle("tiny-llama"), "shared")
+        settle(server)
+        assert not tier.blocks()
+    evict(server, text)
+    assert tier.blocks()
+    assert_exact(ask(server, "shared", chunks, question), oracle("tiny-llama"), "shared")
