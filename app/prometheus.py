@@ -152,7 +152,7 @@ def _gauges(cache: ChunkCache) -> Iterator[Metric]:
     yield _gauge("oldest_lease_seconds", "Age of the oldest lease; 0 without any", manager.oldest_lease_seconds())
     yield _gauge("fills_running", "Fill requests in the engine", fills.num_running)
     yield _gauge("fills_queued", "Fill requests waiting for their turn", fills.num_queued)
-    yield _gauge("archive_waiting", "Segments waiting to be stored in tiers", len(cache.tier_writer))
+    yield _gauge("archive_waiting", "Segments and blocks waiting to be stored in tiers", cache.num_waiting)
     yield _gauge("registered_ids", "Registered chunk ids", len(manager.ids))
 
 

@@ -23,6 +23,7 @@ from vllm.platforms import current_platform
 from app.access.client_limits import ClientLimitsMiddleware
 from app.access.exposure import checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
+from app.access.peer import PeerMiddleware
 from app.access.tenants import Tenants
 from app.cluster.registration import registered
 from app.http.cut_off import CutOffMiddleware
@@ -37,7 +38,6 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, peer, rag, split
 from app.settings import Settings
-from cache.positions.layout import PlacementName
 from cache.positions.strategy import DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.chunks.chunk_cache import CacheOff
@@ -56,13 +56,13 @@ _MIDDLEWARE = (
     DocumentsMiddleware,
     CutOffMiddleware,
     ClientLimitsMiddleware,
+    PeerMiddleware,
     AccessMiddleware,
     RetryAfterMiddleware,
     ReasonMiddleware,
 )
 MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in _MIDDLEWARE]
 _CPU_KV_CACHE_BYTES = 2 << 30
-_PLACEMENTS: dict[PlacementName, str] = {"copy": "", "in-place": ", in place", "attend": ", attended to in the pool"}
 GRACE_S = 1
 """Seconds that responses may continue after the engine has stopped (after vLLM's ``--shutdown-timeout``)."""
 
@@ -256,9 +256,8 @@ def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:
     if isinstance(engine.cache, CacheOff):
         state = f"chunk cache off: {engine.cache.reason}"
     else:
-        state = f"chunk cache on: {engine.cache.num_tokens} tokens"
-        state += _PLACEMENTS[engine.cache.placement]
-        state += f"; positions: {engine.strategy.described()}"
+        state = f"chunk cache on: {engine.cache.num_tokens} tokens; placement: {engine.cache.placement}; "
+        state += f"positions: {engine.strategy.described()}"
     return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
 
 

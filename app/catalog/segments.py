@@ -73,11 +73,11 @@ class Catalog:
         self._manager.retain(entry, pinned=pinned, expires_at=entry.expires_at)
         return entry
 
-    def drop(self, key: str) -> ChunkHash:
-        """Removes a segment from the pool; raises as :meth:`find` does."""
+    def drop(self, key: str) -> tuple[ChunkHash, str]:
+        """Removes a segment from the pool; returns its key and namespace. Raises as :meth:`find` does."""
         entry = self.find(key)
         self._manager.detach(entry, Removal.DELETED)
-        return entry.key
+        return entry.key, _owner(entry)
 
     def describe(self, entry: ChunkKVCache) -> dict[str, Any]:
         """A segment as JSON."""

@@ -29,12 +29,14 @@ Reason = Literal[
     "not_found",
     "not_implemented",
     "not_now",
+    "peers_only",
     "refused",
     "role_missing",
     "stopping",
 ]
 _BY_STATUS: dict[int, Reason] = {
     400: "bad_request",
+    403: "peers_only",
     404: "not_found",
     405: "method_not_allowed",
     409: "cache_state",

@@ -41,4 +41,4 @@ async def render(
     params = chat_request.to_sampling_params(1, serving.default_sampling_params) if for_run else SamplingParams()
     engine: ChunkEngine = state.engine_client
     adapter = lora_request_of(serving, chat_request)
-    return engine.resolve(engine_input[REQUEST_KEY], params, engine_input.get("cache_salt"), adapter)
+    return engine.resolve(engine_input[REQUEST_KEY], params, adapter)

@@ -49,12 +49,13 @@ class ClearRequest(BaseModel):
     responses=answers(Cleared, HTTPStatus.SERVICE_UNAVAILABLE),
 )
 async def clear(engine: Engine, body: ClearRequest | None = None) -> dict[str, int]:
-    """Drops every segment in the pool, pinned ones too; from all tiers as well.
+    """Drops every segment in the pool, pinned ones too; from all tiers as well, with the prefixes of prompts there.
 
     Running requests keep their segments until they end. Segments that are in tiers only stay there.
     """
-    keys = engine.cache.clear(body.namespace if body else None)
-    await engine.cache.drop_from_tiers(keys)
+    namespace = body.namespace if body else None
+    keys = engine.cache.clear(namespace)
+    await engine.cache.drop_from_tiers(keys, namespace)
     return {"cleared": len(keys)}
 
 
@@ -105,7 +106,7 @@ def _contents(cache: ChunkCache) -> dict[str, Any]:
             "running_fills": fills.num_running,
             "queued_fills": fills.num_queued,
             "registered_ids": len(manager.ids),
-            "archive_waiting": len(tier_writer),
+            "archive_waiting": cache.num_waiting,
         },
         "tiers": {
             "pool": _pool_bytes(occupancy, cache.config),

@@ -152,6 +152,10 @@ async def change_chunk(key: Key, change: ChunkChange, catalog: CallersCatalog) -
     responses=answers(Deleted, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 async def delete_chunk(key: Key, catalog: CallersCatalog, engine: Engine) -> dict[str, Any]:
-    """Removes it from the pool and all tiers; running requests keep it until they end."""
-    await engine.cache.drop_from_tiers([catalog.drop(key)])
+    """Removes it from the pool and all tiers; running requests keep it until they end.
+
+    Other prompts of its namespace leave the tiers as well: they may contain its text.
+    """
+    dropped, namespace = catalog.drop(key)
+    await engine.cache.drop_from_tiers([dropped], namespace)
     return {"key": key, "deleted": True}

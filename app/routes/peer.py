@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves cached chunks to other replicas of the same model (:mod:`app.cluster.peers`)."""
 
-import hmac
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Response
 from pydantic import SecretStr
 
+from app.access.peer import is_secret
 from app.cluster.peers import FINGERPRINT_HEADER, PATH
 from app.routes.dependencies import Engine, RequestSettings
 from cache.lease import Lease
@@ -57,6 +57,5 @@ def _lease(manager: ChunkCacheManager, key: str, fingerprint: str | None) -> Lea
 
 def _check_secret(authorization: str, secret: SecretStr | None) -> None:
     scheme, _, given = authorization.partition(" ")
-    is_right = secret is not None and hmac.compare_digest(given.strip().encode(), secret.get_secret_value().encode())
-    if scheme.lower() != "bearer" or not is_right:
+    if scheme.lower() != "bearer" or not is_secret(given.strip(), secret):
         raise GracefulHTTPError("this needs the peers' secret (--peer-secret)", HTTPStatus.UNAUTHORIZED)

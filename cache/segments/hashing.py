@@ -2,7 +2,6 @@
 """Content-addressed keys of cached segments."""
 
 import hashlib
-import secrets
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -46,8 +45,6 @@ class ChunkHasher:
     def __init__(self, fingerprint: str, algorithm: HashAlgorithm = "xxh3_128") -> None:
         self._fingerprint = fingerprint.encode()
         self._digest = _ALGORITHMS[algorithm]
-        # Clients choose salts of their own; they must not be able to choose or guess these.
-        self._salt_nonce = secrets.token_bytes(16)
 
     def system_key(self, scope: CacheScope, tokens: PackedTokens) -> ChunkHash:
         """Key of a system segment, or an opening, computed from position 0."""
@@ -59,9 +56,13 @@ class ChunkHasher:
         return [ChunkHash(self._digest(head + framed(tokens))) for tokens in chunks]
 
     def layout_salt(self, scope: CacheScope, parts: Sequence[int | str]) -> str:
-        """Salt that separates one layout's composed blocks in the engine's prefix cache, in this process."""
-        fields = [b"layout", self._salt_nonce, str(scope).encode(), *(str(part).encode() for part in parts)]
-        return "tessera-" + self._hash(fields).hex()
+        """Salt that separates one layout's composed blocks, in the engine's prefix cache and in tiers.
+
+        It is the same in every process with the same engine. Clients can't choose it: a salt of theirs is a part of the
+        scope (SHA-256, whatever the algorithm of keys).
+        """
+        fields = [b"layout", str(scope).encode(), *(str(part).encode() for part in parts)]
+        return "tessera-" + hashlib.sha256(self._framed(fields)).hexdigest()
 
     def _hash(self, fields: Sequence[bytes]) -> bytes:
         return self._digest(self._framed(fields))

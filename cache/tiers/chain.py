@@ -88,6 +88,11 @@ class TierChain:
         for tier in self.tiers:
             self._write(tier, partial(tier.delete, address), events)
 
+    def delete_all(self, is_meant: Callable[[Address], bool], events: Events) -> None:
+        """Drops all files of such addresses from every tier that answers."""
+        for tier in self.tiers:
+            self._write(tier, partial(_delete_all, tier, is_meant), events)
+
     def close(self) -> None:
         """Closes the tiers, without waiting for one that hangs."""
         for tier in self.tiers:
@@ -111,6 +116,11 @@ class TierChain:
             logger.warning("%s could not %s: %s", tier.name, verb, error)
             events.add(tier.name, f"{verb}_failed")
         return None
+
+
+def _delete_all(tier: StorageTier, is_meant: Callable[[Address], bool]) -> None:
+    for address in [stored.address for stored in tier.list() if is_meant(stored.address)]:
+        tier.delete(address)
 
 
 class _SuspendedError(Exception):

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -34,6 +35,7 @@ from cache.segments.index import ChunkKVCache
 from cache.segments.lookup import Fit, Lookup
 from engine_ext.chunks.fills import FillLimits, FillResult, FillRunner, FillTask
 from engine_ext.chunks.links import Linker, LinkRequests, link_identities
+from engine_ext.chunks.prefixes import Prefixes
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
@@ -55,6 +57,7 @@ class CacheOff:
         self.hasher = ChunkHasher("", "sha256")
         self.holdings = Holdings(page_bytes=0)
         self.metrics = ChunkCacheMetrics()
+        self.prefixes = Prefixes(self.metrics, lambda: None)
 
     def usable(self) -> NoReturn:
         """Raises :class:`FullAttentionError`."""
@@ -74,10 +77,10 @@ class CacheOff:
         """Nothing to drop."""
         return []
 
-    async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
+    async def drop_from_tiers(self, keys: Iterable[ChunkHash], namespace: str | None) -> None:
         """Nothing to drop."""
 
-    def stop_sharing(self) -> None:
+    async def stop_sharing(self) -> None:
         """Nothing is shared."""
 
 
@@ -96,20 +99,22 @@ class ChunkCache:
         limits: FillLimits,
         *,
         transfers: PoolTransfers | None = None,
-        tiers: dict[str, int] | None = None,
+        tiers: Mapping[str, int] = MappingProxyType({}),
         reindexer: PositionReindexer | None = None,
         quota_of: Callable[[str], Quota] = unlimited,
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        tiers = tiers or {}
         self.reason: str | None = None
         """The reason why the cache is disabled; ``None`` while it is usable."""
         self.transfers = transfers
         self.config = config
-        self.manager = ChunkCacheManager(config, clock, quota_of=quota_of, on_expired=self._expired)
+        self.manager = ChunkCacheManager(
+            config, clock, quota_of=quota_of, on_expired=lambda key: self.tier_writer.drop_later(key)
+        )
         self.hasher, self.holdings, self.metrics = self.manager.hasher, self.manager.holdings, self.manager.metrics
         self.costs = Costs()
         self.tier_writer = TierWriter(llm, self.manager, self.release, tiers, lambda: self.transfers)
+        self.prefixes = Prefixes(self.metrics, lambda: self.transfers)
         from_tiers = [TierSource(list(tiers), self.manager, lambda: self.transfers, self.costs)] if tiers else []
         self.fills = FillRunner(
             llm,
@@ -127,16 +132,17 @@ class ChunkCache:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Exports filled segments to the tiers within the context, if there are tiers."""
+        """Exports segments and prefixes to the tiers within the context, if there are tiers."""
         if not self.tier_writer.tiers:
             yield
             return
-        task = asyncio.create_task(self.tier_writer.run(), name="tier-writer")
+        tasks = [asyncio.create_task(run()) for run in (self.tier_writer.run, self.prefixes.run)]
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     def usable(self) -> "ChunkCache":
         """This cache; raises :class:`FullAttentionError` if its books were found wrong."""
@@ -155,9 +161,14 @@ class ChunkCache:
         return self.config.num_pages * self.config.page_tokens
 
     @property
+    def num_waiting(self) -> int:
+        """Segments, and blocks of other prompts, that wait to be stored in tiers."""
+        return len(self.tier_writer) + self.prefixes.num_waiting
+
+    @property
     def num_to_store(self) -> int:
-        """Segments still to be stored in tiers that outlive the server."""
-        return self.tier_writer.num_to_keep
+        """Segments and blocks still to be stored in tiers that outlive the server."""
+        return self.num_waiting if self.tier_writer.outlives_server else 0
 
     def expire(self) -> None:
         """Drops expired segments."""
@@ -256,14 +267,16 @@ class ChunkCache:
         """Drops all segments (of ``namespace``, if given) from the pool; returns their keys."""
         return self.manager.clear(namespace, why)
 
-    async def drop_from_tiers(self, keys: Iterable[ChunkHash]) -> None:
-        """Drops segments from all tiers."""
+    async def drop_from_tiers(self, keys: Iterable[ChunkHash], namespace: str | None) -> None:
+        """Drops segments, and all prefixes of ``namespace``, if given, from all tiers."""
         await self.tier_writer.drop(keys)
+        await self.prefixes.drop(namespace)
 
-    def stop_sharing(self) -> None:
+    async def stop_sharing(self) -> None:
         """Stores and shares nothing from now on: the weights may have changed."""
         if self.transfers is not None:
             logger.warning("chunks are no longer stored nor shared: the weights may have changed")
+            await self.prefixes.stop()
             self.transfers = None
 
     def check_integrity(self) -> None:
@@ -281,6 +294,3 @@ class ChunkCache:
         """Checks the books of an idle manager, in at most 1 % of the time."""
         if time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
             self.check_integrity()
-
-    def _expired(self, key: ChunkHash) -> None:
-        self.tier_writer.drop_later(key)

@@ -55,9 +55,9 @@ class TierWriter:
         return len(self._waiting) + self._is_storing
 
     @property
-    def num_to_keep(self) -> int:
-        """Waiting segments that tiers would keep after the server has stopped."""
-        return len(self) if any(tier != MemoryTier.name for tier in self.tiers) else 0
+    def outlives_server(self) -> bool:
+        """Whether a tier keeps its files after the server has stopped."""
+        return any(tier != MemoryTier.name for tier in self.tiers)
 
     def add(self, entries: Iterable[ChunkKVCache]) -> None:
         """Queues filled segments; without tiers there is nothing to queue."""

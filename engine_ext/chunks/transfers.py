@@ -3,7 +3,6 @@
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Client
@@ -14,6 +13,7 @@ from cache.segments.hashing import ChunkHash
 from cache.segments.index import ChunkKVCache
 from engine_ext.wire.chunk_file import ChunkFileLabel
 from engine_ext.wire.file_transfer import Answer, Transfer, Verb
+from engine_ext.wire.prefix import BlockCommand, blocks_address
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +25,13 @@ class TransferError(Exception):
 class PoolTransfers:
     """Reads and writes segments in all workers' pools at once; files are in the order of ranks."""
 
-    def __init__(self, addresses: Sequence[str], fingerprint: str) -> None:
+    def __init__(self, addresses: Sequence[str], fingerprint: str, *, keeps_prefixes: bool = False) -> None:
+        """``keeps_prefixes``: whether the workers keep prefixes of prompts in tiers, too."""
         self._fingerprint = fingerprint
+        self.keeps_prefixes = keeps_prefixes
         self._workers = [_Worker(address) for address in addresses]
         self._storing = [_Worker(address) for address in addresses]
+        self._of_blocks = [_Worker(blocks_address(address)) for address in addresses if keeps_prefixes]
 
     @property
     def num_workers(self) -> int:
@@ -67,9 +70,13 @@ class PoolTransfers:
             label = ChunkFileLabel(self._fingerprint, str(key), "", "", rank, self.num_workers)
             await worker.ask(Transfer("drop", label, [], 0))
 
+    async def command(self, command: BlockCommand) -> list[Answer]:
+        """Carries out a command for blocks in all workers, if they keep prefixes; raises :class:`TransferError`."""
+        return [answer for answer, _ in await asyncio.gather(*(worker.ask(command) for worker in self._of_blocks))]
+
     def close(self) -> None:
         """Ends the connections."""
-        for worker in (*self._workers, *self._storing):
+        for worker in (*self._workers, *self._storing, *self._of_blocks):
             worker.close()
 
     async def _all(
@@ -115,15 +122,15 @@ class _Worker:
         self._connection = Client(address, "AF_UNIX")
         self._turn = asyncio.Lock()
 
-    async def ask(self, transfer: Transfer, file: bytes = b"") -> tuple[Answer, bytes]:
+    async def ask(self, transfer: Transfer | BlockCommand, file: bytes = b"") -> tuple[Answer, bytes]:
         """The answer, and the file if any. Continues when cancelled: the next answer would else be this one."""
         return await asyncio.shield(asyncio.create_task(self._ask(transfer, file)))
 
-    async def _ask(self, transfer: Transfer, file: bytes) -> tuple[Answer, bytes]:
+    async def _ask(self, transfer: Transfer | BlockCommand, file: bytes) -> tuple[Answer, bytes]:
         async with self._turn:
             return await asyncio.to_thread(self._exchange, transfer, file)
 
-    def _exchange(self, transfer: Transfer, file: bytes) -> tuple[Answer, bytes]:
+    def _exchange(self, transfer: Transfer | BlockCommand, file: bytes) -> tuple[Answer, bytes]:
         try:
             self._connection.send_bytes(transfer.to_bytes())
             if transfer.verb == "write":
@@ -141,19 +148,27 @@ class _Worker:
 
 @asynccontextmanager
 async def opened_transfers(
-    llm: AsyncLLM, fingerprint: str, tier_urls: Sequence[str], tier_timeout_s: float
+    llm: AsyncLLM,
+    folder: str,
+    fingerprint: str,
+    tier_urls: Sequence[str],
+    tier_timeout_s: float,
+    *,
+    keeps_prefixes: bool,
 ) -> AsyncIterator[PoolTransfers | None]:
-    """Transfers with the workers of ``llm``; ``None`` if some of them run on another machine."""
-    with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
-        arguments = (folder, list(tier_urls), tier_timeout_s)
-        addresses: list[str | None] = await llm.collective_rpc("chunk_cache_serve_transfers", args=arguments)
-        found = [address for address in addresses if address is not None]
-        if len(found) < len(addresses):
-            logger.warning("chunks are neither stored nor shared: some workers run on another machine")
-            yield None
-            return
-        transfers = PoolTransfers(found, fingerprint)
-        try:
-            yield transfers
-        finally:
-            transfers.close()
+    """Transfers with the workers of ``llm``; ``None`` if some of them run on another machine.
+
+    ``folder`` gets the workers' sockets.
+    """
+    arguments = (folder, fingerprint, list(tier_urls), tier_timeout_s, keeps_prefixes)
+    addresses: list[str | None] = await llm.collective_rpc("chunk_cache_serve_transfers", args=arguments)
+    found = [address for address in addresses if address is not None]
+    if len(found) < len(addresses):
+        logger.warning("chunks are neither stored nor shared: some workers run on another machine")
+        yield None
+        return
+    transfers = PoolTransfers(found, fingerprint, keeps_prefixes=keeps_prefixes)
+    try:
+        yield transfers
+    finally:
+        transfers.close()

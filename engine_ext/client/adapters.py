@@ -3,6 +3,7 @@
 
 import asyncio
 import os
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ class Adapters:
 
     def __init__(self) -> None:
         self._loaded: dict[int, _Loaded] = {}
+        self._process = secrets.token_hex(8)
 
     async def load(self, lora: "LoRARequest", add_lora: "Callable[[LoRARequest], Awaitable[bool]]") -> bool:
         """Loads an adapter with ``add_lora``, and invalidates KV computed with it before.
@@ -54,11 +56,11 @@ class Adapters:
         return added
 
     def name(self, lora: "LoRARequest | None") -> str:
-        """Identifies an adapter's weights in this process; empty for the base model."""
+        """Identifies an adapter's weights, in this process alone; empty for the base model."""
         if lora is None:
             return ""
         loaded = self._loaded.get(lora.lora_int_id)
-        return f"{lora.lora_int_id}.{loaded.times if loaded else 0}"
+        return f"{self._process}.{lora.lora_int_id}.{loaded.times if loaded else 0}"
 
     def reason(self, lora: "LoRARequest | None") -> str | None:
         """The reason why the weights of ``lora`` are unknown, if they are."""

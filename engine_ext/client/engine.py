@@ -3,8 +3,8 @@
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,10 @@ from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.client.background import BackgroundFills
 from engine_ext.client.resolved import ResolvedRequest, plain_salt, resolve
-from engine_ext.client.run.call import EngineCall
+from engine_ext.client.run.call import EngineCall, add_params
 from engine_ext.client.run.chunked import ChunkedRun
 from engine_ext.client.tracing import start_request
-from engine_ext.wire.caller import CALLER, charged
+from engine_ext.wire.caller import CALLER, IS_PEER, charged, own_namespace
 from engine_ext.wire.plan import PARAMS_KEY
 from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest, Outputs, salted_namespace
 from engine_ext.wire.vllm_compat import GracefulHTTPError
@@ -68,9 +68,9 @@ class ChunkEngine:
     def generate(self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any) -> Outputs:
         """vLLM's ``generate``. A prompt that carries a :class:`ChunkedRequest` runs through the chunk cache."""
         request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
-        _refuse_foreign_plan(sampling_params, any_params=self._has_cache)
+        _refuse_foreign_params(sampling_params, has_cache=self._has_cache)
         if request is None:
-            prompt = self._in_own_namespace(prompt, kwargs.get("lora_request"))
+            prompt = self._in_own_namespace(prompt, sampling_params, kwargs.get("lora_request"))
             outputs: Outputs = self.llm.generate(prompt, sampling_params, request_id, **kwargs)
         else:
             self._refuse_if_full()  # before 0.29 vLLM asks for no admission
@@ -84,11 +84,10 @@ class ChunkEngine:
         self,
         request: ChunkedRequest,
         params: SamplingParams,
-        cache_salt: str | None,
         lora_request: "LoRARequest | None",
     ) -> ResolvedRequest:
         """Decides everything about a request that needs no look at the cache."""
-        return resolve(request, self.adapters, params, cache_salt, lora_request)
+        return resolve(request, self.adapters, params, lora_request)
 
     def _run(
         self,
@@ -99,17 +98,19 @@ class ChunkEngine:
         kwargs: dict[str, Any],
     ) -> Outputs:
         span = start_request(kwargs.get("trace_headers"), prompt.get("arrival_time"), enabled=self._is_traced)
-        resolved = self.resolve(request, params, prompt.get("cache_salt"), kwargs.get("lora_request"))
+        resolved = self.resolve(request, params, kwargs.get("lora_request"))
         call = EngineCall(self.llm, prompt, params, request_id, {**kwargs, "trace_headers": span.headers})
         return ChunkedRun(self.cache, resolved, request.ticket, call, span).outputs()
 
-    def _in_own_namespace(self, prompt: Any, lora_request: "LoRARequest | None") -> Any:
-        """An ordinary prompt that finds only its caller's namespace in vLLM's prefix cache."""
-        if (caller := CALLER.get()) is None:
+    def _in_own_namespace(self, prompt: Any, params: SamplingParams, lora_request: "LoRARequest | None") -> Any:
+        """An ordinary prompt that finds its caller's namespace only, in memory and in tiers."""
+        if not isinstance(prompt, dict) and CALLER.get() is None:
             return prompt
-        salt = prompt.get("cache_salt")
-        scope = CacheScope(salted_namespace(caller.namespace, salt), self.adapters.name(lora_request))
-        return {**prompt, "cache_salt": plain_salt(self.cache.hasher, scope, salt)}
+        namespace = salted_namespace(own_namespace(None), prompt.get("cache_salt"))
+        scope = CacheScope(namespace, self.adapters.name(lora_request))
+        add_params(params, self.cache.prefixes.params(scope))
+        salt = plain_salt(self.cache.hasher, scope)
+        return prompt if salt is None else {**prompt, "cache_salt": salt}
 
     @property
     def _has_cache(self) -> bool:
@@ -118,8 +119,9 @@ class ChunkEngine:
     async def notify_kv_transfer_request_rejected(
         self, request_id: str, kv_transfer_params: dict[str, Any], **kwargs: Any
     ) -> None:
-        """vLLM's hook for prefill/decode splits, fed from client input; the chunk cache has none."""
-        if not self._has_cache and PARAMS_KEY not in kv_transfer_params:
+        """vLLM's hook for prefill/decode splits, fed from client input; refused like a request with it."""
+        is_allowed = IS_PEER.get() or not (self._has_cache or CALLER.get())
+        if is_allowed and PARAMS_KEY not in kv_transfer_params:
             await self.llm.notify_kv_transfer_request_rejected(request_id, kv_transfer_params, **kwargs)
 
     @contextmanager
@@ -172,7 +174,7 @@ class ChunkEngine:
         if reset_running_requests and self._has_cache:
             await self.llm.collective_rpc("chunk_cache_forget")
         # Afterwards: until the reset is done, fills may be computed behind earlier blocks.
-        with self._forgetting_everything(Removal.RESET, with_new_weights=True):
+        async with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             return bool(await self.llm.reset_prefix_cache(reset_running_requests, *args, **kwargs))
 
     async def add_lora(self, lora_request: "LoRARequest") -> bool:
@@ -181,37 +183,37 @@ class ChunkEngine:
 
     async def sleep(self, level: int = 1, *args: Any, **kwargs: Any) -> None:
         """vLLM's sleep mode discards KV, from level 2 on also weights; empties the chunk cache."""
-        with self._forgetting_everything(Removal.ASLEEP, with_new_weights=level > 1):
+        async with self._forgetting_everything(Removal.ASLEEP, with_new_weights=level > 1):
             await self.llm.sleep(level, *args, **kwargs)
 
     async def release_kv_cache_memory(self) -> None:
         """vLLM's; it discards KV. Empties the chunk cache."""
-        with self._forgetting_everything(Removal.ASLEEP, with_new_weights=False):
+        async with self._forgetting_everything(Removal.ASLEEP, with_new_weights=False):
             await self.llm.release_kv_cache_memory()
 
     async def pause_generation(self, *, clear_cache: bool = True, **kwargs: Any) -> None:
         """vLLM's pause for an update of the weights; empties the chunk cache if it clears vLLM's."""
-        with self._forgetting_everything(Removal.RESET, with_new_weights=True) if clear_cache else nullcontext():
+        async with self._forgetting_everything(Removal.RESET, with_new_weights=True) if clear_cache else nullcontext():
             await self.llm.pause_generation(clear_cache=clear_cache, **kwargs)
 
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's update of weights; then empties the chunk cache."""
-        with self._forgetting_everything(Removal.RESET, with_new_weights=True):
+        async with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             await self.llm.update_weights(*args, **kwargs)
 
     async def finish_weight_update(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's end of an update; empties the chunk cache."""
-        with self._forgetting_everything(Removal.RESET, with_new_weights=True):
+        async with self._forgetting_everything(Removal.RESET, with_new_weights=True):
             await self.llm.finish_weight_update(*args, **kwargs)
 
-    @contextmanager
-    def _forgetting_everything(self, why: Removal, *, with_new_weights: bool) -> Iterator[None]:
+    @asynccontextmanager
+    async def _forgetting_everything(self, why: Removal, *, with_new_weights: bool) -> AsyncIterator[None]:
         """Empties the chunk cache at the end, also after an exception.
 
         With new weights, storing and sharing stop at the beginning.
         """
         if with_new_weights:
-            self.cache.stop_sharing()
+            await self.cache.stop_sharing()
         try:
             yield
         finally:
@@ -228,13 +230,17 @@ class ChunkEngine:
             raise GracefulHTTPError(message, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def _refuse_foreign_plan(params: Any, *, any_params: bool) -> None:
-    """Refuses a client's plan, which could name others' pages or break the connector.
+def _refuse_foreign_params(params: Any, *, has_cache: bool) -> None:
+    """Refuses ``kv_transfer_params`` that could name others' KV.
 
-    With the cache on, other ``kv_transfer_params`` are refused too.
+    The chunk cache's own are nobody's; others' are peers', and anybody's on a server like vLLM's own: without chunk
+    cache and keys.
     """
-    given = (getattr(params, "extra_args", None) or {}).get("kv_transfer_params")
-    if given and (any_params or PARAMS_KEY in given):
+    given = (getattr(params, "extra_args", None) or {}).get("kv_transfer_params") or {}
+    if PARAMS_KEY in given:
         raise VLLMValidationError(
-            "kv_transfer_params is reserved for the chunk cache on this server", parameter="kv_transfer_params"
+            f"{PARAMS_KEY} in kv_transfer_params is reserved for the chunk cache", parameter="kv_transfer_params"
         )
+    if given and not IS_PEER.get() and (has_cache or CALLER.get() is not None):
+        message = "kv_transfer_params may name KV of other requests: only peers may send them (--peer-secret)"
+        raise GracefulHTTPError(message, HTTPStatus.FORBIDDEN)

@@ -30,7 +30,6 @@ class ResolvedRequest:
     prompt: ChunkedPrompt | None
     options: CacheOptions
     scope: CacheScope
-    cache_salt: str | None
     lora_request: "LoRARequest | None" = None
     document_keys: tuple[DocumentKey, ...] = ()
     refusal: tuple[str, str] | None = None
@@ -50,7 +49,7 @@ class ResolvedRequest:
 
     def plain_salt(self, hasher: ChunkHasher) -> str | None:
         """Cache salt of the request's plain causal KV."""
-        return plain_salt(hasher, self.scope, self.cache_salt)
+        return plain_salt(hasher, self.scope)
 
     def composed_salt(self, hasher: ChunkHasher, layout: Layout, *more: int | str) -> str:
         """Cache salt of the KV that the request composes in ``layout``."""
@@ -78,7 +77,6 @@ def resolve(
     request: ChunkedRequest,
     adapters: Adapters,
     params: SamplingParams,
-    cache_salt: str | None,
     lora_request: "LoRARequest | None" = None,
 ) -> ResolvedRequest:
     """Decides everything about ``request`` that needs no look at the cache."""
@@ -88,21 +86,18 @@ def resolve(
         request.prompt,
         options,
         CacheScope(options.namespace, adapter),
-        cache_salt,
         lora_request,
         request.document_keys,
         _refusal(request, options, params, adapters.reason(lora_request)),
     )
 
 
-def plain_salt(hasher: ChunkHasher, scope: CacheScope, cache_salt: str | None) -> str | None:
-    """Cache salt of plain causal KV: in the default namespace, the client's own.
+def plain_salt(hasher: ChunkHasher, scope: CacheScope) -> str | None:
+    """Cache salt of plain causal KV; ``None`` in the default namespace.
 
     vLLM tells adapters apart by name only, so KV behind an adapter has a salt of its own.
     """
-    if scope.namespace == DEFAULT_NAMESPACE and not scope.adapter:
-        return cache_salt
-    return hasher.layout_salt(scope, ["plain"])
+    return None if scope == CacheScope(DEFAULT_NAMESPACE) else hasher.layout_salt(scope, ["plain"])
 
 
 def _refusal(

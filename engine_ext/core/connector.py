@@ -7,12 +7,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 
 from engine_ext.core.scheduler import SchedulerHalf
 from engine_ext.core.stats import TransferMetrics, TransferStats
 from engine_ext.core.worker import WorkerHalf
-from engine_ext.wire.plan import StepTransfers
+from engine_ext.wire.plan import LoadRefused, StepTransfers
 
 if TYPE_CHECKING:
     import torch
@@ -79,8 +80,12 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         self._scheduler.block_pool = gpu_block_pool
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Empties vLLM's prefix cache after a refused load, whose blocks others may have used."""
-        if connector_output.invalid_block_ids:
+        """Empties vLLM's prefix cache after a refused load, whose blocks others may have used.
+
+        Invalid blocks may also be another connector's (vLLM's ``MultiConnector``), which nobody uses before they are
+        loaded.
+        """
+        if isinstance(connector_output.kv_connector_worker_meta, LoadRefused):
             self._scheduler.block_pool.evict_blocks(set(range(self._num_blocks)))
 
     # Worker side
@@ -105,6 +110,9 @@ class ChunkCacheConnector(KVConnectorBase_V1):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_refused_blocks()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._worker.take_refusal()
 
     def get_kv_connector_stats(self) -> TransferStats | None:
         return self.worker.take_stats() if self.worker is not None else None

@@ -6,7 +6,7 @@ The app guarantees that pages to read are leased, and that pages to write belong
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Listener
 from typing import Any
 
@@ -24,23 +24,32 @@ from engine_ext.wire.file_transfer import Answer, Transfer
 logger = logging.getLogger(__name__)
 
 
-class TransferServer:
+def listen(address: str, serve: Callable[[Connection], None]) -> None:
     """Serves clients at a Unix socket, each in a thread, until the process ends."""
+    listener = Listener(address, "AF_UNIX")
 
-    def __init__(self, half: WorkerHalf, address: str, tier_urls: Sequence[str], tier_timeout_s: float) -> None:
-        """Raises :class:`cache.tiers.tier.TierConfigError`."""
-        self._half = half
-        allocate = None if half.device.type == "cpu" else _pinned
-        self._chain = TierChain([make_tier(url, allocate) for url in tier_urls], tier_timeout_s)
-        self._listener = Listener(address, "AF_UNIX")
-        threading.Thread(target=self._accept, name="transfers", daemon=True).start()
-
-    def _accept(self) -> None:
+    def accept() -> None:
         while True:
-            arguments = (self._listener.accept(),)
-            threading.Thread(target=self._serve, args=arguments, name="transfers", daemon=True).start()
+            threading.Thread(target=serve, args=(listener.accept(),), name="transfers", daemon=True).start()
 
-    def _serve(self, connection: Connection) -> None:
+    threading.Thread(target=accept, name="transfers", daemon=True).start()
+
+
+def make_chain(half: WorkerHalf, tier_urls: Sequence[str], tier_timeout_s: float) -> TierChain:
+    """A worker's tiers; raises :class:`cache.tiers.tier.TierConfigError`."""
+    allocate = None if half.device.type == "cpu" else _pinned
+    return TierChain([make_tier(url, allocate) for url in tier_urls], tier_timeout_s)
+
+
+class TransferServer:
+    """Moves segments between the pool, the app and tiers."""
+
+    def __init__(self, half: WorkerHalf, chain: TierChain) -> None:
+        self._half = half
+        self._chain = chain
+
+    def serve(self, connection: Connection) -> None:
+        """Carries out transfers until the connection ends."""
         torch.set_num_threads(1)  # of this thread: more would slow the engine
         with connection:
             while True:

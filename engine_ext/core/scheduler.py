@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine_ext.core.block_hashes import BlockComposer
-from engine_ext.wire.plan import BlockTransfer, Span, StepTransfers, TransferPlan
+from engine_ext.wire.plan import BlockTransfer, Span, StepTransfers, TransferPlan, of_others
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -58,9 +58,10 @@ class SchedulerHalf:
         self._composer = BlockComposer(hash_algorithm, block_tokens)
 
     def add_request(self, request: "Request") -> None:
-        """Starts tracking ``request`` if it carries a plan."""
+        """Starts tracking ``request`` if it carries a plan, and removes the plan: other connectors know no such key."""
         plan = TransferPlan.from_params(request.kv_transfer_params)
         if plan is not None:
+            request.kv_transfer_params = of_others(request.kv_transfer_params)
             self._tracked[request.request_id] = _Tracked(plan, request.num_prompt_tokens)
             if plan.composition is not None:
                 self._composer.compose(request, plan.composition)

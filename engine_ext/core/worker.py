@@ -21,7 +21,7 @@ from engine_ext.core.pages import (
     tokens_of,
 )
 from engine_ext.core.stats import TransferStats
-from engine_ext.wire.plan import BlockTransfer, TransferPlan
+from engine_ext.wire.plan import BlockTransfer, LoadRefused, TransferPlan
 from kernels.dispatch import attention_for, copier_for
 from kernels.layout import BlockLayout, probe_layout
 from kernels.npu_copier import ReshapeAndCache
@@ -50,11 +50,13 @@ class WorkerHalf:
         self.engine_block_size = engine_block_size
         self.kv_caches: Mapping[str, KVCaches] = {}
         self.copier: KVCopier  # from prepare() on
+        self.reshape_and_cache: ReshapeAndCache | None = None
         self._tags = PageTags()
         # Pages may pass to another entry while an aborted request still saves to them or loads from them. Each load and
         # save, with its tags, is complete before or after a write from another thread.
         self._moving = threading.Lock()
         self._refused_blocks: set[int] = set()
+        self._refusal: LoadRefused | None = None
         self.refused_tags: set[int] = set()
         self.token_bytes = 0
         """Bytes of one token's KV in all of this worker's layers."""
@@ -119,7 +121,7 @@ class WorkerHalf:
 
     def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
         """Uses the layers' pools, which are empty."""
-        self.copier = copier_for(layers, reshape_and_cache)
+        self.copier, self.reshape_and_cache = copier_for(layers, reshape_and_cache), reshape_and_cache
         self._tags = PageTags(len(layers[0].key_pool))
 
     def prepare_attention(self, layers: Sequence[str], request_ids: Callable[[], Sequence[str]]) -> None:
@@ -192,7 +194,8 @@ class WorkerHalf:
         Tensors are ``[num_tokens, heads, size]``, contiguous, on the CPU. Raises :class:`WrongPagesError`.
         """
         self._tags.check(pages, tag)
-        tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in self._pools()}
+        pools = pools_of(self.copier.layers)
+        tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in pools.items()}
         self._tags.check(pages, tag)  # a writer removes them first
         return tensors
 
@@ -201,7 +204,7 @@ class WorkerHalf:
 
         Raises :class:`WrongPagesError`, having written nothing, if their shapes or dtypes are not this pool's.
         """
-        pools = dict(self._pools())
+        pools = pools_of(self.copier.layers)
         check_tensors(pools, tensors, num_tokens)
         with self._moving:
             self._tags.remove(pages)
@@ -219,6 +222,11 @@ class WorkerHalf:
         """Engine blocks whose load was refused since the last call."""
         refused, self._refused_blocks = self._refused_blocks, set()
         return refused
+
+    def take_refusal(self) -> LoadRefused | None:
+        """Tells once that loads were refused, if any were since the last call."""
+        refusal, self._refusal = self._refusal, None
+        return refusal
 
     def take_stats(self) -> TransferStats | None:
         """Statistics since the last call; ``None`` if nothing was moved."""
@@ -248,6 +256,7 @@ class WorkerHalf:
     def _refuse(self, blocks: Iterable[int], tags: set[int]) -> None:
         """Fails the requests of ``blocks``, whose KV is wrong since pages don't have ``tags``."""
         self._stats.refused()
+        self._refusal = LoadRefused()
         self.refused_tags.update(tags)
         self._refused_blocks.update(blocks)
 
@@ -257,13 +266,6 @@ class WorkerHalf:
     def _synchronize(self) -> None:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
-
-    def _pools(self) -> list[tuple[str, Tensor]]:
-        """The pool of each layer's K and V, ``[pages, page_tokens, heads, size]``."""
-        layers = enumerate(self.copier.layers)
-        return [
-            pair for i, layer in layers for pair in ((f"{i}.key", layer.key_pool), (f"{i}.value", layer.value_pool))
-        ]
 
     def _rows(self, transfer: BlockTransfer) -> tuple[Tensor, Tensor, Tensor]:
         """Indices, pool rows and deltas of the moved tokens: int64 ``[n]``, on the CPU."""
@@ -280,6 +282,15 @@ class WorkerHalf:
         block_ids = torch.tensor(transfer.block_ids, dtype=torch.int64)
         size = self.engine_block_size
         return block_ids[tokens // size] * size + tokens % size
+
+
+def pools_of(layers: Sequence[LayerKV]) -> dict[str, Tensor]:
+    """Pools of each layer's K and V by name, ``[pages, page_tokens, heads, size]``."""
+    return {
+        f"{number}.{name}": pool
+        for number, layer in enumerate(layers)
+        for name, pool in (("key", layer.key_pool), ("value", layer.value_pool))
+    }
 
 
 def _allocate(layer: AttentionLayer, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:

@@ -13,9 +13,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, Unif
 from engine_ext.core import ascend
 from engine_ext.core.attention.requests import attention_reason
 from engine_ext.core.connector import ChunkCacheConnector
-from engine_ext.core.file_server import TransferServer
+from engine_ext.core.file_server import TransferServer, listen, make_chain
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
 from engine_ext.core.worker import PoolDescription, PoolTooSmallError, WorkerHalf
+from engine_ext.wire.prefix import blocks_address
 from engine_ext.wire.vllm_compat import draft_model_of
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
@@ -40,7 +41,7 @@ class ChunkCacheWorkerExtension:
 
         Returns the pool's description as a dict, or ``{"reason": why not}``.
         """
-        connector = _connector()
+        connector = chunk_connector()
         if reason := _unsupported_groups(connector.kv_cache_groups):
             return {"reason": reason}
         try:
@@ -84,12 +85,21 @@ class ChunkCacheWorkerExtension:
         """Human-readable ``copier`` and ``layout`` of the engine's blocks."""
         return _worker_half().describe()
 
-    def chunk_cache_serve_transfers(self, folder: str, tier_urls: Sequence[str], tier_timeout_s: float) -> str | None:
+    def chunk_cache_serve_transfers(
+        self, folder: str, fingerprint: str, tier_urls: Sequence[str], tier_timeout_s: float, keeps_prefixes: bool
+    ) -> str | None:
         """Serves files to :mod:`engine_ext.chunks.transfers`; returns its address, ``None`` without ``folder``."""
         if not Path(folder).is_dir():
             return None
-        address = f"{folder}/{self.rank}"
-        TransferServer(_worker_half(), address, tier_urls, tier_timeout_s)
+        address, half = f"{folder}/{self.rank}", _worker_half()
+        chain = make_chain(half, tier_urls, tier_timeout_s)
+        listen(address, TransferServer(half, chain).serve)
+        if keeps_prefixes:
+            # Not before: versions of vLLM without offloading don't have the names that it imports.
+            from engine_ext.core.prefixes.worker import serve_blocks
+
+            engine = (fingerprint, self.rank, self.vllm_config.parallel_config.world_size)
+            listen(blocks_address(address), serve_blocks(half, chain, engine, tier_timeout_s))
         return address
 
     def chunk_cache_forget(self) -> None:
@@ -121,13 +131,14 @@ def _unsupported_groups(groups: Sequence[Any]) -> str | None:
     return None
 
 
-def _connector() -> ChunkCacheConnector:
-    connector = get_kv_transfer_group()
-    assert isinstance(connector, ChunkCacheConnector)
-    return connector
+def chunk_connector() -> ChunkCacheConnector:
+    """The chunk cache's connector in this worker, alone or in vLLM's ``MultiConnector``."""
+    group: Any = get_kv_transfer_group()
+    connectors = [group] if isinstance(group, ChunkCacheConnector) else group.sub_connectors
+    return next(each for each in connectors if isinstance(each, ChunkCacheConnector))
 
 
 def _worker_half() -> WorkerHalf:
-    half = _connector().worker
+    half = chunk_connector().worker
     assert half is not None
     return half

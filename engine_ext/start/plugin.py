@@ -2,21 +2,26 @@
 """vLLM plugin (an entry point in pyproject.toml), called first in each process of an engine."""
 
 import os
+from contextlib import suppress
 from typing import Final
 
 from tools.process_watch import end_with_parent
 
+PREFIX_SPEC: Final = "TierOffloadingSpec"
 _ATTENDS: Final = "_TESSERA_ATTENDS"
+_PREFIXES: Final = "_TESSERA_PREFIXES_IN_TIERS"
 
 
 def load() -> None:
-    """Ends the process with its parent, and extends vLLM's attention where needed.
+    """Ends the process with its parent; extends vLLM's attention and names the prefixes' classes where needed.
 
     Does nothing in other engines' processes, which have the plugin, too.
     """
     end_with_parent()
     if os.environ.get(_ATTENDS):
         extend_attention()
+    if _PREFIXES in os.environ:
+        _register_prefix_spec()
 
 
 def attend_to_pool() -> None:
@@ -30,3 +35,17 @@ def extend_attention() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend  # takes seconds to import
 
     register_backend(AttentionBackendEnum.CPU_ATTN, "engine_ext.core.attention.cpu.ChunkAttentionBackend")
+
+
+def keep_prefixes() -> None:
+    """Registers the prefixes' specification, here and in the next engine's processes."""
+    os.environ[_PREFIXES] = "1"
+    _register_prefix_spec()
+
+
+def _register_prefix_spec() -> None:
+    """Registers it with vLLM, which warns of specifications that are not."""
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory  # not in every version
+
+    with suppress(ValueError):  # it is registered already
+        OffloadingSpecFactory.register_spec(PREFIX_SPEC, "engine_ext.core.prefixes.spec", PREFIX_SPEC)

@@ -12,6 +12,7 @@ Two checks, both comparing every layer's K and V token by token, through the rea
 """
 
 import random
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,6 +41,7 @@ class SelfCheck:
         self._config = config
         self._pool = ChunkBlockPool(config.num_pages)
         self._random = random.Random(0)
+        self._nonce = secrets.token_hex(8)
         self._borrowed: list[int] = []
         self._tag = 0
 
@@ -91,7 +93,10 @@ class SelfCheck:
         first = self._span(0, size)
         await self._request(prompt[:size], name, TransferPlan(saves=(first,)))
         nowhere = replace(first, tag=first.tag - 1)
-        for how, load, salt in (("loaded", first, None), ("found", nowhere, _salt(name))):
+        for how, load, salt in (
+            ("loaded", first, self._salt(f"{name}-not-found")),
+            ("found", nowhere, self._salt(name)),
+        ):
             second = self._span(size, size)
             plan = TransferPlan((load,), (second,), Composition((size,), salt))
             await self._request(prompt, f"{name}-{how}", plan)
@@ -110,9 +115,8 @@ class SelfCheck:
         await self._compare(name, computed, loaded, one_token=repeat_chunk)
 
     async def _request(self, prompt: Sequence[int], name: str, plan: TransferPlan) -> None:
-        # A salt of its own keeps each request from hitting another's blocks.
         try:
-            output = await run_prefill(self._llm, list(prompt), plan, f"self-check-{name}", _salt(name))
+            output = await run_prefill(self._llm, list(prompt), plan, f"self-check-{name}", self._salt(name))
         except NotSavedError as error:
             raise SelfCheckError(f"{name}: {error}") from error
         if (output.num_cached_tokens or 0) != plan.num_loaded_tokens:
@@ -158,6 +162,6 @@ class SelfCheck:
     def _random_token(self) -> int:
         return self._random.randrange(self._llm.model_config.get_vocab_size())
 
-
-def _salt(name: str) -> str:
-    return f"tessera-self-check-{name}"
+    def _salt(self, name: str) -> str:
+        """A salt of this start alone: other connectors may have earlier blocks."""
+        return f"tessera-self-check-{name}-{self._nonce}"

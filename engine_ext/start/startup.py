@@ -3,12 +3,13 @@
 
 import asyncio
 import logging
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -24,6 +25,7 @@ from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.fills import FillLimits
 from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.start.connectors import attach_connector, keeps_prefixes
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.plugin import attend_to_pool
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
@@ -80,38 +82,35 @@ async def start_chunk_engine(
     ``make_renderer`` puts a prompt renderer around vLLM's.
     """
     mark_engine()
-    strategy, reason = _attached_connector(engine_args, options)
-    async with build_async_engine_client_from_engine_args(engine_args) as llm, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-"))
+        strategy, reason = _attached_connector(engine_args, options, folder)
+        llm = await stack.enter_async_context(build_async_engine_client_from_engine_args(engine_args))
         pool = reason or await _checked_pool(llm, options, strategy)
         if isinstance(pool, str):
             logger.warning("chunk cache off: %s", pool)
             yield ChunkEngine(llm, CacheOff(pool), strategy, make_renderer(llm.renderer, None))
             return
         pool, renderer = _with_renderer(llm, pool, make_renderer)
-        cache = await stack.enter_async_context(_running_cache(llm, pool, options, quotas))
+        cache = await stack.enter_async_context(_running_cache(llm, folder, pool, options, quotas))
         yield ChunkEngine(llm, cache, strategy, renderer)
 
 
-def _attached_connector(engine_args: AsyncEngineArgs, options: ChunkCacheOptions) -> tuple[DefaultStrategy, str | None]:
-    """Adds connector and worker extension to the engine's arguments, or returns the reason against it."""
+def _attached_connector(
+    engine_args: AsyncEngineArgs, options: ChunkCacheOptions, folder: str
+) -> tuple[DefaultStrategy, str | None]:
+    """Adds connector and worker extension to the engine's arguments, or returns the reason against it.
+
+    ``folder`` is for the workers' sockets.
+    """
     if not options.enabled:
         return UNKNOWN, "switched off by --no-chunk-cache"
     model = engine_args.create_model_config()
     strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
     if reason := unsupported_reason(engine_args, model):
         return strategy, reason
-    module_path, _, name = options.connector_class.rpartition(".")
-    engine_args.kv_transfer_config = KVTransferConfig(
-        kv_connector=name,
-        kv_connector_module_path=module_path,
-        kv_role="kv_both",
-        # Never mix recomputed and composed KV in one request: fail it, and run it again in full attention.
-        kv_load_failure_policy="fail",
-        kv_connector_extra_config={
-            "pool_bytes": options.pool_bytes,
-            "page_tokens": options.page_tokens,
-        },
-    )
+    extra_config = {"pool_bytes": options.pool_bytes, "page_tokens": options.page_tokens}
+    attach_connector(engine_args, options.connector_class, extra_config, folder if options.tiers else None)
     engine_args.worker_extension_cls = options.worker_extension_class
     if options.placement == "attend":
         attend_to_pool()
@@ -149,10 +148,17 @@ def _with_renderer(llm: AsyncLLM, pool: _Pool, make: MakeRenderer) -> tuple[_Poo
 
 @asynccontextmanager
 async def _running_cache(
-    llm: AsyncLLM, pool: _Pool, options: ChunkCacheOptions, quotas: Quotas
+    llm: AsyncLLM, folder: str, pool: _Pool, options: ChunkCacheOptions, quotas: Quotas
 ) -> AsyncIterator[ChunkCache]:
     config = pool.config
-    files = opened_transfers(llm, config.fingerprint, options.tiers, options.tier_timeout_s)
+    files = opened_transfers(
+        llm,
+        folder,
+        config.fingerprint,
+        options.tiers,
+        options.tier_timeout_s,
+        keeps_prefixes=keeps_prefixes(llm.vllm_config.kv_transfer_config),
+    )
     async with files if pool.weights is not None else nullcontext() as transfers:
         cache = ChunkCache(
             llm,

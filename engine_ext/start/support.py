@@ -4,9 +4,11 @@
 import argparse
 from typing import Any
 
-from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+
+from engine_ext.start.connectors import others_reason, pass_on_blocks
 
 
 class UnsupportedFlagError(ValueError):
@@ -57,6 +59,8 @@ def attention_reason(config: VllmConfig) -> str | None:
         (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
         (not config.model_config.disable_cascade_attn, "cascade attention counts references to blocks"),
     ]
+    if config.kv_transfer_config is not None and (others := pass_on_blocks(config.kv_transfer_config)):
+        checks.append((True, f"{', '.join(others)} would pass on blocks that lack the chunks"))
     return _first(checks)
 
 
@@ -66,10 +70,8 @@ def _first(checks: list[tuple[Any, str]]) -> str | None:
 
 
 def _flag_reason(args: AsyncEngineArgs) -> str | None:
-    if args.kv_transfer_config is not None:
-        return f"--kv-transfer-config: {_connector_reason(args.kv_transfer_config)}"
-    if args.kv_offloading_size is not None:
-        return f"--kv-offloading-size: {_OFFLOADING}"
+    if reason := others_reason(args):
+        return reason
     if args.worker_extension_cls:
         return "--worker-extension-cls is set: the chunk cache needs that place"
     if args.kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16"):
@@ -77,33 +79,6 @@ def _flag_reason(args: AsyncEngineArgs) -> str | None:
     if args.decode_context_parallel_size > 1 or args.prefill_context_parallel_size > 1:
         return "context parallelism spreads a sequence's KV over workers"
     return None
-
-
-_BY_TOKENS = "it finds KV by token ids, which are the same whether or not chunks saw one another"
-_OFFLOADING = "not proven beside the chunk cache, whose own --chunk-cache-tiers keep chunks in host memory and files"
-_SPLIT = "a split into prefill and decode is not proven with chunks, which replicas exchange by --registry"
-_OTHER_CONNECTORS = {
-    "ExampleConnector": _BY_TOKENS,
-    "LMCacheConnectorV1": _BY_TOKENS,
-    "OffloadingConnector": _OFFLOADING,
-    "SimpleCPUOffloadConnector": _OFFLOADING,
-    "NixlConnector": _SPLIT,
-    "NixlPullConnector": _SPLIT,
-    "NixlPushConnector": _SPLIT,
-    "MooncakeConnector": _SPLIT,
-    "MoRIIOConnector": _SPLIT,
-}
-"""Why the chunk cache, which is a KV connector itself, is off beside others of vLLM's."""
-
-
-def _connector_reason(config: KVTransferConfig) -> str:
-    if config.kv_connector == "MultiConnector":
-        parts = config.kv_connector_extra_config.get("connectors", ())
-        return "; ".join(_connector_reason(KVTransferConfig(**part)) for part in parts) or "it names no connector"
-    reason = _OTHER_CONNECTORS.get(
-        str(config.kv_connector), "not proven beside the chunk cache, which is a KV connector itself"
-    )
-    return f"{config.kv_connector}: {reason}"
 
 
 def _model_reason(model: ModelConfig) -> str | None:

@@ -37,6 +37,8 @@ class Caller:
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 """``None`` if the server requires no keys."""
+IS_PEER: ContextVar[bool] = ContextVar("is_peer", default=False)
+"""Whether the request carries the replicas' secret, so that it may name KV of other requests."""
 
 
 def own_namespace(wanted: str | None) -> str:

@@ -40,7 +40,8 @@ class Transfer:
 class Answer:
     """Result of a transfer: an error, if any; the ``tier`` of a load, or ``None``; the tiers' events.
 
-    ``held`` has the bytes in each tier.
+    ``held`` has the bytes in each tier, ``count`` the result of a command for blocks
+    (:class:`engine_ext.wire.prefix.BlockCommand`).
     """
 
     error: str = ""
@@ -48,6 +49,7 @@ class Answer:
     num_bytes: int = 0
     events: list[tuple[str, str]] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)
+    count: int = 0
 
     def to_bytes(self) -> bytes:
         """The serialized message."""

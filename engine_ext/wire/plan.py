@@ -2,14 +2,15 @@
 """Plans of loads and saves, between the app and the engine.
 
 A :class:`TransferPlan` travels inside a request's ``kv_transfer_params``, so it holds plain lists and integers
-there. A :class:`StepTransfers` travels from the connector's scheduler half to its worker half, once per step.
+there. A :class:`StepTransfers` travels from the connector's scheduler half to its worker half, once per step, and a
+:class:`LoadRefused` back.
 """
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from cache.lease import FillJob, Lease, LeasedSegment
 from cache.segments.index import ChunkKVCache
@@ -133,6 +134,11 @@ class TransferPlan:
         return cls(tuple(map(_span, [prefix] if prefix else [])), tuple(map(_span, job.entries)))
 
 
+def of_others(params: dict[str, Any] | None) -> dict[str, Any] | None:
+    """``kv_transfer_params`` without the plan; ``None`` if nothing is left."""
+    return {name: value for name, value in (params or {}).items() if name != PARAMS_KEY} or None
+
+
 @dataclass(frozen=True, slots=True)
 class BlockTransfer:
     """One request's spans together with the engine blocks that hold its tokens, in token order.
@@ -158,6 +164,15 @@ class StepTransfers(KVConnectorMetadata):
     ended: list[str] = field(default_factory=list)
     loads: list[BlockTransfer] = field(default_factory=list)
     saves: list[BlockTransfer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRefused(KVConnectorWorkerMetadata):
+    """A worker's word that it refused a load of this step."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadRefused":
+        """Several workers' word is one."""
+        return self
 
 
 def _placed(segment: LeasedSegment, skipped: int = 0) -> Span:

@@ -18,6 +18,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
 __all__ = [
+    "COMBINES_CONNECTORS",
     "PROVEN_VLLM_VERSIONS",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
@@ -64,6 +65,8 @@ def _major_minor(name: str) -> tuple[int, ...]:
 
 
 VERSION = _major_minor(vllm_version())
+COMBINES_CONNECTORS = VERSION >= (0, 32)
+"""Whether the chunk cache's connector was tried beside others."""
 
 if VERSION >= (0, 33):
     from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args

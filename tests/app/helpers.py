@@ -32,6 +32,7 @@ def cache_with(manager: ChunkCacheManager, *, running: int = 0, queued: int = 0)
         placement="copy",
         fills=SimpleNamespace(num_running=running, num_queued=queued),
         tier_writer=TierWriter(None, manager, manager.release, {}, lambda: None),
+        num_waiting=0,
         checks=checks,
         check_integrity=lambda: checks.append(1),
     )

@@ -290,6 +290,23 @@ def test_tiers(url: str, state: str, fix: str | None, tmp_path: Path, monkeypatc
     assert (fix or "") in (found.fix or "")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("NixlConnector", ["it finds KV by request"]),
+        ("OffloadingConnector", ["by vLLM's block hashes"]),
+        ("Unheard", []),
+    ],
+)
+def test_connectors_are_placed(name: str, words: list[str]) -> None:
+    args: Any = AsyncEngineArgs(
+        model=str(DEMO_MODEL), kv_transfer_config=KVTransferConfig(kv_connector=name, kv_role="kv_both")
+    )
+    found = list(flags._connectors(args, settings()))
+    assert [each.state for each in found] == ["ok"] * len(words)
+    assert all(word in each.text for word, each in zip(words, found, strict=True))
+
+
 LOG = """
 (EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] Traceback (most recent call last):
 (EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] ValueError: To serve one request of max seq len 8192, take more.
@@ -342,8 +359,10 @@ def test_advice_is_for_reasons_that_are_given(words: str) -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        {"kv_transfer_config": KVTransferConfig(kv_connector="NixlConnector", kv_role="kv_both")},
-        {"kv_offloading_size": 1},
+        {"kv_transfer_config": KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")},
+        {"kv_transfer_config": KVTransferConfig(kv_connector="Unheard", kv_role="kv_both")},
+        {"kv_transfer_config": KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both")},
+        {"kv_offloading_size": 1, "kv_offloading_backend": "lmcache"},
         {"worker_extension_cls": "a.B"},
         {"kv_cache_dtype": "fp8"},
         {"decode_context_parallel_size": 2},

@@ -136,3 +136,5 @@ def test_a_layout_salt_depends_on_engine_scope_and_each_part(hasher):
     assert len(set(salts)) == len(salts)
     assert all(salt.startswith("tessera-") for salt in salts)
     assert salts[0] == hasher.layout_salt(scope, ["shared", 3, 12])
+    again = ChunkHasher(hasher._fingerprint.decode(), "sha256")  # another process with the same engine
+    assert salts[0] == again.layout_salt(scope, ["shared", 3, 12])

@@ -95,7 +95,7 @@ def test_an_engine_that_was_stopped_has_not_died(engine):
 def test_an_ingestion_begins_nothing_more(engine):
     """The first round of chunks is computed; the others are reported as refused."""
     chunks = [Chunk(pack((100 * n, 7)), n) for n in range(1, 41)]
-    frame = ResolvedRequest(make_prompt((1, 2)), CacheOptions(), SCOPE, None)
+    frame = ResolvedRequest(make_prompt((1, 2)), CacheOptions(), SCOPE)
     ingestion = Ingestion(frame, lambda chunk, entry: None)
 
     async def run() -> list[str | None]:

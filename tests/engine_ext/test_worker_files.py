@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_ext.core.pages import WrongPagesError
-from engine_ext.core.worker import WorkerHalf
+from engine_ext.core.worker import WorkerHalf, pools_of
 from engine_ext.wire.plan import BlockTransfer, Span
 from kernels.paged import LayerKV, make_pool
 from measuring.device.memory import frequencies
@@ -43,7 +43,7 @@ def test_what_is_written_to_any_pages_is_read_again_and_nothing_else_changes(num
     half.write(pages, 7, num_tokens, segment(num_tokens))
     found = half.read(pages, 7, num_tokens)
     assert all(torch.equal(found[name], tensor) for name, tensor in segment(num_tokens).items())
-    for _, pool in half._pools():
+    for pool in pools_of(half.copier.layers).values():
         assert not pool[others].any()
         assert not pool[pages].flatten(0, 1)[num_tokens:].any()
 
@@ -105,7 +105,9 @@ def test_a_late_save_to_pages_of_another_is_not_found_under_the_others_tag(monke
     threads[0].join()
     with pytest.raises(WrongPagesError):
         half.read([3, 4], 8, 8)
-    assert not any(pool[[3, 4]].any() for _, pool in half._pools())  # the request's blocks, which are zero
+    assert not any(
+        pool[[3, 4]].any() for pool in pools_of(half.copier.layers).values()
+    )  # the request's blocks, which are zero
 
 
 def test_pages_are_not_written_while_they_are_loaded(monkeypatch):
@@ -116,3 +118,11 @@ def test_pages_are_not_written_while_they_are_loaded(monkeypatch):
     threads[0].join()
     assert half.refused_tags == set()
     assert torch.equal(half.copier.layers[1].value_blocks[0, :8], segment(8, seed=1)["1.value"])
+
+
+def test_a_refused_load_is_told_once():
+    half = worker()
+    half.load([transfer(7)])
+    assert half.take_refused_blocks() == {0}
+    assert half.take_refusal() is not None
+    assert half.take_refusal() is None

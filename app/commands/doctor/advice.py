@@ -6,11 +6,16 @@ from typing import Final
 INSTALL: Final = "pip install 'tessera-rag[cpu]' (or [cuda], [ascend]) installs the vLLM that Tessera is made for"
 _MORE_POOL: Final = "give the pool more, e.g. --chunk-cache-memory 1GiB"
 _BACKEND: Final = "another --attention-backend; on a CPU --dtype float32"
+_CONNECTOR: Final = (
+    "leave it out: --chunk-cache-tiers keep ordinary prompts too; docs/connectors.md has the connectors that fit"
+)
 _REPORT: Final = "please report it with these lines and the log; answers are right all the same, in full attention"
 
 ADVICE: Final = {
-    "--kv-transfer-config: ": "leave it out; between replicas chunks go with --registry and --peer-secret",
-    "--kv-offloading-size: ": "leave it out; --chunk-cache-tiers 'host://?size=8GiB' keeps chunks in host memory",
+    "it finds KV by token ids": _CONNECTOR,
+    "not known to find KV by request": _CONNECTOR,
+    "it names no connector": "leave it out",
+    "not tried with several connectors": "leave it out, or install vLLM 0.32",
     "--worker-extension-cls is set": "leave it out",
     "a quantized KV cache can't be rotated exactly": "leave it out: keys and values then have the model's own type",
     "has a quantized KV cache (": "--kv-cache-dtype bfloat16",

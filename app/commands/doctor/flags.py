@@ -15,6 +15,7 @@ import psutil
 from pydantic import ByteSize
 from redis import Redis
 from redis.exceptions import RedisError
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from app.commands.doctor.finding import Finding
@@ -23,6 +24,7 @@ from app.settings import Settings
 from cache.tiers.config import make_tier, parse_tiers, size_of
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import TierConfigError
+from engine_ext.start.connectors import ADDRESSING, Addressing, other_connectors
 from measuring.kit.machine import cpu_model
 from tools.progress import first_line
 from tools.server_process import is_free
@@ -42,6 +44,7 @@ def findings(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
         _port,
         _registry,
         _tiers,
+        _connectors,
     )
     for check in checks:
         try:
@@ -132,3 +135,12 @@ def _other_tier(url: str, name: str) -> Finding:
     if name != "host":
         make_tier(url).close()
     return Finding("ok", f"tier {url}")
+
+
+def _connectors(args: argparse.Namespace, _: Settings) -> Iterator[Finding]:
+    """Places the connectors that the user asked for; others than these are reasons against the chunk cache."""
+    for child in other_connectors(AsyncEngineArgs.from_cli_args(args)):
+        name = str(child.get("kv_connector"))
+        addressing = ADDRESSING.get(name, Addressing.TOKENS)
+        if addressing is not Addressing.TOKENS:
+            yield Finding("ok", f"{name} runs beside the chunk cache: it finds KV {addressing}")

@@ -43,3 +43,10 @@ class EngineCall:
 def is_error(output: RequestOutput) -> bool:
     """Whether the engine failed the request."""
     return any(completion.finish_reason == "error" for completion in output.outputs)
+
+
+def add_params(params: SamplingParams, added: Mapping[str, Any]) -> None:
+    """Adds ``kv_transfer_params`` to a request's sampling parameters."""
+    if added:
+        extra = params.extra_args or {}
+        params.extra_args = {**extra, "kv_transfer_params": {**(extra.get("kv_transfer_params") or {}), **added}}

@@ -9,7 +9,7 @@ from vllm.outputs import RequestOutput
 
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.client.run.call import EngineCall, is_error
+from engine_ext.client.run.call import EngineCall, add_params, is_error
 from engine_ext.client.run.comparison import Comparison
 from engine_ext.client.run.preparation import FilledSegments, computed_links, filled_segments
 from engine_ext.client.run.reporting import Reporter
@@ -71,7 +71,9 @@ class ChunkedRun:
     async def _composed(self, segments: FilledSegments, plan: TransferPlan) -> Outputs:
         comparison = self._comparison()
         params = (comparison or self._call).params.clone()
-        params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": plan.to_params()}
+        add_params(params, plan.to_params())
+        if plan.attention is None:  # else its blocks lack the chunks
+            add_params(params, self._prefix_params(plan.num_loaded_tokens))
         has_output = False
         async with aclosing(self._call.generate(self._call.with_salt(segments.salt()), params)) as outputs:
             async for output in outputs:
@@ -88,13 +90,19 @@ class ChunkedRun:
                 f"cache.mode is chunked, but {fallback}", parameter="cache.mode", value="chunked"
             )
         self._reporter.full(fallback)
-        async with aclosing(self._call.generate(self._plain_prompt(), self._call.params)) as outputs:
+        params = self._call.params.clone()
+        add_params(params, self._prefix_params())
+        async with aclosing(self._call.generate(self._plain_prompt(), params)) as outputs:
             async for output in outputs:
                 yield self._reported(output)
 
     def _plain_prompt(self) -> dict[str, Any]:
         """The same tokens, for full attention."""
         return self._call.with_salt(self._request.plain_salt(self._cache.hasher))
+
+    def _prefix_params(self, num_chunked: int = 0) -> dict[str, Any]:
+        num_prompt = len(self._call.prompt["prompt_token_ids"])
+        return self._cache.prefixes.params(self._request.scope, num_chunked=num_chunked, num_prompt=num_prompt)
 
     def _comparison(self) -> Comparison | None:
         return Comparison.of_call(self._call) if self._request.mode == "compare" else None

@@ -91,7 +91,7 @@ class Reporter:
         self._count(output)
         span.describe({"request_id": request_id, **summary(self.report)})
         log_finished(request_id, self.report)
-        output.kv_transfer_params = {"cache": self.report.to_dict()}
+        output.kv_transfer_params = {**(output.kv_transfer_params or {}), "cache": self.report.to_dict()}
 
     def _count(self, output: RequestOutput) -> None:
         tokens, metrics = self.report.tokens, self._metrics

@@ -28,7 +28,7 @@ async def outcomes(
     """Mode and reason of the preview and of the run after it."""
     request = ChunkedRequest(RequestContext(options, (None,) * len(prompt.chunks)), prompt)
     sampling = SamplingParams(max_tokens=1, **params)
-    plan = preview(engine.cache, engine.resolve(request, sampling, None, lora))
+    plan = preview(engine.cache, engine.resolve(request, sampling, lora))
     report = await ask(engine, prompt, options, sampling, lora_request=lora)
     return [(plan["mode"], plan["reason"]), (report.mode, report.reason)]
 

@@ -64,7 +64,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Coroutine[Any, An
 
 def ingestion(keep: Callable[..., None] = lambda chunk, entry: None, opening: Any = None) -> Ingestion:
     frame = ChunkedPrompt(SYSTEM, (Chunk(pack((8,))),), (9,), opening)
-    return Ingestion(ResolvedRequest(frame, CacheOptions(), CacheScope(), None), keep)
+    return Ingestion(ResolvedRequest(frame, CacheOptions(), CacheScope()), keep)
 
 
 def distinct(lengths: Sequence[int]) -> list[Chunk]:

@@ -43,6 +43,9 @@ def several(*names: str) -> KVTransferConfig:
         {"enable_prefix_caching": False},
         {"scheduling_policy": "priority"},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+        {"kv_offloading_size": 1},
+        {"kv_transfer_config": connector("NixlConnector")},
+        {"kv_transfer_config": several("NixlConnector", "OffloadingConnector")},
     ],
 )
 def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
@@ -54,22 +57,18 @@ def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
     [
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype=fp8: a quantized KV cache can't be rotated exactly"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype=fp8_e5m2: a quantized"),
-        ({"kv_offloading_size": 1}, "--kv-offloading-size: not proven beside the chunk cache"),
         ({"decode_context_parallel_size": 2}, "context parallelism"),
         ({"worker_extension_cls": "a.B"}, "--worker-extension-cls"),
         (
             {"kv_transfer_config": connector("ExampleConnector")},
             "--kv-transfer-config: ExampleConnector: it finds KV by token ids",
         ),
-        ({"kv_transfer_config": connector("NixlConnector")}, "NixlConnector: a split into prefill and decode"),
-        (
-            {"kv_transfer_config": connector("FlexKVConnectorV1")},
-            "FlexKVConnectorV1: not proven beside the chunk cache, which is a KV connector itself",
-        ),
+        ({"kv_transfer_config": connector("LMCacheMPConnector")}, "LMCacheMPConnector: it finds KV by token ids"),
+        ({"kv_offloading_size": 1, "kv_offloading_backend": "lmcache"}, "--kv-offloading-size: LMCacheMPConnector: it"),
+        ({"kv_transfer_config": connector("FlexKVConnectorV1")}, "FlexKVConnectorV1: not known to find KV by request"),
         (
             {"kv_transfer_config": several("OffloadingConnector", "ExampleConnector")},
-            "--kv-transfer-config: OffloadingConnector: not proven beside the chunk cache, whose own "
-            "--chunk-cache-tiers keep chunks in host memory and files; ExampleConnector: it finds KV by token ids",
+            "--kv-transfer-config: ExampleConnector: it finds KV by token ids",
         ),
         ({"kv_transfer_config": several()}, "it names no connector"),
     ],
@@ -129,3 +128,13 @@ def test_a_model_that_drafts_tokens_does_not_attend(model: ModelConfig, method: 
     drafts = {"method": method, "num_speculative_tokens": 2, **({"model": model.model} if method != "ngram" else {})}
     arguments = AsyncEngineArgs(model=model.model, dtype="float32", speculative_config=drafts)
     assert words in str(attention_reason(arguments.create_engine_config()))
+
+
+@pytest.mark.parametrize(
+    ("others", "words"), [(["OffloadingConnector"], "None"), (["NixlConnector"], "lack the chunks")]
+)
+def test_connectors_that_pass_on_blocks_keep_requests_from_attending(
+    others: list[str], words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "kv_transfer_config", several("ChunkCacheConnector", *others))
+    assert words in str(attention_reason(config))

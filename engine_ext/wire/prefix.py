@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefixes of prompts in tiers: blocks of vLLM's prefix cache, as files, between app, engine and workers."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, Self
+
+PREFIX_KEY: Final = "tessera_prefix"
+"""Key of a :class:`PrefixTag` in ``kv_transfer_params``."""
+LEAST_TOKENS: Final = 128
+"""Tokens in a file at least: a file system takes as long for a small file as for one of these."""
+_BLOCK_BYTES, _SCOPE_BYTES = 17, 8
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTag:
+    """Marks a request whose prefix may come from tiers, and, if ``is_stored``, go there.
+
+    ``namespace`` is a digest. Of a prefix that ends before token ``at_least`` nothing is used: the rest of the chunks
+    would be computed as if they saw one another.
+    """
+
+    namespace: str
+    at_least: int = 0
+    is_stored: bool = True
+
+    @classmethod
+    def of(cls, namespace: str, at_least: int = 0, *, is_stored: bool = True) -> Self:
+        """The tag of a request in this namespace."""
+        return cls(namespace_digest(namespace), at_least, is_stored)
+
+    def to_params(self) -> dict[str, Any]:
+        """The tag as ``kv_transfer_params``."""
+        return {PREFIX_KEY: [self.namespace, self.at_least, self.is_stored]}
+
+    @classmethod
+    def from_params(cls, params: dict[str, Any] | None) -> "PrefixTag | None":
+        """The tag in ``kv_transfer_params``, or ``None`` if there is none."""
+        fields = (params or {}).get(PREFIX_KEY)
+        return None if fields is None else cls(*fields)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCommand:
+    """A command for a worker's block files.
+
+    ``stage``: read files from the tiers, in the order of ``keys``, until one is missing; the answer's ``count`` is
+    their number, and ``stage`` their name. ``release``: forget them. ``drop``: remove a namespace's files from the
+    tiers, or everybody's without ``namespace``. ``stop``: stage and store nothing from now on. ``status``: the answer's
+    ``count`` is the number of blocks still to be stored, and one more while requests run. ``keys`` are vLLM's
+    (``OffloadKey``) in hexadecimal.
+    """
+
+    verb: Literal["stage", "release", "drop", "stop", "status"]
+    stage: str = ""
+    namespace: str = ""
+    keys: list[str] = field(default_factory=list)
+
+    def to_bytes(self) -> bytes:
+        """The serialized message."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "BlockCommand":
+        """The inverse of :meth:`to_bytes`."""
+        return cls(**json.loads(data))
+
+
+def blocks_per_file(block_tokens: int) -> int:
+    """Blocks in a file, for blocks of so many tokens."""
+    return max(1, LEAST_TOKENS // block_tokens)
+
+
+def blocks_address(address: str) -> str:
+    """Address of a worker's block files, from that of its file server."""
+    return f"{address}-blocks"
+
+
+def namespace_digest(namespace: str) -> str:
+    """A namespace in the names of files, in hexadecimal."""
+    return _digest(namespace.encode(), _SCOPE_BYTES).hex()
+
+
+def file_key(fingerprint: str, namespace: str, key: str) -> str:
+    """Key of a block's file, in hexadecimal.
+
+    Longer than any chunk's key: digests of the block with its prefix, of the engine, and of the namespace.
+    """
+    engine = _digest(fingerprint.encode(), _SCOPE_BYTES).hex()
+    return _digest(bytes.fromhex(key), _BLOCK_BYTES).hex() + engine + namespace
+
+
+def is_block_of(found: str, fingerprint: str, namespace: str) -> bool:
+    """Whether ``found`` is a :func:`file_key` of this engine and, if given, of this namespace."""
+    engine = _digest(fingerprint.encode(), _SCOPE_BYTES).hex()
+    start = 2 * _BLOCK_BYTES
+    return is_block(found) and found.startswith(engine, start) and found.endswith(namespace)
+
+
+def is_block(found: str) -> bool:
+    """Whether a file's key is a block's, not a chunk's."""
+    return len(found) == 2 * (_BLOCK_BYTES + 2 * _SCOPE_BYTES)
+
+
+def _digest(data: bytes, size: int) -> bytes:
+    return hashlib.sha256(data).digest()[:size]

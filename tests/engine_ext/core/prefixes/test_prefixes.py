@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of workers' engines in tiers: the scheduler's manager, sockets, files, and back to other blocks."""
+
+import hashlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+
+from cache.tiers.chain import TierChain
+from cache.tiers.directory import DirectoryTier
+from cache.tiers.memory import MemoryTier
+from cache.tiers.tier import Address, TierError
+from engine_ext.core.file_server import listen
+from engine_ext.core.prefixes import block_files
+from engine_ext.core.prefixes.block_files import BlockFiles, Engine
+from engine_ext.core.prefixes.manager import TierOffloadingManager
+from engine_ext.core.prefixes.mover import BlockMover
+from engine_ext.core.prefixes.worker_links import WorkerLinks
+from engine_ext.core.worker import WorkerHalf
+from engine_ext.wire.prefix import BlockCommand, PrefixTag, blocks_address, is_block, namespace_digest
+from kernels.paged import LayerKV, make_pool
+from measuring.device.memory import frequencies
+
+BLOCK, HEADS, SIZE, BLOCKS, WORKERS = 64, 2, 4, 24, 2
+PER_FILE = 2
+KEYS = [make_offload_key(hashlib.sha256(bytes([number])).digest(), 0) for number in range(6)]
+TIER_S = 0.5
+
+
+class Worker:
+    """A worker's engine blocks, two layers of random K and V, and its block files."""
+
+    def __init__(self, folder: Path, tier: Any, rank: int, fingerprint: str = "engine") -> None:
+        self.half = WorkerHalf(0, 32, BLOCK)
+        self.layers = [
+            LayerKV(
+                torch.randn(BLOCKS, BLOCK, HEADS, SIZE),
+                torch.randn(BLOCKS, BLOCK, HEADS, SIZE),
+                *(make_pool(torch.zeros(BLOCKS, BLOCK, HEADS, SIZE), 2, 32) for _ in range(2)),
+                frequencies(SIZE),
+            )
+            for _ in range(2)
+        ]
+        self.half.attach(self.layers)
+        self.half.token_bytes = 2 * 2 * HEADS * SIZE * 4
+        chain = TierChain([tier], TIER_S)
+        self.files = BlockFiles(BlockMover(self.half), chain, Engine(fingerprint, rank, WORKERS), TIER_S)
+        listen(blocks_address(f"{folder}/{rank}"), self.files.serve)
+
+    def kv(self, block_ids: list[int]) -> torch.Tensor:
+        views = [view for layer in self.layers for view in (layer.key_blocks, layer.value_blocks)]
+        return torch.stack([view[block_ids] for view in views]).clone()
+
+
+class Server:
+    """All workers of one engine, and its scheduler's manager."""
+
+    def __init__(self, folder: Path, tier: Any, fingerprint: str = "engine") -> None:
+        folder.mkdir(exist_ok=True)
+        self.workers = [Worker(folder, tier, rank, fingerprint) for rank in range(WORKERS)]
+        self.manager = TierOffloadingManager(WorkerLinks(str(folder), WORKERS))
+        self._count = 0
+
+    def request(self, tag: PrefixTag | None) -> ReqContext:
+        self._count += 1
+        context = ReqContext(str(self._count), tag.to_params() if tag is not None else None)
+        for number, key in enumerate(KEYS, 1):
+            context.set_offload_key_position(key, number * PER_FILE * BLOCK)
+        self.manager.on_new_request(context)
+        return context
+
+    def found(self, context: ReqContext, keys: list[Any] = KEYS) -> int:
+        """The number of leading hits, as vLLM's scheduler counts them, in as many steps as it takes."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            results = [self.manager.lookup(key, context) for key in keys]
+            self.manager.on_schedule_end(None)  # type: ignore[arg-type]
+            if LookupResult.RETRY not in results:
+                return [*results, LookupResult.MISS].index(LookupResult.MISS)
+            time.sleep(0.005)
+        raise AssertionError("the look-up does not end")
+
+    def store(self, context: ReqContext, keys: list[Any], block_ids: list[int]) -> int:
+        """Stores blocks; returns how many of the keys were new."""
+        chosen = self.manager.prepare_store(keys, context)
+        assert chosen is not None
+        if chosen.keys_to_store:
+            for worker in self.workers:
+                worker.files.store(chosen.store_spec.namespace, chosen.store_spec.keys, block_ids)
+            self.manager.complete_store(chosen.keys_to_store, context)
+        self.settle()
+        return len(chosen.keys_to_store)
+
+    def load(self, context: ReqContext, keys: list[Any], block_ids: list[int]) -> None:
+        spec = self.manager.prepare_load(keys, context)
+        for worker in self.workers:
+            worker.files.load(spec.name, spec.keys, block_ids)
+        self.manager.complete_load(keys, context)
+
+    def settle(self) -> None:
+        """Waits until all files are written."""
+        deadline = time.monotonic() + 30
+        while any(worker.files._carried_out(BlockCommand("status")).count for worker in self.workers):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def num_staged(self) -> int:
+        return sum(len(worker.files._staged) for worker in self.workers)
+
+
+TAG = PrefixTag.of("default")
+SIX = list(range(6))
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> DirectoryTier:
+    return DirectoryTier(tmp_path / "tier", 1 << 30)
+
+
+@pytest.fixture
+def server(tmp_path: Path, tier: DirectoryTier) -> Server:
+    return Server(tmp_path / "sockets", tier)
+
+
+def test_blocks_come_back_bit_for_bit_in_another_server(server: Server, tier: DirectoryTier, tmp_path: Path) -> None:
+    stored = [worker.kv(SIX) for worker in server.workers]
+    assert server.store(server.request(TAG), KEYS[:3], SIX) == 3
+    other = Server(tmp_path / "others", tier)
+    context = other.request(TAG)
+    assert other.found(context) == 3
+    other.load(context, KEYS[:3], [9, 4, 11, 20, 3, 7])
+    for worker, expected in zip(other.workers, stored, strict=True):
+        assert torch.equal(worker.kv([9, 4, 11, 20, 3, 7]), expected)
+
+
+def test_the_first_file_may_be_used_in_part(server: Server, tmp_path: Path, tier: DirectoryTier) -> None:
+    """Its first block is in the engine already."""
+    stored = [worker.kv(SIX) for worker in server.workers]
+    server.store(server.request(TAG), KEYS[:3], SIX)
+    other = Server(tmp_path / "others", tier)
+    before = [worker.kv([0]) for worker in other.workers]
+    context = other.request(TAG)
+    assert other.found(context) == 3
+    other.load(context, KEYS[:3], [9, 4, 11, 20, 3])
+    for worker, expected, untouched in zip(other.workers, stored, before, strict=True):
+        assert torch.equal(worker.kv([9, 4, 11, 20, 3]), expected[:, 1:])
+        assert torch.equal(worker.kv([0]), untouched)
+
+
+@pytest.mark.parametrize(
+    ("tag", "fingerprint"),
+    [
+        (None, "engine"),
+        (PrefixTag.of("acme"), "engine"),
+        (TAG, "another model"),
+    ],
+)
+def test_others_find_nothing(
+    tag: PrefixTag | None, fingerprint: str, server: Server, tier: DirectoryTier, tmp_path: Path
+) -> None:
+    server.store(server.request(TAG), KEYS, [*range(12)])
+    other = Server(tmp_path / "others", tier, fingerprint)
+    assert other.found(other.request(tag)) == 0
+    assert server.found(server.request(TAG)) == 6
+
+
+def test_requests_without_a_tag_store_nothing(server: Server, tier: DirectoryTier) -> None:
+    assert server.store(server.request(None), KEYS, SIX) == 0
+    assert server.store(server.request(PrefixTag.of("default", is_stored=False)), KEYS, SIX) == 0
+    assert list(tier.list()) == []
+
+
+@pytest.mark.parametrize(("at_least", "expected"), [(2 * PER_FILE * BLOCK, 2), (2 * PER_FILE * BLOCK + 1, 0)])
+def test_a_composition_is_found_whole_or_not_at_all(at_least: int, expected: int, server: Server) -> None:
+    server.store(server.request(TAG), KEYS[:2], SIX)
+    assert server.found(server.request(PrefixTag.of("default", at_least))) == expected
+
+
+def test_nothing_known_is_stored_again(server: Server, tier: DirectoryTier) -> None:
+    assert server.store(server.request(TAG), KEYS[:2], SIX) == 2
+    assert server.store(server.request(TAG), KEYS[:3], SIX) == 1
+    tier.shrink(0)
+    assert server.found(server.request(TAG)) == 0  # and so they are known to be gone
+    assert server.store(server.request(TAG), KEYS[:3], SIX) == 3
+
+
+def test_a_file_of_one_worker_alone_is_no_hit(server: Server, tier: DirectoryTier) -> None:
+    server.store(server.request(TAG), KEYS[:3], SIX)
+    second = sorted(stored.address.key for stored in tier.list() if stored.address.rank == 1)
+    for key in second[:1]:
+        tier.delete(Address(key, 1, WORKERS))
+    assert server.found(server.request(TAG)) < 3
+
+
+def test_damaged_files_are_missing(server: Server, tier: DirectoryTier) -> None:
+    server.store(server.request(TAG), KEYS[:3], SIX)
+    for stored in list(tier.list()):
+        path = tier.path(stored.address)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    assert server.found(server.request(TAG)) == 0
+    events = server.workers[0].files._carried_out(BlockCommand("status")).events
+    assert ("file", "corrupt") in events
+
+
+def test_a_namespace_is_dropped_from_files_and_queue(
+    server: Server, tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme = PrefixTag.of("acme")
+    chunk = Address("ab" * 16, 0, WORKERS)
+    tier.put(chunk, b"a chunk")
+    server.store(server.request(TAG), KEYS[:3], SIX)
+    server.store(server.request(acme), KEYS[:2], SIX)
+    for worker in server.workers:
+        worker.files._carried_out(BlockCommand("drop", namespace=namespace_digest("acme")))
+    assert server.found(server.request(acme)) == 0
+    assert server.found(server.request(TAG)) == 3
+    for worker in server.workers:
+        worker.files._carried_out(BlockCommand("drop"))
+    assert [stored.address for stored in tier.list()] == [chunk]
+    assert not is_block(chunk.key)
+
+
+def test_what_waits_is_dropped_too(tmp_path: Path) -> None:
+    hold, tier = threading.Event(), MemoryTier(1 << 30)
+    put = tier.put
+
+    def slow(*arguments: Any) -> None:
+        hold.wait(30)
+        put(*arguments)
+
+    tier.put = slow  # type: ignore[method-assign]
+    server = Server(tmp_path / "sockets", tier)
+    for worker in server.workers:
+        worker.files.store(namespace_digest("default"), [key.hex() for key in KEYS[:3]], SIX)
+    dropping = threading.Thread(target=server.workers[0].files._carried_out, args=(BlockCommand("drop"),))
+    dropping.start()
+    hold.set()
+    dropping.join(30)
+    server.settle()
+    assert {stored.address.rank for stored in tier.list()} == {1}
+
+
+def test_a_failing_tier_is_a_miss(tmp_path: Path) -> None:
+    class Failing(MemoryTier):
+        def get(self, address: Address, max_bytes: int) -> Any:
+            raise TierError("broken")
+
+    server = Server(tmp_path / "sockets", Failing(1 << 30))
+    server.store(server.request(TAG), KEYS[:3], SIX)
+    assert server.found(server.request(TAG)) == 0
+
+
+def test_a_slow_tier_gives_the_beginning(tmp_path: Path) -> None:
+    """What is found within the time limit."""
+
+    class Slow(MemoryTier):
+        def get(self, address: Address, max_bytes: int) -> Any:
+            time.sleep(0.2)
+            return super().get(address, max_bytes)
+
+    server = Server(tmp_path / "sockets", Slow(1 << 30))
+    server.store(server.request(TAG), KEYS, [*range(12)])
+    started = time.monotonic()
+    assert 0 < server.found(server.request(TAG)) < 6
+    assert time.monotonic() - started < 20
+
+
+def test_staged_files_are_forgotten(server: Server) -> None:
+    server.store(server.request(TAG), KEYS[:3], SIX)
+    loaded, aborted, unused = (server.request(TAG) for _ in range(3))
+    for context in (loaded, aborted, unused):
+        assert server.found(context) == 3
+    server.load(loaded, KEYS[:3], SIX)
+    assert server.found(loaded) == 3  # after a preemption
+    for context in (loaded, aborted, unused):
+        server.manager.on_request_finished(context)
+    deadline = time.monotonic() + 30
+    while server.num_staged() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert server.num_staged() == 0
+
+
+def test_an_aborted_requests_load_goes_on(server: Server) -> None:
+    server.store(server.request(TAG), KEYS[:3], SIX)
+    context = server.request(TAG)
+    assert server.found(context) == 3
+    spec = server.manager.prepare_load(KEYS[:3], context)
+    server.manager.on_request_finished(context)
+    time.sleep(0.1)
+    for worker in server.workers:
+        worker.files.load(spec.name, spec.keys, SIX)
+    server.manager.complete_load(KEYS[:3], context)
+
+
+def test_memory_is_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.store(server.request(TAG), KEYS, [*range(12)])
+    size = server.workers[0].files._mover.num_bytes
+    monkeypatch.setattr(block_files, "MOST_STAGED_BYTES", 4 * size)
+    assert server.found(server.request(TAG)) == 4
+    assert server.found(server.request(TAG)) == 0
+
+
+def test_nothing_is_read_nor_written_after_a_stop(server: Server, tier: DirectoryTier) -> None:
+    server.store(server.request(TAG), KEYS[:3], SIX)
+    for worker in server.workers:
+        worker.files._carried_out(BlockCommand("stop"))
+    assert server.found(server.request(TAG)) == 0
+    before = len(list(tier.list()))
+    server.store(server.request(TAG), KEYS, [*range(12)])
+    assert len(list(tier.list())) == before
+
+
+def test_without_workers_nothing_is_found(tmp_path: Path) -> None:
+    manager = TierOffloadingManager(WorkerLinks(str(tmp_path / "nowhere"), 1))
+    context = ReqContext("r", TAG.to_params())
+    manager.on_new_request(context)
+    assert manager.lookup(KEYS[0], context) is LookupResult.RETRY
+    manager.on_schedule_end(None)  # type: ignore[arg-type]
+    deadline = time.monotonic() + 30
+    while (result := manager.lookup(KEYS[0], context)) is LookupResult.RETRY and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert result is LookupResult.MISS
