@@ -50,6 +50,8 @@ _UNKNOWN: Final = (
 )
 _OF_THE_WHOLE: Final = ("engine_id", "kv_load_failure_policy")
 """Fields that ``MultiConnector`` has, not its connectors."""
+_ON_FAILURE: Final = "fail"
+"""Never mixes recomputed and composed KV in one request: it runs again in full attention."""
 
 
 def others_reason(args: AsyncEngineArgs) -> str | None:
@@ -98,12 +100,10 @@ def attach_connector(
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra_config,
     }
-    # Never mix recomputed and composed KV in one request: fail it, and run it again in full attention.
-    failure = {"kv_load_failure_policy": "fail"}
     others = other_connectors(args)
     prefixes = [_prefixes(prefix_folder)] if prefix_folder is not None and _can_keep_prefixes(args, others) else []
     if not others and not prefixes:
-        args.kv_transfer_config = KVTransferConfig(**ours, **failure)
+        args.kv_transfer_config = KVTransferConfig(**ours, kv_load_failure_policy=_ON_FAILURE)
         return
     with suppress(ValueError):  # it is registered already
         KVConnectorFactory.register_connector(name, module_path, name)
@@ -112,7 +112,7 @@ def attach_connector(
         kv_role="kv_both",
         engine_id=args.kv_transfer_config.engine_id if args.kv_transfer_config is not None else None,
         kv_connector_extra_config={"connectors": [*prefixes, ours, *others]},
-        **failure,
+        kv_load_failure_policy=_ON_FAILURE,
     )
     args.kv_offloading_size = None  # vLLM would put its connector in the place of all
 

@@ -42,6 +42,7 @@ class FakeTransfers:
     """Files of the fake engine's pages."""
 
     num_workers = 1
+    keeps_prefixes = False
 
     def __init__(self, llm):
         self.llm = llm
