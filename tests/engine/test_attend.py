@@ -114,6 +114,7 @@ def test_ordinary_requests_beside_attending_ones(server: TesseraServer, oracle: 
     assert complete(server, token_ids) == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.matrix
 @pytest.mark.serve_with(*ATTEND, *LITTLE)
 def test_a_context_needs_one_block_and_preempted_answers_stay_exact(
     server: TesseraServer, oracle: Any, text: Text

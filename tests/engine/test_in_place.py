@@ -107,6 +107,7 @@ def flood(server: TesseraServer, text: Text) -> None:
         server.chat(chunks=[], question=text(500), max_tokens=1)
 
 
+@pytest.mark.matrix
 @pytest.mark.serve_with(*IN_PLACE, *LITTLE)
 def test_what_the_engine_evicted_is_loaded_from_the_pool(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(n) for n in (90, 100, 60)]
@@ -175,6 +176,7 @@ def most(server: TesseraServer, *metrics: str) -> Iterator[dict[str, float]]:
         thread.join()
 
 
+@pytest.mark.matrix
 @pytest.mark.serve_with(*IN_PLACE, *LITTLE)
 def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: Text) -> None:
     """More requests than the blocks suffice for, with long answers over contexts that evict one another."""

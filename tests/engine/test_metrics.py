@@ -113,6 +113,7 @@ def test_counters_are_those_of_the_stats(server: TesseraServer, text: Text) -> N
 
 
 @pytest.mark.serve_with(*REFUSING)
+@pytest.mark.matrix
 @needs(HAS_QUEUE_LIMIT, "bound on its queue")
 @pytest.mark.parametrize(
     ("path", "body"),

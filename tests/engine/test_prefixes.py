@@ -17,6 +17,8 @@ from tests.engine.server import TesseraServer, until, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
 from tests.engine.test_tenants import KEYS, TENANTS, key_of
 
+pytestmark = pytest.mark.matrix
+
 Text = Callable[[int], str]
 
 STEPS = 8
@@ -88,7 +90,6 @@ def evict(server: TesseraServer, text: Text) -> None:
     settle(server)
 
 
-@pytest.mark.matrix
 def test_a_conversation_continues_after_eviction_and_restart(tier: TierFolder, oracle: Any, text: Text) -> None:
     server = tier.start()
     conversation = tokens_of(server, text(2000))
@@ -112,7 +113,6 @@ def test_a_conversation_continues_after_eviction_and_restart(tier: TierFolder, o
         settle(server)
 
 
-@pytest.mark.matrix
 def test_only_the_same_salt_tenant_and_model_find_a_prompt(tier: TierFolder, text: Text, tmp_path: Path) -> None:
     tenants = tmp_path / "tenants.toml"
     tenants.write_text(TENANTS.format(**{name: hash_of(key) for name, key in KEYS.items()}))
@@ -142,7 +142,6 @@ def test_only_the_same_salt_tenant_and_model_find_a_prompt(tier: TierFolder, tex
     assert complete(server, prompt, headers=key_of("beta"), max_tokens=1)[0] == 0
 
 
-@pytest.mark.matrix
 def test_two_servers_share_a_directory_and_kill_9_damages_nothing(tier: TierFolder, oracle: Any, text: Text) -> None:
     one, two = tier.start(), tier.start()
     prompts = [tokens_of(one, text(1500)) for _ in range(6)]
@@ -165,7 +164,7 @@ def test_two_servers_share_a_directory_and_kill_9_damages_nothing(tier: TierFold
     assert found >= 2
 
 
-@pytest.mark.parametrize("placement", ["copy", pytest.param("in-place", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("placement", ["copy", "in-place"])
 def test_compositions_are_found_too_and_never_in_part(
     placement: str, tier: TierFolder, oracle: Any, text: Text
 ) -> None:
@@ -193,7 +192,6 @@ def test_compositions_are_found_too_and_never_in_part(
     assert_exact(ask(server, "shared", chunks, question, system=system), oracle("tiny-llama"), "shared")
 
 
-@pytest.mark.matrix
 def test_requests_that_attend_are_exact_and_not_stored(tier: TierFolder, oracle: Any, text: Text) -> None:
     server = tier.start("tiny-llama", "--chunk-cache-placement", "attend")
     chunks, question = [text(200), text(150)], text(700)
