@@ -61,7 +61,7 @@ _COMMANDS: Final = {
     ),
     "cluster": Command(
         "app.commands.cluster",
-        "[MODEL] [--replicas N] [--port PORT] [any tessera serve flag]",
+        "[MODEL] [--replicas N | --prefill N --decode N] [--port PORT] [any tessera serve flag]",
         "run Redis, replicas and a router on this machine",
     ),
     "cache": Command(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ByteSize, Field, SecretStr, field_validator
+from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -19,6 +19,7 @@ from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
 from cache.tiers.config import parse_tiers
 from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions
+from replicas.registry import Role
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
@@ -96,6 +97,11 @@ class Settings(AccessSettings):
     chunk_cache_tier_timeout: float = Field(
         1.0, gt=0, le=60, description="seconds to wait for a chunk from a tier before computing it"
     )
+    role: Role = Field(
+        "both",
+        description="this replica's part in a cluster: prefill computes chunks, or with NIXL whole prompts, for "
+        "replicas with the part decode, which get the requests (docs/connectors.md)",
+    )
     registry: str | None = Field(
         None, description="Redis or Valkey that replicas register in, e.g. redis://host:6379/0; default: none"
     )
@@ -128,6 +134,14 @@ class Settings(AccessSettings):
         min_length=1,
         description="text that splits prompts on vLLM's own endpoints into chunks, e.g. ' # # '; default: none",
     )
+
+    @model_validator(mode="after")
+    def _roles_need_peers(self) -> "Settings":
+        if self.role != "both" and (self.registry is None or self.peer_secret is None):
+            raise ValueError(
+                f"--role {self.role} needs --registry and --peer-secret, by which replicas reach one another"
+            )
+        return self
 
     @field_validator("chunk_cache_tiers")
     @classmethod

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 from urllib.parse import urlsplit
 
 import httpx
@@ -39,12 +39,16 @@ class Found(NamedTuple):
     filler: str
 
 
+Role = Literal["both", "prefill", "decode"]
+
+
 @dataclass(frozen=True, slots=True)
 class Replica:
     """One running replica, as its heartbeat describes it.
 
     ``id`` changes when claims under the previous id may be wrong; ``name`` stays. Only replicas with the same non-empty
-    ``fingerprint`` exchange KV. ``load`` counts unfinished requests.
+    ``fingerprint`` exchange KV. ``load`` counts unfinished requests. ``role``: routers send no requests to replicas
+    that ``prefill`` while others live; those that ``decode`` have them compute.
     """
 
     id: str
@@ -55,6 +59,7 @@ class Replica:
     load: int = 0
     held_tokens: int = 0
     capacity_tokens: int = 0
+    role: Role = "both"
 
     def to_dict(self) -> dict[str, Any]:
         """Fields for JSON."""
@@ -63,12 +68,16 @@ class Replica:
     @classmethod
     def from_dict(cls, fields: Any) -> "Replica":
         """Parses untrusted JSON; raises ``ValueError`` unless every field is present and valid."""
-        if not isinstance(fields, dict) or set(fields) != set(cls.__slots__):
+        if not isinstance(fields, dict) or set(fields) | {"role"} != set(
+            cls.__slots__
+        ):  # earlier versions have no role
             raise ValueError(f"not a replica: {fields!r}"[:200])
         texts = [fields[name] for name in ("id", "name", "url", "fingerprint")]
         numbers = [fields[name] for name in ("load", "held_tokens", "capacity_tokens")]
         models = fields["models"]
         if not isinstance(models, list) or not all(isinstance(text, str) for text in [*texts, *models]):
+            raise ValueError(f"not a replica: {fields!r}"[:200])
+        if fields.get("role", "both") not in get_args(Role):
             raise ValueError(f"not a replica: {fields!r}"[:200])
         if any(type(number) is not int or not 0 <= number < _MOST for number in numbers):
             raise ValueError(f"not a replica: {fields!r}"[:200])

@@ -23,6 +23,7 @@ from replicas.registry import Claim, Found, Registry, RegistryError, Replica
 logger = logging.getLogger(__name__)
 
 PATH: Final = "/peer/chunks/{key}"
+FILL_PATH: Final = "/peer/fills"
 FINGERPRINT_HEADER: Final = "x-tessera-fingerprint"
 MOST_AT_ONCE: Final = 4
 """Files fetched concurrently, each held in memory as a whole."""
@@ -30,6 +31,11 @@ _POLL_S, _KNOWN_S = 0.05, 1.0
 _PUBLISHED_S = 0.25
 """Seconds at most until other replicas see a computed chunk in the registry."""
 _LARGEST_HEADER = 1 << 20
+
+
+def peer_headers(secret: str, fingerprint: str) -> dict[str, str]:
+    """Headers of requests to other replicas."""
+    return {"authorization": f"Bearer {secret}", FINGERPRINT_HEADER: fingerprint}
 
 
 class Peers:
@@ -49,10 +55,14 @@ class Peers:
         costs: Costs,
         client: httpx.AsyncClient,
         *,
-        secret: str,
+        headers: Mapping[str, str],
         wait_s: float,
+        is_eager: bool = False,
     ) -> None:
-        """``own_id`` returns ``None`` while the registry is lost, ``transfers`` once sharing has ended."""
+        """``own_id`` returns ``None`` while the registry is lost, ``transfers`` once sharing has ended.
+
+        ``headers`` are :func:`peer_headers`. ``is_eager``: fetches even where computing were faster.
+        """
         self._registry = registry
         self._own_id = own_id
         self._config = config
@@ -60,8 +70,9 @@ class Peers:
         self._transfers = transfers
         self._costs = costs
         self._wait_s = wait_s
+        self._is_eager = is_eager
         self._client = client
-        self._headers = {"authorization": f"Bearer {secret}", FINGERPRINT_HEADER: config.fingerprint}
+        self._headers = dict(headers)
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._lookups = LookupBatcher(self._begin_fills)
         self._known: dict[str, Replica] = {}
@@ -71,18 +82,18 @@ class Peers:
     async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> SourceResult | None:
         """Fills the job's entries from another replica, all or none."""
         keys = [documents[entry] for entry in job.entries if entry in documents]
-        if len(keys) < len(job.entries) or (transfers := self._transfers()) is None:
+        if len(keys) < len(job.entries) or self._transfers() is None:
             return None
         deadline = time.monotonic() + self._longest_wait(job)
         in_vain: set[str] = set()
         try:
             while True:
                 found = await self._lookups.ask(keys)
-                peers = await self._peers()
+                peers = await self.others()
                 others = peers.keys() - in_vain
                 holders = _holders_of_all(found, others)
                 if holders and self._is_worth_it(job):
-                    if await self._fetched(job, peers[holders[0]], transfers, deadline):
+                    if await self.fetched(job, peers[holders[0]], deadline):
                         return SourceResult(ChunkStatus.FETCHED, origin=peers[holders[0]].name)
                     in_vain.add(holders[0])
                 elif holders or not any(each.filler in others for each in found):
@@ -99,12 +110,15 @@ class Peers:
         return self._wait_s if computing is None else min(self._wait_s, 2 * computing + _PUBLISHED_S)
 
     def _is_worth_it(self, job: FillJob) -> bool:
-        return self._costs.is_worth_fetching(_tokens(job), self._bytes(job.entries))
+        return self._is_eager or self._costs.is_worth_fetching(_tokens(job), self._bytes(job.entries))
 
     def _bytes(self, entries: Sequence[ChunkKVCache]) -> int:
         return self._config.page_bytes * sum(entry.num_pages for entry in entries)
 
-    async def _fetched(self, job: FillJob, peer: Replica, transfers: PoolTransfers, deadline: float) -> bool:
+    async def fetched(self, job: FillJob, peer: Replica, deadline: float) -> bool:
+        """Fetches all entries of ``job`` from ``peer`` before ``deadline`` (monotonic); False if that fails."""
+        if (transfers := self._transfers()) is None:
+            return False
         started = time.perf_counter()
         try:
             for entry in job.entries:
@@ -143,7 +157,7 @@ class Peers:
                     raise TransferError("more bytes than the chunk can have")
         return bytes(data)
 
-    async def _peers(self) -> dict[str, Replica]:
+    async def others(self) -> dict[str, Replica]:
         """Other replicas with the same fingerprint, by id; at most a second old."""
         async with self._refreshing:
             if time.monotonic() >= self._known_until:

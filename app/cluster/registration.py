@@ -5,7 +5,7 @@ import argparse
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import httpx
 from prometheus_client import REGISTRY
@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.datastructures import State
 
-from app.cluster.peers import Peers
+from app.cluster.peers import Peers, peer_headers
+from app.cluster.prefillers import Prefillers
 from app.settings import Settings
 from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.client.engine import ChunkEngine
@@ -22,6 +23,8 @@ from replicas.publisher import Publisher
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import Registry, Replica
 from tools.progress import say
+
+_CONNECT_S = 2.0
 
 
 @asynccontextmanager
@@ -64,7 +67,8 @@ async def _fetching(
     if isinstance(cache, CacheOff) or cache.transfers is None or secret is None:
         yield
         return
-    async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+    headers = peer_headers(secret.get_secret_value(), cache.config.fingerprint)
+    async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=_CONNECT_S), trust_env=False) as client:
         peers = Peers(
             registry,
             lambda: publisher.replica_id,
@@ -73,10 +77,13 @@ async def _fetching(
             lambda: cache.transfers,
             cache.costs,
             client,
-            secret=secret.get_secret_value(),
+            headers=headers,
             wait_s=settings.peer_wait,
+            is_eager=settings.role == "decode",
         )
-        with cache.fills.also_from(peers):
+        with cache.fills.also_from(peers), ExitStack() as stack:
+            if settings.role == "decode":
+                stack.enter_context(cache.fills.also_from(Prefillers(peers, client, headers)))
             yield
 
 
@@ -97,7 +104,7 @@ def _description(
             capacity = cache.num_tokens
             held = capacity - cache.num_free_pages * cache.config.page_tokens
         load = num_unfinished_requests(engine.llm)
-        return Replica(id, name, url, _models(state), fingerprint, load, held, capacity)
+        return Replica(id, name, url, _models(state), fingerprint, load, held, capacity, settings.role)
 
     return describe
 

@@ -9,12 +9,13 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 from app.models.default_model import DEFAULT_MODEL_FLAGS, default_model
+from replicas.registry import Role
 from tools.folders import tessera_home
 from tools.progress import progress, say
 from tools.redis_process import NoRedisError, local_redis
@@ -38,8 +39,13 @@ def main(argv: Sequence[str]) -> int:
     """Runs until Ctrl-C, restarting replicas. Returns 2 if the cluster does not start, 1 if the router ends."""
     args, flags = _parser().parse_known_args(argv)
     try:
+        replicas = named_replicas(args.replicas, args.prefill, args.decode)
+    except ValueError as error:
+        say(str(error))
+        return 2
+    try:
         with ended_by_signals(), ExitStack() as stack:
-            parts = _start(args, flags, stack)
+            parts = _start(args, flags, replicas, stack)
             _tell(parts)
             _watch(parts)
     except (ClusterError, NoRedisError) as error:
@@ -58,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
         "go to every replica, as to tessera serve.",
     )
     parser.add_argument("model", nargs="?", help="default: SmolLM2, downloaded first")
-    parser.add_argument("--replicas", type=_positive, default=2, help="number of replicas (default: %(default)s)")
+    parser.add_argument("--replicas", type=_positive, help="number of replicas (default: 2)")
+    parser.add_argument("--prefill", type=_positive, help="instead: replicas that compute chunks for those that decode")
+    parser.add_argument("--decode", type=_positive, help="and replicas that decode, to which the router sends requests")
     parser.add_argument("--port", type=int, default=8080, help="port of the router (default: %(default)s)")
     parser.add_argument("--registry", help="URL of a running Redis (default: one is started)")
     return parser
@@ -129,7 +137,17 @@ class Part:
             self.server.stop()
 
 
-def _start(args: argparse.Namespace, flags: list[str], stack: ExitStack) -> list[Part]:
+def named_replicas(replicas: int | None, prefill: int | None, decode: int | None) -> dict[str, Role]:
+    """The replicas' roles by name; raises ``ValueError`` for numbers that don't go together."""
+    if prefill is None and decode is None:
+        return {f"replica-{number}": "both" for number in range(1, (replicas or 2) + 1)}
+    if prefill is None or decode is None or replicas is not None:
+        raise ValueError("--prefill and --decode go together, and instead of --replicas")
+    names = {f"prefill-{number}": "prefill" for number in range(1, prefill + 1)}
+    return {**names, **{f"decode-{number}": "decode" for number in range(1, decode + 1)}}
+
+
+def _start(args: argparse.Namespace, flags: list[str], replicas: Mapping[str, Role], stack: ExitStack) -> list[Part]:
     """Starts replicas, then the router, and waits until all are ready; ``stack`` ends them."""
     if args.model is None:
         args.model, flags = default_model(), [*flags, *DEFAULT_MODEL_FLAGS]
@@ -138,9 +156,10 @@ def _start(args: argparse.Namespace, flags: list[str], stack: ExitStack) -> list
     registry = ("--registry", args.registry or stack.enter_context(local_redis()))
     secret = {"TESSERA_PEER_SECRET": os.environ.get("TESSERA_PEER_SECRET") or secrets.token_urlsafe()}
 
-    def start_replica(name: str, cores: list[int], port: int | None) -> ServerProcess:
-        arguments = (args.model, *flags, *registry, "--replica-name", name)
-        server = ServerProcess(folder / f"{name}.log", *arguments, port=port, environment=secret)
+    def start_replica(name: str, role: Role, cores: list[int], port: int | None) -> ServerProcess:
+        arguments = (args.model, *flags, *registry, "--replica-name", name, "--role", role)
+        environment = {**secret, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}  # of NIXL, if the flags ask for it
+        server = ServerProcess(folder / f"{name}.log", *arguments, port=port, environment=environment)
         os.sched_setaffinity(server.process.pid, cores)
         return server
 
@@ -148,15 +167,16 @@ def _start(args: argparse.Namespace, flags: list[str], stack: ExitStack) -> list
         return ServerProcess(folder / "router.log", *registry, port=port or args.port, serve=_ROUTE)
 
     parts = []
-    for number, cores in enumerate(shares(sorted(os.sched_getaffinity(0)), args.replicas), 1):
-        parts.append(Part(f"replica-{number}", functools.partial(start_replica, f"replica-{number}", cores)))
+    all_shares = shares(sorted(os.sched_getaffinity(0)), len(replicas))
+    for (name, role), cores in zip(replicas.items(), all_shares, strict=True):
+        parts.append(Part(name, functools.partial(start_replica, name, role, cores)))
         stack.callback(parts[-1].stop)
     parts.append(Part("router", start_router))
     stack.callback(parts[-1].stop)
-    with progress(f"starting {args.replicas} replicas and a router; logs are in {folder}"):
+    with progress(f"starting {len(replicas)} replicas and a router; logs are in {folder}"):
         for part in parts:
             part.wait_ready()
-        _wait_for_all(parts[-1].server, args.replicas)
+        _wait_for_all(parts[-1].server, len(replicas))
     _start_prometheus(folder, {part.name: part.port for part in parts}, stack)
     return parts
 
@@ -207,7 +227,7 @@ def prometheus_config(ports: dict[str, int]) -> dict[str, object]:
         job: [
             {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}}
             for name, port in ports.items()
-            if name.startswith(job)
+            if (name == "router") == (job == "router")
         ]
         for job in ("replica", "router")
     }

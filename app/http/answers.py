@@ -183,6 +183,7 @@ class ReplicaState(Shape):
     load: int
     held_tokens: int
     capacity_tokens: int
+    role: str
 
 
 class Cluster(Shape):

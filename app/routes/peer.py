@@ -2,19 +2,22 @@
 """Serves cached chunks to other replicas of the same model (:mod:`app.cluster.peers`)."""
 
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Body, Header, Path, Query, Response
 from pydantic import SecretStr
 
 from app.access.peer import is_secret
-from app.cluster.peers import FINGERPRINT_HEADER, PATH
+from app.cluster.peers import FILL_PATH, FINGERPRINT_HEADER, PATH
 from app.routes.dependencies import Engine, RequestSettings
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
 from cache.segments.hashing import ChunkHash
 from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.chunks.transfers import TransferError
+from engine_ext.client.peer_fills import fill_for_peer
+from engine_ext.wire.peer_fill import PeerFill
+from engine_ext.wire.request import FullAttentionError
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(include_in_schema=False)
@@ -44,6 +47,27 @@ async def chunk(
     finally:
         cache.release(lease)
     return Response(file, media_type="application/octet-stream")
+
+
+@router.post(FILL_PATH, status_code=HTTPStatus.NO_CONTENT)
+async def fill(
+    body: Annotated[dict[str, Any], Body()],
+    engine: Engine,
+    settings: RequestSettings,
+    authorization: Annotated[str, Header()] = "",
+    fingerprint: Annotated[str | None, Header(alias=FINGERPRINT_HEADER)] = None,
+) -> None:
+    """Computes segments for a replica that decodes, which then fetches them. 401 and 409 as above, 503 if it can't."""
+    _check_secret(authorization, settings.peer_secret)
+    cache = engine.cache
+    if isinstance(cache, CacheOff) or fingerprint != cache.config.fingerprint:
+        raise GracefulHTTPError("this replica has another engine fingerprint", HTTPStatus.CONFLICT)
+    try:
+        await fill_for_peer(engine.llm, cache, PeerFill.from_dict(body))
+    except ValueError as error:
+        raise GracefulHTTPError(str(error), HTTPStatus.BAD_REQUEST) from error
+    except FullAttentionError as error:
+        raise GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
 
 
 def _lease(manager: ChunkCacheManager, key: str, fingerprint: str | None) -> Lease:

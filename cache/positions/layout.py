@@ -170,6 +170,17 @@ class Layout:
         return [self.strategy.value, *place, self.system.length, *(chunk.length for chunk in self.chunks)]
 
 
+def layout_as_computed(prompt: ChunkedPrompt) -> Layout:
+    """The place of each segment where its KV is computed: each chunk directly behind its prefix."""
+    prefix = len(prompt.chunk_prefix)
+    return Layout(
+        PositionStrategy.SHARED,
+        Placement(0, len(prompt.system), 0, 0),
+        tuple(Placement(prefix, chunk.num_tokens, prefix, 0) for chunk in prompt.chunks),
+        Placement(prompt.num_context_tokens, len(prompt.question), prompt.num_context_tokens, 0),
+    )
+
+
 class PositionReindexer:
     """Computes layouts; a pure function of segment lengths and the strategy.
 

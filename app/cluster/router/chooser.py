@@ -53,6 +53,7 @@ class Chooser:
         replicas = _serving(parsed.get("model") if parsed else None, self.directory.replicas)
         if name is not None:
             return [replica for replica in replicas if replica.name == name]
+        replicas = _answering(replicas)
         wanted = wanted_documents(path, parsed, self._separator)[:MOST_ASKED] if parsed else []
         claims = await self.directory.claims([document.key for document in wanted]) if len(replicas) > 1 else []
         documents = [replace(each, claims=found) for each, found in zip(wanted, claims, strict=False)]
@@ -71,6 +72,11 @@ class Chooser:
         )
         self._metrics.sent(tokens, held)
         self.decisions.append(Decision(time.time(), path, name, len(documents), tokens, held, round(seconds * 1e3, 3)))
+
+
+def _answering(replicas: list[Replica]) -> list[Replica]:
+    """The replicas that get requests: those that only prefill, where there are no others."""
+    return [replica for replica in replicas if replica.role != "prefill"] or replicas
 
 
 def _serving(model: Any, replicas: list[Replica]) -> list[Replica]:

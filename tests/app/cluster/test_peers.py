@@ -6,6 +6,7 @@ On each load, the fake engine compares the page's tag and tokens with those last
 
 import asyncio
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,10 +18,13 @@ from pydantic import SecretStr
 from vllm.sampling_params import SamplingParams
 
 from app.cluster import peers as peers_module
-from app.cluster.peers import Peers
+from app.cluster import prefillers as prefillers_module
+from app.cluster.peers import Peers, peer_headers
+from app.cluster.prefillers import Prefillers
 from app.routes.peer import router
 from app.settings import Settings
 from cache.config import ChunkCacheConfig
+from cache.eviction.removal import Removal
 from cache.positions.layout import ChunkedPrompt
 from cache.segments.holdings import DocumentKey, Holding, Tier
 from engine_ext.chunks.chunk_cache import ChunkCache
@@ -73,8 +77,8 @@ class FakeTransfers:
 class Node:
     """One replica."""
 
-    def __init__(self, name, registry, mounts, *, fingerprint="engine", secret=SECRET, wait_s=5.0):
-        self.name, self.id, self.registry = name, f"{ord(name):012x}", registry
+    def __init__(self, name, registry, mounts, *, fingerprint="engine", secret=SECRET, wait_s=5.0, role="both"):
+        self.name, self.id, self.registry, self.role = name, f"{ord(name):012x}", registry, role
         self.llm = FakeLLM()
         config = ChunkCacheConfig(256, PAGE_TOKENS, fingerprint, page_bytes=100)
         self.cache = ChunkCache(self.llm, config, FillLimits(), transfers=FakeTransfers(self.llm))
@@ -96,16 +100,20 @@ class Node:
             lambda: self.cache.transfers,
             self.cache.costs,
             self.client,
-            secret=SECRET,
+            headers=peer_headers(SECRET, self.cache.config.fingerprint),
             wait_s=wait_s,
+            is_eager=role == "decode",
         )
 
-        self.fetching = self.cache.fills.also_from(self.source)
-        self.fetching.__enter__()
+        self.fetching = ExitStack()
+        self.fetching.enter_context(self.cache.fills.also_from(self.source))
+        if role == "decode":
+            prefillers = Prefillers(self.source, self.client, peer_headers(SECRET, self.cache.config.fingerprint))
+            self.fetching.enter_context(self.cache.fills.also_from(prefillers))
 
     async def join(self):
         await self.registry.beat(
-            Replica(self.id, self.name, f"http://{self.name}", ("m",), self.manager.config.fingerprint)
+            Replica(self.id, self.name, f"http://{self.name}", ("m",), self.manager.config.fingerprint, role=self.role)
         )
 
     async def ask(self, *chunks, adapter=None):
@@ -350,3 +358,79 @@ async def test_claims_of_one_document_and_not_of_the_system_segment_are_no_reaso
     await a.registry.publish(a.id, {DocumentKey(A.packed[:4] * 4): Holding(Tier.DEVICE, 30, 1)})
     assert await b.ask(A) == [("filled", None)]
     assert a.transfers.reads == 0
+
+
+async def test_a_replica_that_decodes_has_chunks_computed(nodes):
+    """By the same replica that prefills, for all that decode, and once."""
+    (one,) = await nodes("p", role="prefill")
+    a, b = await nodes("a", "b", role="decode")
+    a.cache.costs.fetching.observe(100, 50)  # fetching is always right
+    assert await a.ask(A, B) == [("fetched", "p")] * 2
+    await one.tell()
+    assert {status for status, _ in await b.ask(B, A)} == {"fetched"}
+    assert not a.llm.computed
+    assert not b.llm.computed
+    assert set(one.llm.computed.values()) == {1}
+    assert await a.ask(B) == [("hit", None)]
+
+
+async def test_a_system_segment_alone_is_computed_elsewhere_too(nodes):
+    """The chunks are there; the system segment was evicted."""
+    (one,) = await nodes("p", role="prefill")
+    (a,) = await nodes("a", role="decode")
+    await a.ask(A)
+    (system,) = [entry for entry in a.manager.index if entry.is_system]
+    a.manager.detach(system, Removal.EVICTED)
+    assert await a.ask(A) == [("hit", None)]
+    assert not a.llm.computed
+    assert len(one.llm.computed) == 2
+
+
+async def test_replicas_that_prefill_compute_for_themselves(nodes):
+    """They answer where no others are."""
+    one, two = await nodes("p", "q", role="prefill")
+    assert await one.ask(A) == [("filled", None)]
+    assert await two.ask(B) == [("filled", None)]
+
+
+async def test_a_dead_replica_that_prefills_is_followed_by_the_next_and_then_by_the_own_engine(nodes):
+    one, two = await nodes("p", "q", role="prefill")
+    (a,) = await nodes("a", role="decode")
+    one.llm.loses = lambda prompt: True  # its fills fail
+    two.llm.loses = lambda prompt: True
+    assert await a.ask(A) == [("filled", None)]
+    two.llm.loses = lambda prompt: False
+    assert await a.ask(B) == [("fetched", "q")]
+
+
+async def test_a_replica_that_vanishes_while_it_computes_is_not_waited_for(nodes, monkeypatch):
+    monkeypatch.setattr(prefillers_module, "_LOOK_S", 0.01)
+    (one,) = await nodes("p", role="prefill")
+    (a,) = await nodes("a", role="decode")
+    stuck = asyncio.Event()
+    one.llm.work = lambda num_tokens: stuck.wait()
+    asking = asyncio.create_task(a.ask(A))
+    await asyncio.sleep(0.05)
+    assert not asking.done()
+    await one.registry.leave(one.id)
+    assert await asking == [("filled", None)]
+    stuck.set()
+    await turns(50)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        ({"namespace": "x", "segments": []}, 400),
+        ({"namespace": "x", "segments": [{"prefix": "", "tokens": "", "is_system": False, "document": None}]}, 400),
+        ({"namespace": "x", "segments": [{"prefix": "", "tokens": "01", "is_system": False, "document": None}]}, 400),
+    ],
+)
+async def test_fills_are_for_peers_with_sense(nodes, body, status):
+    (a,) = await nodes("p", role="prefill")
+    url, headers = "http://p/peer/fills", peer_headers(SECRET, "engine")
+    assert (await a.client.post(url, json=body, headers=headers)).status_code == status
+    assert (await a.client.post(url, json=body, headers=peer_headers("wrong", "engine"))).status_code == 401
+    assert (await a.client.post(url, json=body, headers=peer_headers(SECRET, "other"))).status_code == 409
+    assert (await a.client.post(url, json=body)).status_code == 401

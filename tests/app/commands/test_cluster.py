@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from app.commands import cluster
-from app.commands.cluster import ALERTS, Part, main, prometheus_config, shares
+from app.commands.cluster import ALERTS, Part, main, named_replicas, prometheus_config, shares
 from tools.server_process import ROOT
 
 
@@ -20,7 +20,7 @@ def test_cores_are_divided_and_none_is_left_over():
 
 
 def test_prometheus_reads_what_that_of_compose_reads():
-    ours = prometheus_config({"replica-1": 8001, "replica-2": 8002, "router": 8080})
+    ours = prometheus_config({"replica-1": 8001, "decode-1": 8002, "router": 8080})
     composed = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text())
     assert ours["global"] == composed["global"]
     jobs = [[job["job_name"] for job in config["scrape_configs"]] for config in (ours, composed)]
@@ -28,7 +28,7 @@ def test_prometheus_reads_what_that_of_compose_reads():
     replica, router = (job["static_configs"] for job in ours["scrape_configs"])
     assert [(each["targets"], each["labels"]) for each in [*replica, *router]] == [
         (["127.0.0.1:8001"], {"instance": "replica-1"}),
-        (["127.0.0.1:8002"], {"instance": "replica-2"}),
+        (["127.0.0.1:8002"], {"instance": "decode-1"}),
         (["127.0.0.1:8080"], {"instance": "router"}),
     ]
     assert ours["rule_files"] == [str(ALERTS)]
@@ -47,6 +47,19 @@ def test_wrong_flags_are_refused(wrong, capsys):
         main(wrong)
     assert ended.value.code == 2
     assert "--replicas" in capsys.readouterr().err
+
+
+def test_roles_of_the_replicas():
+    assert named_replicas(None, None, None) == {"replica-1": "both", "replica-2": "both"}
+    assert named_replicas(None, 1, 2) == {"prefill-1": "prefill", "decode-1": "decode", "decode-2": "decode"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--prefill", "1"], ["--decode", "1"], ["--replicas=2", "--prefill=1", "--decode=1"]]
+)
+def test_roles_go_together(wrong, capsys):
+    assert main(wrong) == 2
+    assert "--prefill and --decode go together" in capsys.readouterr().err
 
 
 class Clock:
