@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replica that decodes has its chunks computed by one that prefills: exactly, and by itself when that one dies."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import COMMON
+from tests.engine.server import TesseraServer, until
+from tests.engine.test_cluster import LEASE_S, ROUTE, Router
+from tests.engine.test_exactness import STRATEGIES, assert_exact, segments
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.matrix
+
+Text = Callable[[int], str]
+
+
+class Split:
+    """Replicas of both roles behind a router."""
+
+    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
+        self._stack, self._folder, self._model = stack, folder, model
+        redis = RedisServer(folder)
+        stack.callback(redis.stop)
+        self._registry = ("--registry", redis.url)
+        self.decode = self.start("decode")
+        self.router = Router(folder / "router.log", *self._registry, serve=ROUTE)
+        stack.callback(self.router.stop)
+
+    def start(self, role: str) -> TesseraServer:
+        log = self._folder / f"{role}-{len(list(self._folder.glob('*.log')))}.log"
+        lease = ("--registry-lease", str(LEASE_S), "--replica-name", role, "--role", role)
+        flags = (str(self._model), "--dtype", "float32", *COMMON, *self._registry, *lease)
+        server = TesseraServer(log, *flags, environment={"TESSERA_PEER_SECRET": "of these replicas alone"})
+        self._stack.callback(server.stop)
+        return server.wait_ready()
+
+    def ask(self, *chunks: str, strategy: str = "shared") -> dict[str, Any]:
+        """An answer through the router, with all that the oracle needs."""
+        body = {"system": "You answer.", "chunks": chunks, "question": "What is it?", "max_tokens": 8}
+        body |= {"temperature": 0, "ignore_eos": True, "logprobs": True, "return_token_ids": True}
+        cache = {"position_strategy": strategy, "explain": True}
+        response = self.router.client.post("/v1/rag/chat", json={**body, "cache": cache})
+        assert response.status_code == 200, response.text
+        assert response.headers["x-tessera-replica"] == "decode"
+        return response.json()
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Split]:
+    with ExitStack() as stack:
+        yield Split(stack, tmp_path_factory.mktemp("roles"), model_path("tiny-llama"))
+
+
+def test_chunks_are_computed_where_prompts_are_prefilled_until_that_replica_dies(
+    split: Split, oracle: Any, text: Text
+) -> None:
+    prefill = split.start("prefill")
+    split.router.wait_for("decode", "prefill")
+    for strategy in STRATEGIES:
+        a, b, c = text(200), text(37), text(400)
+        for chunks in ((a, b), (c, a), (b, c)):
+            answer = split.ask(*chunks, strategy=strategy)
+            assert answer["cache"]["tokens"]["fill_computed"] == 0, answer["cache"]
+            assert {chunk["status"] for chunk in answer["cache"]["chunks"]} <= {"fetched", "hit"}
+            assert_exact(answer, oracle("tiny-llama"), strategy)
+    # Killed in the middle of fills.
+    documents = [text(1500) for _ in range(4)]
+    with ThreadPoolExecutor(1) as thread:
+        answered = thread.submit(split.ask, *documents)
+        until(lambda: prefill.running_requests() > 0)
+        prefill.process.kill()
+        answer = answered.result()
+    assert len(segments(answer["cache"])[1]) == 4
+    assert answer["cache"]["tokens"]["fill_computed"] > 0
+    assert_exact(answer, oracle("tiny-llama"), "shared")
+    split.router.wait_for("decode")
+    assert_exact(split.ask(text(100)), oracle("tiny-llama"), "shared")
