@@ -99,8 +99,8 @@ class Settings(AccessSettings):
     )
     role: Role = Field(
         "both",
-        description="this replica's part in a cluster: prefill computes chunks, or with NIXL whole prompts, for "
-        "replicas with the part decode, which get the requests (docs/connectors.md)",
+        description="this replica's part in a cluster: prefill computes chunks for replicas with the part decode, "
+        "which get the requests",
     )
     registry: str | None = Field(
         None, description="Redis or Valkey that replicas register in, e.g. redis://host:6379/0; default: none"

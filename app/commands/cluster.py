@@ -143,8 +143,8 @@ def named_replicas(replicas: int | None, prefill: int | None, decode: int | None
         return {f"replica-{number}": "both" for number in range(1, (replicas or 2) + 1)}
     if prefill is None or decode is None or replicas is not None:
         raise ValueError("--prefill and --decode go together, and instead of --replicas")
-    names = {f"prefill-{number}": "prefill" for number in range(1, prefill + 1)}
-    return {**names, **{f"decode-{number}": "decode" for number in range(1, decode + 1)}}
+    counts: dict[Role, int] = {"prefill": prefill, "decode": decode}
+    return {f"{role}-{number}": role for role, count in counts.items() for number in range(1, count + 1)}
 
 
 def _start(args: argparse.Namespace, flags: list[str], replicas: Mapping[str, Role], stack: ExitStack) -> list[Part]:
@@ -158,8 +158,7 @@ def _start(args: argparse.Namespace, flags: list[str], replicas: Mapping[str, Ro
 
     def start_replica(name: str, role: Role, cores: list[int], port: int | None) -> ServerProcess:
         arguments = (args.model, *flags, *registry, "--replica-name", name, "--role", role)
-        environment = {**secret, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}  # of NIXL, if the flags ask for it
-        server = ServerProcess(folder / f"{name}.log", *arguments, port=port, environment=environment)
+        server = ServerProcess(folder / f"{name}.log", *arguments, port=port, environment=secret)
         os.sched_setaffinity(server.process.pid, cores)
         return server
 

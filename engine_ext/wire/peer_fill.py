@@ -70,7 +70,7 @@ class PeerFill:
         try:
             segments = tuple(_segment(**each) for each in fields["segments"])
             fill = cls(str(fields["namespace"]), segments)
-            fill.prompt()
+            _ = fill.prompt().token_ids  # raises if they are none
         except (TypeError, KeyError, IndexError, ValueError, struct.error) as error:
             raise ValueError(f"no segments to compute: {error!r}") from error
         return fill
