@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, until
-from tests.engine.test_cluster import LEASE_S, ROUTE, Router
+from tests.engine.test_cluster import ROUTE, Router
 from tests.engine.test_exactness import STRATEGIES, assert_exact, segments
 from tests.redis_server import RedisServer
 
@@ -34,8 +34,8 @@ class Split:
 
     def start(self, role: str) -> TesseraServer:
         log = self._folder / f"{role}-{len(list(self._folder.glob('*.log')))}.log"
-        lease = ("--registry-lease", str(LEASE_S), "--replica-name", role, "--role", role)
-        flags = (str(self._model), "--dtype", "float32", *COMMON, *self._registry, *lease)
+        named = ("--replica-name", role, "--role", role)
+        flags = (str(self._model), "--dtype", "float32", *COMMON, *self._registry, *named)
         server = TesseraServer(log, *flags, environment={"TESSERA_PEER_SECRET": "of these replicas alone"})
         self._stack.callback(server.stop)
         return server.wait_ready()
