@@ -55,13 +55,12 @@ class Peers:
         costs: Costs,
         client: httpx.AsyncClient,
         *,
-        headers: Mapping[str, str],
         wait_s: float,
         is_eager: bool = False,
     ) -> None:
         """``own_id`` returns ``None`` while the registry is lost, ``transfers`` once sharing has ended.
 
-        ``headers`` are :func:`peer_headers`. ``is_eager``: fetches even where computing were faster.
+        ``client`` sends :func:`peer_headers`. ``is_eager``: fetches even where computing were faster.
         """
         self._registry = registry
         self._own_id = own_id
@@ -72,7 +71,6 @@ class Peers:
         self._wait_s = wait_s
         self._is_eager = is_eager
         self._client = client
-        self._headers = dict(headers)
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._lookups = LookupBatcher(self._begin_fills)
         self._known: dict[str, Replica] = {}
@@ -146,7 +144,7 @@ class Peers:
         largest = self._bytes([entry]) + 2 * len(entry.identity.tokens) + 2 * len(entry.identity.prefix)
         url = peer.url + PATH.format(key=entry.key)
         data = bytearray()
-        request = self._client.stream("GET", url, params={"rank": rank}, headers=self._headers)
+        request = self._client.stream("GET", url, params={"rank": rank})
         async with self._turns, request as response:
             if response.status_code == HTTPStatus.NOT_FOUND:
                 raise _AbsentError

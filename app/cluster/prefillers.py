@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0
 _FETCH_S: Final = 30.0
-MOST_ATTEMPTS: Final = 2
+_MOST_ATTEMPTS: Final = 2
 
 
 class Prefillers:
@@ -31,41 +31,40 @@ class Prefillers:
     The same segment goes to the same replica, so that it is computed once, unless that one has more to do.
     """
 
-    def __init__(self, peers: Peers, client: httpx.AsyncClient, headers: Mapping[str, str]) -> None:
+    def __init__(self, peers: Peers, client: httpx.AsyncClient) -> None:
+        """``client`` sends :func:`app.cluster.peers.peer_headers`."""
         self._peers = peers
         self._client = client
-        self._headers = dict(headers)
 
     async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> SourceResult | None:
         """Has the job's entries computed, and fetches them."""
-        fill, key = PeerFill.of_job(job, documents), job.entries[-1].key
-        for replica in (await self.ranked(DocumentKey(key.digest), job.num_tokens))[:MOST_ATTEMPTS]:
-            if await self.post(replica, FILL_PATH, fill.to_dict()) is None:
-                continue
-            if await self._peers.fetched(job, replica, time.monotonic() + _FETCH_S):
+        fill, key = PeerFill.of_job(job, documents).to_dict(), job.entries[-1].key
+        for replica in (await self._ranked(DocumentKey(key.digest), job.num_tokens))[:_MOST_ATTEMPTS]:
+            if await self._has_computed(replica, fill) and await self._peers.fetched(
+                job, replica, time.monotonic() + _FETCH_S
+            ):
                 return SourceResult(ChunkStatus.FETCHED, origin=replica.name)
         return None
 
-    async def ranked(self, key: DocumentKey, num_tokens: int) -> list[Replica]:
+    async def _ranked(self, key: DocumentKey, num_tokens: int) -> list[Replica]:
         """The live replicas that prefill, the best for this work first."""
         replicas = await self._alive()
         candidates = [Candidate(each.id, each.name, each.load) for each in replicas.values()]
         return [replicas[each.candidate.id] for each in rank([Wanted(key, num_tokens)], candidates)]
 
-    async def post(self, replica: Replica, path: str, body: dict[str, Any]) -> httpx.Response | None:
-        """The answer of ``replica``, however long it takes; ``None`` if it refuses or is no longer alive."""
-        asking = asyncio.create_task(self._client.post(replica.url + path, json=body, headers=self._headers))
+    async def _has_computed(self, replica: Replica, fill: dict[str, Any]) -> bool:
+        """Waits for ``replica``, however long it takes; False if it refuses or is no longer alive."""
+        asking = asyncio.create_task(self._client.post(replica.url + FILL_PATH, json=fill))
         try:
             while not (await asyncio.wait({asking}, timeout=_LOOK_S))[0]:
                 if replica.id not in await self._alive():
                     logger.warning("replica %s, which prefills, is gone", replica.name)
-                    return None
-            response = asking.result()
-            response.raise_for_status()
-            return response
+                    return False
+            asking.result().raise_for_status()
+            return True
         except httpx.HTTPError as error:
             logger.warning("replica %s, which prefills: %s: %s", replica.name, type(error).__name__, error)
-            return None
+            return False
         finally:
             asking.cancel()
 

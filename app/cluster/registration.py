@@ -68,7 +68,8 @@ async def _fetching(
         yield
         return
     headers = peer_headers(secret.get_secret_value(), cache.config.fingerprint)
-    async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=_CONNECT_S), trust_env=False) as client:
+    timeout = httpx.Timeout(None, connect=_CONNECT_S)
+    async with httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as client:
         peers = Peers(
             registry,
             lambda: publisher.replica_id,
@@ -77,13 +78,12 @@ async def _fetching(
             lambda: cache.transfers,
             cache.costs,
             client,
-            headers=headers,
             wait_s=settings.peer_wait,
             is_eager=settings.role == "decode",
         )
         with cache.fills.also_from(peers), ExitStack() as stack:
             if settings.role == "decode":
-                stack.enter_context(cache.fills.also_from(Prefillers(peers, client, headers)))
+                stack.enter_context(cache.fills.also_from(Prefillers(peers, client)))
             yield
 
 

@@ -13,7 +13,7 @@ from app.routes.dependencies import Engine, RequestSettings
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
 from cache.segments.hashing import ChunkHash
-from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.peer_fills import fill_for_peer
 from engine_ext.wire.peer_fill import PeerFill
@@ -39,7 +39,8 @@ async def chunk(
         raise GracefulHTTPError("this replica shares nothing", HTTPStatus.NOT_FOUND)
     if rank >= transfers.num_workers:
         raise GracefulHTTPError(f"this replica has no worker {rank}", HTTPStatus.NOT_FOUND)
-    lease = _lease(cache.manager, key, fingerprint)
+    _check_fingerprint(fingerprint, cache.config.fingerprint)
+    lease = _lease(cache.manager, key)
     try:
         file = await transfers.read(lease.chunks[0].entry, rank)
     except TransferError as error:
@@ -60,8 +61,7 @@ async def fill(
     """Computes segments for a replica that decodes, which then fetches them. 401 and 409 as above, 503 if it can't."""
     _check_secret(authorization, settings.peer_secret)
     cache = engine.cache
-    if isinstance(cache, CacheOff) or fingerprint != cache.config.fingerprint:
-        raise GracefulHTTPError("this replica has another engine fingerprint", HTTPStatus.CONFLICT)
+    _check_fingerprint(fingerprint, cache.config.fingerprint if isinstance(cache, ChunkCache) else None)
     try:
         await fill_for_peer(engine.llm, cache, PeerFill.from_dict(body))
     except ValueError as error:
@@ -70,9 +70,12 @@ async def fill(
         raise GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
 
 
-def _lease(manager: ChunkCacheManager, key: str, fingerprint: str | None) -> Lease:
-    if fingerprint != manager.config.fingerprint:
+def _check_fingerprint(given: str | None, own: str | None) -> None:
+    if own is None or given != own:
         raise GracefulHTTPError("this replica has another engine fingerprint", HTTPStatus.CONFLICT)
+
+
+def _lease(manager: ChunkCacheManager, key: str) -> Lease:
     lease = manager.hold(ChunkHash(bytes.fromhex(key)))
     if lease is None:
         raise GracefulHTTPError(f"no cached segment has the key {key}", HTTPStatus.NOT_FOUND)

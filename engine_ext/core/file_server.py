@@ -24,9 +24,21 @@ from engine_ext.wire.file_transfer import Answer, Transfer
 logger = logging.getLogger(__name__)
 
 
-def listen(address: str, serve: Callable[[Connection], None]) -> None:
-    """Serves clients at a Unix socket, each in a thread, until the process ends."""
+def listen(address: str, answer: Callable[[Connection], None]) -> None:
+    """Serves clients at a Unix socket, each in a thread, until the process ends.
+
+    ``answer`` receives one message and sends its answer.
+    """
     listener = Listener(address, "AF_UNIX")
+
+    def serve(connection: Connection) -> None:
+        torch.set_num_threads(1)  # of this thread: more would slow the engine
+        with connection:
+            while True:
+                try:
+                    answer(connection)
+                except (EOFError, OSError):
+                    return
 
     def accept() -> None:
         while True:
@@ -48,21 +60,15 @@ class TransferServer:
         self._half = half
         self._chain = chain
 
-    def serve(self, connection: Connection) -> None:
-        """Carries out transfers until the connection ends."""
-        torch.set_num_threads(1)  # of this thread: more would slow the engine
-        with connection:
-            while True:
-                try:
-                    transfer = Transfer.from_bytes(connection.recv_bytes())
-                    file = connection.recv_bytes() if transfer.verb == "write" else b""
-                    answer, found = self._carried_out(transfer, file)
-                    answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
-                    connection.send_bytes(answer.to_bytes())
-                    if transfer.verb == "read" and not answer.error:
-                        connection.send_bytes(found)
-                except (EOFError, OSError):
-                    return
+    def answer(self, connection: Connection) -> None:
+        """Carries out one transfer."""
+        transfer = Transfer.from_bytes(connection.recv_bytes())
+        file = connection.recv_bytes() if transfer.verb == "write" else b""
+        answer, found = self._carried_out(transfer, file)
+        answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
+        connection.send_bytes(answer.to_bytes())
+        if transfer.verb == "read" and not answer.error:
+            connection.send_bytes(found)
 
     def _carried_out(self, transfer: Transfer, file: bytes) -> tuple[Answer, bytes]:
         answer = Answer()

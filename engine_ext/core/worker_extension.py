@@ -93,7 +93,7 @@ class ChunkCacheWorkerExtension:
             return None
         address, half = f"{folder}/{self.rank}", _worker_half()
         chain = make_chain(half, tier_urls, tier_timeout_s)
-        listen(address, TransferServer(half, chain).serve)
+        listen(address, TransferServer(half, chain).answer)
         if keeps_prefixes:
             # Not before: versions of vLLM without offloading don't have the names that it imports.
             from engine_ext.core.prefixes.worker import serve_blocks

@@ -74,14 +74,13 @@ def other_connectors(args: AsyncEngineArgs) -> list[Child]:
     if config is None:
         return []
     if config.kv_connector == "MultiConnector":
-        return list(config.kv_connector_extra_config.get("connectors", ()))
+        return _children(config)
     return [_child(config)]
 
 
-def pass_on_blocks(config: KVTransferConfig) -> list[str]:
+def pass_on_blocks(config: KVTransferConfig | None) -> list[str]:
     """The attached connectors that send a request's blocks to other engines."""
-    beside = config.kv_connector_extra_config.get("connectors", ())
-    return [name for name in map(_name, beside) if ADDRESSING.get(name) is Addressing.REQUEST]
+    return [name for name in map(_name, _children(config)) if ADDRESSING.get(name) is Addressing.REQUEST]
 
 
 def attach_connector(
@@ -119,8 +118,8 @@ def attach_connector(
 
 def keeps_prefixes(config: KVTransferConfig | None) -> bool:
     """Whether :func:`attach_connector` added the connector that keeps prefixes in tiers."""
-    children = config.kv_connector_extra_config.get("connectors", ()) if config is not None else ()
-    return any(child.get("kv_connector_extra_config", {}).get("spec_name") == PREFIX_SPEC for child in children)
+    extras = [child.get("kv_connector_extra_config", {}) for child in _children(config)]
+    return any(extra.get("spec_name") == PREFIX_SPEC for extra in extras)
 
 
 def _can_keep_prefixes(args: AsyncEngineArgs, others: list[Child]) -> bool:
@@ -155,6 +154,11 @@ def _reason(name: str) -> str | None:
 
 def _name(child: Child) -> str:
     return str(child.get("kv_connector"))
+
+
+def _children(config: KVTransferConfig | None) -> list[Child]:
+    """The connectors of a ``MultiConnector``; none of another connector."""
+    return list(config.kv_connector_extra_config.get("connectors", ())) if config is not None else []
 
 
 def _child(config: KVTransferConfig) -> Child:

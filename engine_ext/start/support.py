@@ -49,7 +49,7 @@ _DRAFTS_BY_TEXT = ("ngram", "suffix")
 
 def attention_reason(config: VllmConfig) -> str | None:
     """The engine's reason why requests can't attend to the chunk pool, if any."""
-    drafts = config.speculative_config
+    drafts, others = config.speculative_config, pass_on_blocks(config.kv_transfer_config)
     checks: list[tuple[Any, str]] = [
         (not current_platform.is_cpu(), "proven on CPUs only"),
         (
@@ -58,9 +58,8 @@ def attention_reason(config: VllmConfig) -> str | None:
         ),
         (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
         (not config.model_config.disable_cascade_attn, "cascade attention counts references to blocks"),
+        (others, f"{', '.join(others)} would pass on blocks that lack the chunks"),
     ]
-    if config.kv_transfer_config is not None and (others := pass_on_blocks(config.kv_transfer_config)):
-        checks.append((True, f"{', '.join(others)} would pass on blocks that lack the chunks"))
     return _first(checks)
 
 

@@ -65,6 +65,7 @@ async def ask_beside(stranger):
     for node in (a, b):
         node.check()
         await node.client.aclose()
+        await node.peers_client.aclose()
 
 
 async def test_no_more_is_taken_than_a_chunk_can_have():

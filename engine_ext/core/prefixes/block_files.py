@@ -41,7 +41,8 @@ class Engine(NamedTuple):
 class BlockFiles:
     """Files of :attr:`BlockMover.num_blocks` blocks each.
 
-    ``load`` and ``store`` are called between the engine's steps, everything else by threads of :meth:`serve`.
+    ``load`` and ``store`` are called between the engine's steps, everything else by the threads of
+    :func:`engine_ext.core.file_server.listen`.
     """
 
     def __init__(self, mover: BlockMover, chain: TierChain, engine: Engine, timeout_s: float) -> None:
@@ -94,16 +95,10 @@ class BlockFiles:
 
     # In threads
 
-    def serve(self, connection: Connection) -> None:
-        """Answers commands until the connection ends."""
-        torch.set_num_threads(1)  # of this thread: more would slow the engine
-        with connection:
-            while True:
-                try:
-                    command = BlockCommand.from_bytes(connection.recv_bytes())
-                    connection.send_bytes(self._carried_out(command).to_bytes())
-                except (EOFError, OSError):
-                    return
+    def answer(self, connection: Connection) -> None:
+        """Carries out one command."""
+        command = BlockCommand.from_bytes(connection.recv_bytes())
+        connection.send_bytes(self._carried_out(command).to_bytes())
 
     def _carried_out(self, command: BlockCommand) -> Answer:
         answer = Answer()

@@ -53,10 +53,10 @@ _files: BlockFiles | None = None
 def serve_blocks(
     half: WorkerHalf, chain: TierChain, engine: tuple[str, int, int], timeout_s: float
 ) -> Callable[[Connection], None]:
-    """Gives this process's :class:`TierOffloadingWorker`, which vLLM made before, its files; returns their server.
+    """Gives this process's :class:`TierOffloadingWorker`, which vLLM made before, its files; returns their answerer.
 
     ``engine`` has the fields of :class:`engine_ext.core.prefixes.block_files.Engine`.
     """
     global _files
     _files = BlockFiles(BlockMover(half), chain, Engine(*engine), timeout_s)
-    return _files.serve
+    return _files.answer

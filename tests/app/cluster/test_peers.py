@@ -91,6 +91,8 @@ class Node:
         self.app.add_exception_handler(GracefulHTTPError, _as_vllm_does)
         mounts[f"http://{name}"] = httpx.ASGITransport(self.app)
         self.client = httpx.AsyncClient(mounts=mounts)
+        headers = peer_headers(SECRET, self.cache.config.fingerprint)
+        self.peers_client = httpx.AsyncClient(mounts=mounts, headers=headers)
         self.is_up = True
         self.source = Peers(
             registry,
@@ -99,8 +101,7 @@ class Node:
             self.cache.metrics,
             lambda: self.cache.transfers,
             self.cache.costs,
-            self.client,
-            headers=peer_headers(SECRET, self.cache.config.fingerprint),
+            self.peers_client,
             wait_s=wait_s,
             is_eager=role == "decode",
         )
@@ -108,7 +109,7 @@ class Node:
         self.fetching = ExitStack()
         self.fetching.enter_context(self.cache.fills.also_from(self.source))
         if role == "decode":
-            prefillers = Prefillers(self.source, self.client, peer_headers(SECRET, self.cache.config.fingerprint))
+            prefillers = Prefillers(self.source, self.peers_client)
             self.fetching.enter_context(self.cache.fills.also_from(prefillers))
 
     async def join(self):
@@ -165,6 +166,7 @@ async def nodes(monkeypatch):
     for node in made:
         node.check()
         await node.client.aclose()
+        await node.peers_client.aclose()
 
 
 async def test_what_another_replica_has_is_fetched(nodes):

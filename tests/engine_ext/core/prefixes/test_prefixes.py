@@ -50,7 +50,7 @@ class Worker:
         self.half.token_bytes = 2 * 2 * HEADS * SIZE * 4
         chain = TierChain([tier], TIER_S)
         self.files = BlockFiles(BlockMover(self.half), chain, Engine(fingerprint, rank, WORKERS), TIER_S)
-        listen(blocks_address(f"{folder}/{rank}"), self.files.serve)
+        listen(blocks_address(f"{folder}/{rank}"), self.files.answer)
 
     def kv(self, block_ids: list[int]) -> torch.Tensor:
         views = [view for layer in self.layers for view in (layer.key_blocks, layer.value_blocks)]
@@ -258,7 +258,7 @@ def test_a_failing_tier_is_a_miss(tmp_path: Path) -> None:
 
 
 def test_a_slow_tier_gives_the_beginning(tmp_path: Path) -> None:
-    """What is found within the time limit."""
+    """The files that are read within the time limit."""
 
     class Slow(MemoryTier):
         def get(self, address: Address, max_bytes: int) -> Any:
