@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -20,11 +20,12 @@ from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.client.background import BackgroundFills
 from engine_ext.client.resolved import ResolvedRequest, plain_salt, resolve
-from engine_ext.client.run.call import EngineCall, add_params
+from engine_ext.client.run.call import EngineCall, with_transfer_params
 from engine_ext.client.run.chunked import ChunkedRun
 from engine_ext.client.tracing import start_request
 from engine_ext.wire.caller import CALLER, IS_PEER, charged, own_namespace
 from engine_ext.wire.plan import PARAMS_KEY
+from engine_ext.wire.prefix import PREFIX_KEY
 from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest, Outputs, salted_namespace
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 logger = logging.getLogger(__name__)
+
+_RESERVED: Final = {PARAMS_KEY, PREFIX_KEY}
+"""Keys of ``kv_transfer_params`` that nobody may send."""
 
 _POLL_S = 0.02
 
@@ -70,7 +74,7 @@ class ChunkEngine:
         request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
         _refuse_foreign_params(sampling_params, has_cache=self._has_cache)
         if request is None:
-            prompt = self._in_own_namespace(prompt, sampling_params, kwargs.get("lora_request"))
+            prompt, sampling_params = self._in_own_namespace(prompt, sampling_params, kwargs.get("lora_request"))
             outputs: Outputs = self.llm.generate(prompt, sampling_params, request_id, **kwargs)
         else:
             self._refuse_if_full()  # before 0.29 vLLM asks for no admission
@@ -102,15 +106,17 @@ class ChunkEngine:
         call = EngineCall(self.llm, prompt, params, request_id, {**kwargs, "trace_headers": span.headers})
         return ChunkedRun(self.cache, resolved, request.ticket, call, span).outputs()
 
-    def _in_own_namespace(self, prompt: Any, params: SamplingParams, lora_request: "LoRARequest | None") -> Any:
+    def _in_own_namespace(
+        self, prompt: Any, params: SamplingParams, lora_request: "LoRARequest | None"
+    ) -> tuple[Any, SamplingParams]:
         """An ordinary prompt that finds its caller's namespace only, in memory and in tiers."""
         if not isinstance(prompt, dict) and CALLER.get() is None:
-            return prompt
+            return prompt, params
         namespace = salted_namespace(own_namespace(None), prompt.get("cache_salt"))
         scope = CacheScope(namespace, self.adapters.name(lora_request))
-        add_params(params, self.cache.prefixes.params(scope))
+        params = with_transfer_params(params, self.cache.prefixes.params(scope))
         salt = plain_salt(self.cache.hasher, scope)
-        return prompt if salt is None else {**prompt, "cache_salt": salt}
+        return prompt if salt is None else {**prompt, "cache_salt": salt}, params
 
     @property
     def _has_cache(self) -> bool:
@@ -121,7 +127,7 @@ class ChunkEngine:
     ) -> None:
         """vLLM's hook for prefill/decode splits, fed from client input; refused like a request with it."""
         is_allowed = IS_PEER.get() or not (self._has_cache or CALLER.get())
-        if is_allowed and PARAMS_KEY not in kv_transfer_params:
+        if is_allowed and not _RESERVED & kv_transfer_params.keys():
             await self.llm.notify_kv_transfer_request_rejected(request_id, kv_transfer_params, **kwargs)
 
     @contextmanager
@@ -237,9 +243,9 @@ def _refuse_foreign_params(params: Any, *, has_cache: bool) -> None:
     cache and keys.
     """
     given = (getattr(params, "extra_args", None) or {}).get("kv_transfer_params") or {}
-    if PARAMS_KEY in given:
+    if reserved := _RESERVED & given.keys():
         raise VLLMValidationError(
-            f"{PARAMS_KEY} in kv_transfer_params is reserved for the chunk cache", parameter="kv_transfer_params"
+            f"{min(reserved)} in kv_transfer_params is reserved for the chunk cache", parameter="kv_transfer_params"
         )
     if given and not IS_PEER.get() and (has_cache or CALLER.get() is not None):
         message = "kv_transfer_params may name KV of other requests: only peers may send them (--peer-secret)"

@@ -45,8 +45,11 @@ def is_error(output: RequestOutput) -> bool:
     return any(completion.finish_reason == "error" for completion in output.outputs)
 
 
-def add_params(params: SamplingParams, added: Mapping[str, Any]) -> None:
-    """Adds ``kv_transfer_params`` to a request's sampling parameters."""
-    if added:
-        extra = params.extra_args or {}
-        params.extra_args = {**extra, "kv_transfer_params": {**(extra.get("kv_transfer_params") or {}), **added}}
+def with_transfer_params(params: SamplingParams, added: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters with more ``kv_transfer_params``; a copy, since vLLM may use ``params`` again."""
+    if not added:
+        return params
+    params = params.clone()
+    extra = params.extra_args or {}
+    params.extra_args = {**extra, "kv_transfer_params": {**(extra.get("kv_transfer_params") or {}), **added}}
+    return params

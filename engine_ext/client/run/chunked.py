@@ -9,7 +9,7 @@ from vllm.outputs import RequestOutput
 
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.client.run.call import EngineCall, add_params, is_error
+from engine_ext.client.run.call import EngineCall, is_error, with_transfer_params
 from engine_ext.client.run.comparison import Comparison
 from engine_ext.client.run.preparation import FilledSegments, computed_links, filled_segments
 from engine_ext.client.run.reporting import Reporter
@@ -70,10 +70,10 @@ class ChunkedRun:
 
     async def _composed(self, segments: FilledSegments, plan: TransferPlan) -> Outputs:
         comparison = self._comparison()
-        params = (comparison or self._call).params.clone()
-        add_params(params, plan.to_params())
+        added = plan.to_params()
         if plan.attention is None:  # else its blocks lack the chunks
-            add_params(params, self._prefix_params(plan.num_loaded_tokens))
+            added |= self._prefix_params(plan.num_loaded_tokens)
+        params = with_transfer_params((comparison or self._call).params, added)
         has_output = False
         async with aclosing(self._call.generate(self._call.with_salt(segments.salt()), params)) as outputs:
             async for output in outputs:
@@ -90,8 +90,7 @@ class ChunkedRun:
                 f"cache.mode is chunked, but {fallback}", parameter="cache.mode", value="chunked"
             )
         self._reporter.full(fallback)
-        params = self._call.params.clone()
-        add_params(params, self._prefix_params())
+        params = with_transfer_params(self._call.params, self._prefix_params())
         async with aclosing(self._call.generate(self._plain_prompt(), params)) as outputs:
             async for output in outputs:
                 yield self._reported(output)

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache salts of ordinary prompts."""
+"""Parameters of ordinary prompts that clients can't choose."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from engine_ext.wire.caller import CALLER, Caller
+from engine_ext.wire.caller import CALLER, IS_PEER, Caller
+from engine_ext.wire.plan import TransferPlan
+from engine_ext.wire.prefix import PrefixTag
 from tests.engine_ext.fake_llm import make_engine
 
 
@@ -43,3 +46,26 @@ async def test_a_client_cannot_choose_the_engines_salt(caller: Caller | None) ->
         assert await salt({"cache_salt": own}, caller) not in (None, own, tenants)
     assert await salt({"cache_salt": "mine"}, caller) == await salt({"cache_salt": "mine"}, caller)
     assert await salt({"cache_salt": "mine"}, caller) != await salt({"cache_salt": "other"}, caller)
+
+
+@pytest.mark.parametrize("reserved", [TransferPlan().to_params(), PrefixTag.of("another namespace").to_params()])
+def test_not_even_peers_may_name_pages_or_prefixes(reserved: dict[str, Any]) -> None:
+    engine, _ = make_engine()
+    params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": reserved})
+    token = IS_PEER.set(True)
+    try:
+        with pytest.raises(VLLMValidationError, match="reserved"):
+            engine.generate({"prompt_token_ids": [1]}, params, "forged")
+    finally:
+        IS_PEER.reset(token)
+
+
+async def test_the_callers_own_parameters_stay_as_they_are() -> None:
+    """A call with several prompts may pass the same object for each."""
+    engine, _ = make_engine()
+    engine.cache.prefixes.params = lambda _: PrefixTag.of("mine").to_params()
+    params = SamplingParams(max_tokens=1)
+    for number in range(2):
+        async for _ in engine.generate({"prompt_token_ids": [1]}, params, f"r{number}"):
+            pass
+    assert params.extra_args is None
