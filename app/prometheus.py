@@ -110,6 +110,8 @@ def _counters(counted: ChunkCacheMetrics) -> Iterator[Metric]:
     )
     outcomes = _with_zeros(counted.fills, "succeeded", "fetched", "loaded", "linked", "failed", "aborted")
     yield _counter_by("fills", "Fills ended, by outcome", "outcome", outcomes)
+    handovers = _with_zeros(counted.handovers, "taken", "refused", "failed", "lost")
+    yield _counter_by("handovers", "Prompts that another replica had computed, by outcome", "outcome", handovers)
     fetches = _with_zeros(counted.fetches, "fetched", "absent", "failed", "refused", "late")
     yield _counter_by("fetches", "Attempts to get chunks from other replicas, by outcome", "outcome", fetches)
     fetched = CounterMetricFamily("tessera_fetched_bytes", "Bytes of KV fetched from other replicas")

@@ -41,6 +41,8 @@ class ChunkCacheMetrics:
     """Prompt tokens of requests with chunks: reused, computed; and fill_computed by fill requests."""
     fills: Counter[str] = field(default_factory=Counter)
     """Fills by outcome: succeeded, fetched (instead of computed), failed, aborted."""
+    handovers: Counter[str] = field(default_factory=Counter)
+    """Prompts that another engine had computed, by outcome (:class:`cache.report.Handed`)."""
     fetches: Counter[str] = field(default_factory=Counter)
     """Attempts to get missing segments from other replicas, by outcome: fetched, absent, failed, refused, late."""
     fetched_bytes: int = 0
@@ -72,6 +74,7 @@ class ChunkCacheMetrics:
             "full_reasons": dict(self.full_reasons),
             "tokens": dict(self.tokens),
             "fills": dict(self.fills),
+            "handovers": dict(self.handovers),
             "fetches": dict(self.fetches),
             "fetched_bytes": self.fetched_bytes,
             "tiers": _nested(self.tier_events),

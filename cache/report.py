@@ -104,6 +104,16 @@ class Compared(Shape):
     timings_ms: ComparedTimes
 
 
+class Handed(Shape):
+    """Blocks that another engine had computed for the request; ``why`` they were not used, or not to the end.
+
+    ``lost``: computed again in full attention, since the engine needed their memory (a preemption).
+    """
+
+    outcome: Literal["taken", "refused", "failed", "lost"]
+    why: str | None = None
+
+
 class Report(Shape):
     """Tokens reused, tokens computed, and the reason for full attention."""
 
@@ -120,6 +130,7 @@ class Report(Shape):
     temperature: float = 1
     """Of attention to the chunks."""
     links: Links | None = None
+    handover: Handed | None = None
     compare: Compared | None = None
     segments: list[Segment] | None = None
     opening: TokenIds | None = None

@@ -40,6 +40,8 @@ class Found(NamedTuple):
 
 
 Role = Literal["both", "prefill", "decode"]
+_LATER_FIELDS: Final = {"role", "hands_over"}
+"""Fields that heartbeats of earlier versions lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Replica:
 
     ``id`` changes when claims under the previous id may be wrong; ``name`` stays. Only replicas with the same non-empty
     ``fingerprint`` exchange KV. ``load`` counts unfinished requests. ``role``: routers send no requests to replicas
-    that ``prefill`` while others live; those that ``decode`` have them compute.
+    that ``prefill`` while others live; those that ``decode`` have them compute. ``hands_over``: it exchanges whole
+    requests with other replicas.
     """
 
     id: str
@@ -60,6 +63,7 @@ class Replica:
     held_tokens: int = 0
     capacity_tokens: int = 0
     role: Role = "both"
+    hands_over: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Fields for JSON."""
@@ -68,16 +72,14 @@ class Replica:
     @classmethod
     def from_dict(cls, fields: Any) -> "Replica":
         """Parses untrusted JSON; raises ``ValueError`` unless every field is present and valid."""
-        if not isinstance(fields, dict) or set(fields) | {"role"} != set(
-            cls.__slots__
-        ):  # earlier versions have no role
+        if not isinstance(fields, dict) or set(fields) | _LATER_FIELDS != set(cls.__slots__):
             raise ValueError(f"not a replica: {fields!r}"[:200])
         texts = [fields[name] for name in ("id", "name", "url", "fingerprint")]
         numbers = [fields[name] for name in ("load", "held_tokens", "capacity_tokens")]
         models = fields["models"]
         if not isinstance(models, list) or not all(isinstance(text, str) for text in [*texts, *models]):
             raise ValueError(f"not a replica: {fields!r}"[:200])
-        if fields.get("role", "both") not in get_args(Role):
+        if fields.get("role", "both") not in get_args(Role) or type(fields.get("hands_over", False)) is not bool:
             raise ValueError(f"not a replica: {fields!r}"[:200])
         if any(type(number) is not int or not 0 <= number < _MOST for number in numbers):
             raise ValueError(f"not a replica: {fields!r}"[:200])

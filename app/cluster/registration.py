@@ -93,6 +93,7 @@ def _description(
     """Makes the function that describes the replica for a heartbeat; ``None`` when stopping."""
     url = settings.advertise_url or _own_url(args)
     name = settings.replica_name or f"{socket.gethostname()}:{args.port}"
+    hands_over = engine.exchanges_requests and settings.peer_secret is not None
 
     def describe(id: str) -> Replica | None:
         if engine.is_stopping:
@@ -104,7 +105,7 @@ def _description(
             capacity = cache.num_tokens
             held = capacity - cache.num_free_pages * cache.config.page_tokens
         load = num_unfinished_requests(engine.llm)
-        return Replica(id, name, url, _models(state), fingerprint, load, held, capacity, settings.role)
+        return Replica(id, name, url, _models(state), fingerprint, load, held, capacity, settings.role, hands_over)
 
     return describe
 

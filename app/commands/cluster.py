@@ -158,12 +158,15 @@ def _start(args: argparse.Namespace, flags: list[str], replicas: Mapping[str, Ro
 
     def start_replica(name: str, role: Role, cores: list[int], port: int | None) -> ServerProcess:
         arguments = (args.model, *flags, *registry, "--replica-name", name, "--role", role)
-        server = ServerProcess(folder / f"{name}.log", *arguments, port=port, environment=secret)
+        # NIXL's default is one port for all.
+        environment = {**secret, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+        server = ServerProcess(folder / f"{name}.log", *arguments, port=port, environment=environment)
         os.sched_setaffinity(server.process.pid, cores)
         return server
 
     def start_router(port: int | None) -> ServerProcess:
-        return ServerProcess(folder / "router.log", *registry, port=port or args.port, serve=_ROUTE)
+        address = port or args.port
+        return ServerProcess(folder / "router.log", *registry, port=address, environment=secret, serve=_ROUTE)
 
     parts = []
     all_shares = shares(sorted(os.sched_getaffinity(0)), len(replicas))

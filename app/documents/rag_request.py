@@ -11,9 +11,10 @@ from vllm.exceptions import VLLMValidationError
 from app.documents.cache_options import CacheField
 from app.documents.document import BadRequestError, Document, check_field
 from cache.segments.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
+from engine_ext.wire.caller import IS_PEER
 from engine_ext.wire.vllm_compat import ChatCompletionRequest
 
-# Fields of vLLM's chat completions that have no meaning with chunks.
+# Fields of vLLM's chat completions that have no meaning with chunks, or are peers' alone.
 _RESERVED = {
     "messages",
     "documents",
@@ -48,7 +49,8 @@ class RagRequest(BaseModel):
 
     @model_validator(mode="after")
     def _check_extra(self) -> "RagRequest":
-        unknown = set(self.model_extra or {}) - (set(ChatCompletionRequest.model_fields) - _RESERVED)
+        reserved = _RESERVED - {"kv_transfer_params"} if IS_PEER.get() else _RESERVED
+        unknown = set(self.model_extra or {}) - (set(ChatCompletionRequest.model_fields) - reserved)
         if unknown:
             raise VLLMValidationError(f"unknown field {min(unknown)!r}", parameter=min(unknown))
         return self

@@ -4,7 +4,7 @@
 from ray.serve.handle import DeploymentResponseGenerator
 from starlette.types import Message, Receive, Scope, Send
 
-from app.cluster.router.proxy import REPLICA_HEADER
+from app.cluster.router.forwarding import REPLICA_HEADER
 
 
 class Answer:

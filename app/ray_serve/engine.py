@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.cluster.router.proxy import REPLICA_HEADER, unavailable
+from app.cluster.router.forwarding import REPLICA_HEADER
+from app.cluster.router.proxy import unavailable
 from app.ray_serve.exchange import RequestHead, answered, wished_replica
 from app.ray_serve.request_router import Hint
 

@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from starlette.types import ASGIApp, Message, Scope
 
-from app.cluster.router.proxy import REPLICA_HEADER
+from app.cluster.router.forwarding import REPLICA_HEADER
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from app.routes.dependencies import AppState, ChatServing, Engine, RequestMarks
 from app.routes.errors import DocumentsRoute, error_response
 from cache.report import Report
 from engine_ext.client.plan_preview import preview
+from engine_ext.wire.caller import IS_PEER
 from engine_ext.wire.request import RequestContext
 from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
 
@@ -73,7 +74,8 @@ async def rag_plan(request: RagChatRequest, state: AppState, marks: RequestMarks
 
 
 def _with_report(response: dict[str, Any], report: Report | None) -> dict[str, Any]:
-    response.pop("kv_transfer_params", None)
+    if not IS_PEER.get():
+        response.pop("kv_transfer_params", None)
     return {**response, "cache": report.to_dict() if report else None}
 
 

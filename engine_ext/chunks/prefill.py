@@ -8,7 +8,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from engine_ext.wire.plan import TransferPlan
+from engine_ext.wire.plan import SAVED_KEY, TransferPlan
 from engine_ext.wire.vllm_compat import tokens_input
 
 
@@ -37,6 +37,6 @@ async def run_prefill(
         (output,) = [output async for output in outputs]
     reason = output.outputs[0].finish_reason
     # A request whose load was refused ends with an error; its saved KV was computed behind other KV.
-    if reason == "error" or not (output.kv_transfer_params or {}).get("saved"):
+    if reason == "error" or not (output.kv_transfer_params or {}).get(SAVED_KEY):
         raise NotSavedError(f"it ended with {reason!r}, nothing saved")
     return output

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,11 +20,13 @@ from cache.segments.hashing import CacheScope
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.client.background import BackgroundFills
-from engine_ext.client.resolved import ResolvedRequest, plain_salt, resolve
-from engine_ext.client.run.call import EngineCall, with_transfer_params
+from engine_ext.client.resolved import ResolvedRequest, plain_salt, resolve, scope_salt
+from engine_ext.client.run.call import EngineCall, transfer_params, with_transfer_params, without_transfer_params
 from engine_ext.client.run.chunked import ChunkedRun
+from engine_ext.client.run.handed_over import HandedOver, KVForm, ordinary_outputs
 from engine_ext.client.tracing import start_request
 from engine_ext.wire.caller import CALLER, IS_PEER, charged, own_namespace
+from engine_ext.wire.handover import HANDOVER_KEY, is_given_away
 from engine_ext.wire.plan import PARAMS_KEY
 from engine_ext.wire.prefix import PREFIX_KEY
 from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest, Outputs, salted_namespace
@@ -44,7 +47,8 @@ class ChunkEngine:
     """Runs requests with chunks from the chunk cache; passes everything else through to ``AsyncLLM``.
 
     ``strategy`` is the position strategy of requests that name none, and why; ``renderer`` renders their prompts.
-    ``is_stopping`` tells that :meth:`shutdown` was called.
+    ``exchanges_requests``: a connector passes blocks on between engines. ``is_stopping`` tells that :meth:`shutdown`
+    was called.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class ChunkEngine:
         cache: ChunkCache | CacheOff,
         strategy: DefaultStrategy = UNKNOWN,
         renderer: Any = None,
+        *,
+        exchanges_requests: bool = False,
     ) -> None:
         self.llm = llm
         self.cache = cache
@@ -60,6 +66,7 @@ class ChunkEngine:
         self.renderer = renderer or llm.renderer
         self.adapters = Adapters()
         self.background = BackgroundFills(llm, cache)
+        self.exchanges_requests = exchanges_requests
         self.is_stopping = False
         self._had_died = False
         self._num_answering = 0
@@ -73,13 +80,13 @@ class ChunkEngine:
         """vLLM's ``generate``. A prompt that carries a :class:`ChunkedRequest` runs through the chunk cache."""
         request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
         _refuse_foreign_params(sampling_params, has_cache=self._has_cache)
+        call = EngineCall(self.llm, prompt, sampling_params, request_id, kwargs)
         if request is None:
-            prompt, sampling_params = self._in_own_namespace(prompt, sampling_params, kwargs.get("lora_request"))
-            outputs: Outputs = self.llm.generate(prompt, sampling_params, request_id, **kwargs)
+            outputs = self._ordinary(call)
         else:
             self._refuse_if_full()  # before 0.29 vLLM asks for no admission
-            outputs = self._run(request, prompt, sampling_params, request_id, kwargs)
-        if (caller := CALLER.get()) is None:
+            outputs = self._run(request, call)
+        if (caller := CALLER.get()) is None or is_given_away(transfer_params(sampling_params)):  # charged over there
             return outputs
         are_deltas = sampling_params.output_kind is RequestOutputKind.DELTA
         return charged(outputs, len(prompt.get("prompt_token_ids") or ()), caller, are_deltas=are_deltas)
@@ -93,30 +100,35 @@ class ChunkEngine:
         """Decides everything about a request that needs no look at the cache."""
         return resolve(request, self.adapters, params, lora_request)
 
-    def _run(
-        self,
-        request: ChunkedRequest,
-        prompt: dict[str, Any],
-        params: SamplingParams,
-        request_id: str,
-        kwargs: dict[str, Any],
-    ) -> Outputs:
-        span = start_request(kwargs.get("trace_headers"), prompt.get("arrival_time"), enabled=self._is_traced)
-        resolved = self.resolve(request, params, kwargs.get("lora_request"))
-        call = EngineCall(self.llm, prompt, params, request_id, {**kwargs, "trace_headers": span.headers})
-        return ChunkedRun(self.cache, resolved, request.ticket, call, span).outputs()
+    def _run(self, request: ChunkedRequest, call: EngineCall) -> Outputs:
+        span = start_request(call.kwargs.get("trace_headers"), call.prompt.get("arrival_time"), enabled=self._is_traced)
+        resolved = self.resolve(request, call.params, call.lora_request)
+        handover, call = self._handed_over(call)
+        call = replace(call, kwargs={**call.kwargs, "trace_headers": span.headers})
+        return ChunkedRun(self.cache, resolved, request.ticket, call, handover, span).outputs()
 
-    def _in_own_namespace(
-        self, prompt: Any, params: SamplingParams, lora_request: "LoRARequest | None"
-    ) -> tuple[Any, SamplingParams]:
-        """An ordinary prompt that finds its caller's namespace only, in memory and in tiers."""
+    def _ordinary(self, call: EngineCall) -> Outputs:
+        """An ordinary prompt, which finds its caller's namespace only, in memory and in tiers."""
+        prompt: Any = call.prompt
         if not isinstance(prompt, dict) and CALLER.get() is None:
-            return prompt, params
+            return call.generate(prompt, call.params)
         namespace = salted_namespace(own_namespace(None), prompt.get("cache_salt"))
-        scope = CacheScope(namespace, self.adapters.name(lora_request))
-        params = with_transfer_params(params, self.cache.prefixes.params(scope))
-        salt = plain_salt(self.cache.hasher, scope)
-        return prompt if salt is None else {**prompt, "cache_salt": salt}, params
+        scope = CacheScope(namespace, self.adapters.name(call.lora_request))
+        hasher, added = self.cache.hasher, self.cache.prefixes.params(scope)
+        prompt = call.with_salt(plain_salt(hasher, scope))
+        if not transfer_params(call.params):
+            return call.generate(prompt, with_transfer_params(call.params, added))
+        handover, call = self._handed_over(call)
+        form = KVForm("full", "copy", scope_salt(hasher, scope), prompt, added)
+        return ordinary_outputs(call, form, handover, self.cache.metrics)
+
+    def _handed_over(self, call: EngineCall) -> tuple[HandedOver | None, EngineCall]:
+        """The KV that another engine has for the request, and the call without it."""
+        given = transfer_params(call.params)
+        if not self._has_cache and HANDOVER_KEY not in given:
+            return None, call  # like vLLM's own servers
+        handover = HandedOver.of(call.params, is_readable=self.exchanges_requests)
+        return handover, replace(call, params=without_transfer_params(call.params)) if handover else call
 
     @property
     def _has_cache(self) -> bool:
@@ -242,7 +254,7 @@ def _refuse_foreign_params(params: Any, *, has_cache: bool) -> None:
     The chunk cache's own are nobody's; others' are peers', and anybody's on a server like vLLM's own: without chunk
     cache and keys.
     """
-    given = (getattr(params, "extra_args", None) or {}).get("kv_transfer_params") or {}
+    given = transfer_params(params)
     if reserved := _RESERVED & given.keys():
         raise VLLMValidationError(
             f"{min(reserved)} in kv_transfer_params is reserved for the chunk cache", parameter="kv_transfer_params"

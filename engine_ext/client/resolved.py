@@ -14,6 +14,7 @@ from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
+from engine_ext.wire.plan import Composition
 from engine_ext.wire.request import CacheMode, CacheOptions, ChunkedRequest, FullAttentionError
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ class ResolvedRequest:
             parts += ["temperature", str(options.temperature)]
         return hasher.layout_salt(self.scope, parts)
 
+    def composition(self, hasher: ChunkHasher, layout: Layout) -> Composition | None:
+        """The blocks that the request shares in ``layout``; ``None`` if its chunks are not in place."""
+        if layout.placement != "in-place":
+            return None
+        lengths = (layout.system.length, *(chunk.length for chunk in layout.chunks))
+        return Composition(lengths, self.plain_salt(hasher))
+
     def documents(self, lease: Lease) -> Mapping[ChunkKVCache, DocumentKey]:
         """The registry's keys of the leased segments; the system segment has a key of its own."""
         keys = self.document_keys
@@ -97,7 +105,12 @@ def plain_salt(hasher: ChunkHasher, scope: CacheScope) -> str | None:
 
     vLLM tells adapters apart by name only, so KV behind an adapter has a salt of its own.
     """
-    return None if scope == CacheScope(DEFAULT_NAMESPACE) else hasher.layout_salt(scope, ["plain"])
+    return None if scope == CacheScope(DEFAULT_NAMESPACE) else scope_salt(hasher, scope)
+
+
+def scope_salt(hasher: ChunkHasher, scope: CacheScope) -> str:
+    """The name of a scope's plain causal KV, the default namespace's too."""
+    return hasher.layout_salt(scope, ["plain"])
 
 
 def _refusal(

@@ -61,8 +61,14 @@ class BlockComposer:
         context = request.all_token_ids[: count * self._block_tokens]
         self._replace(request, [_ABSENT] * count, ("attend", tuple(context), request.cache_salt))
 
+    def as_plain(self, request: "Request", salt: str | None) -> None:
+        """Gives ``request`` the hashes of an ordinary prompt with this salt."""
+        request.cache_salt = salt
+        self._replace(request, [], None)
+
     def _replace(self, request: "Request", context: list[BlockHash], identity: Any) -> None:
-        digest = BlockHash(self._hash(identity))
+        """Sets the hashes of the context; later blocks are chained to ``identity``, unless that is ``None``."""
+        digest = BlockHash(self._hash(identity)) if identity is not None else None
 
         def extended(request: "Request") -> list[BlockHash]:
             """Hashes of the full blocks that have none yet, as vLLM's own method."""

@@ -64,7 +64,7 @@ class ChunkCacheConnector(KVConnectorBase_V1):
     def on_new_request(self, request: "Request") -> None:
         self._scheduler.add_request(request)
 
-    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._scheduler.num_matched_tokens(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:

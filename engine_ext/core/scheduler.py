@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine_ext.core.block_hashes import BlockComposer
-from engine_ext.wire.plan import BlockTransfer, Span, StepTransfers, TransferPlan, of_others
+from engine_ext.wire.plan import (
+    LOST_KEY,
+    SAVED_KEY,
+    BlockTransfer,
+    Elsewhere,
+    Span,
+    StepTransfers,
+    TransferPlan,
+    of_others,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -20,17 +29,26 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Tracked:
-    """A running request with a plan. ``block_ids`` follow the scheduler's until it has saved."""
+    """A running request with a plan. ``block_ids`` follow the scheduler's until it has saved.
+
+    ``is_lost``: KV from elsewhere had to be computed again.
+    """
 
     plan: TransferPlan
     num_prompt_tokens: int
     block_ids: list[int] = field(default_factory=list)
     saved: bool = False
+    is_lost: bool = False
 
     @property
     def attends(self) -> bool:
         """Whether the request attends to the pool."""
         return self.plan.attention is not None
+
+    @property
+    def elsewhere(self) -> Elsewhere | None:
+        """KV that another engine composed."""
+        return self.plan.elsewhere
 
     @property
     def num_loaded_tokens(self) -> int:
@@ -68,14 +86,19 @@ class SchedulerHalf:
             if plan.attention is not None:
                 self._composer.leave_out(request, plan.num_loaded_tokens, self.block_pool)
 
-    def num_matched_tokens(self, request: "Request", num_computed_tokens: int) -> int:
+    def num_matched_tokens(self, request: "Request", num_computed_tokens: int) -> int | None:
         """Tokens that the pool adds beyond the ``num_computed_tokens`` found in the engine's own prefix cache.
 
-        Asked again after a failed admission and after a preemption; has no side effects.
+        Asked again after a failed admission and after a preemption. ``None``: ask again in the next step, since the
+        request is another one now.
         """
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache:
             return 0
+        if (elsewhere := tracked.elsewhere) is not None and request.num_preemptions and not tracked.is_lost:
+            self._composer.as_plain(request, elsewhere.salt)
+            tracked.is_lost = True
+            return None
         return max(0, tracked.num_loaded_tokens - num_computed_tokens)
 
     def blocks_allocated(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
@@ -101,11 +124,13 @@ class SchedulerHalf:
         return step
 
     def finish_request(self, request: "Request") -> dict[str, bool] | None:
-        """Stops tracking; tells the app whether the request's saves were carried out."""
+        """Stops tracking; tells the app whether the request's saves were carried out, or its KV was lost."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is not None and tracked.attends:
             self._ended.append(request.request_id)
-        return {"saved": tracked.saved} if tracked and tracked.saves else None
+        if tracked is None:
+            return None
+        return {LOST_KEY: True} if tracked.is_lost else {SAVED_KEY: True} if tracked.saved else None
 
     def _follow_blocks(self, scheduler_output: "SchedulerOutput") -> Iterable[tuple[str, int]]:
         """Updates the block tables of requests still to be saved; yields each with its computed tokens."""

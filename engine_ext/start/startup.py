@@ -25,7 +25,7 @@ from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.fills import FillLimits
 from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.start.connectors import attach_connector, keeps_prefixes
+from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_on_blocks
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.plugin import attend_to_pool
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
@@ -93,7 +93,8 @@ async def start_chunk_engine(
             return
         pool, renderer = _with_renderer(llm, pool, make_renderer)
         cache = await stack.enter_async_context(_running_cache(llm, folder, pool, options, quotas))
-        yield ChunkEngine(llm, cache, strategy, renderer)
+        exchanges = bool(pass_on_blocks(llm.vllm_config.kv_transfer_config))
+        yield ChunkEngine(llm, cache, strategy, renderer, exchanges_requests=exchanges)
 
 
 def _attached_connector(

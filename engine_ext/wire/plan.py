@@ -8,7 +8,7 @@ there. A :class:`StepTransfers` travels from the connector's scheduler half to i
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
@@ -17,6 +17,10 @@ from cache.segments.index import ChunkKVCache
 
 PARAMS_KEY = "tessera"
 """Key of the plan in ``kv_transfer_params``."""
+SAVED_KEY: Final = "saved"
+"""Key in a finished request's ``kv_transfer_params``: its saves were carried out."""
+LOST_KEY: Final = "lost"
+"""Likewise: KV from elsewhere was computed again (:class:`Elsewhere`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +69,29 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Composed KV that another connector reads from another engine, once.
+
+    If the engine gives up its blocks (a preemption), the request is computed in full attention, under ``salt``.
+    """
+
+    salt: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class TransferPlan:
     """Spans to load before, and to save after, a request's prefill.
 
     ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute. With a
-    ``composition``, only tokens without a block in the engine are loaded; with ``attention``, none.
+    ``composition``, only tokens without a block in the engine are loaded; with ``attention``, none; KV ``elsewhere`` is
+    nobody's to load.
     """
 
     loads: tuple[Span, ...] = ()
     saves: tuple[Span, ...] = ()
     composition: Composition | None = None
     attention: Attention | None = None
+    elsewhere: Elsewhere | None = None
 
     @property
     def num_loaded_tokens(self) -> int:
@@ -90,6 +106,7 @@ class TransferPlan:
             "saves": _to_lists(self.saves),
             "composition": composition,
             "attention": self.attention and list(astuple(self.attention)),
+            "elsewhere": self.elsewhere and [self.elsewhere.salt],
         }
         return {PARAMS_KEY: plan}
 
@@ -104,7 +121,8 @@ class TransferPlan:
             lengths, salt = fields["composition"]
             composition = Composition(tuple(lengths), salt)
         attention = Attention(*fields["attention"]) if fields["attention"] is not None else None
-        return cls(_from_lists(fields["loads"]), _from_lists(fields["saves"]), composition, attention)
+        elsewhere = Elsewhere(*fields["elsewhere"]) if fields["elsewhere"] is not None else None
+        return cls(_from_lists(fields["loads"]), _from_lists(fields["saves"]), composition, attention, elsewhere)
 
     @classmethod
     def for_answer(

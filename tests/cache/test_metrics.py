@@ -20,6 +20,7 @@ def test_a_snapshot_is_json_and_a_copy():
         "full_reasons": {},
         "tokens": {},
         "fills": {},
+        "handovers": {},
         "fetches": {},
         "fetched_bytes": 0,
         "tiers": {"file": {"loaded": 1}},

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replica that decodes has its chunks computed by one that prefills: exactly, and by itself when that one dies."""
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,35 +10,44 @@ from typing import Any
 
 import pytest
 
+from app.commands.cluster import shares
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, until
 from tests.engine.test_cluster import ROUTE, Router
 from tests.engine.test_exactness import STRATEGIES, assert_exact, segments
 from tests.redis_server import RedisServer
+from tools.server_process import free_port
 
 pytestmark = pytest.mark.matrix
 
 Text = Callable[[int], str]
 
+SECRET = "of these replicas alone"
+
 
 class Split:
-    """Replicas of both roles behind a router."""
+    """Replicas of both roles behind a router; `flags` are theirs, `of_decode` further ones of one role."""
 
-    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, model: Path, *flags: str, of_decode: Sequence[str] = ()) -> None:
         self._stack, self._folder, self._model = stack, folder, model
         redis = RedisServer(folder)
         stack.callback(redis.stop)
         self._registry = ("--registry", redis.url)
+        self._flags = {"prefill": (*COMMON, *flags), "decode": (*COMMON, *flags, *of_decode)}
         self.decode = self.start("decode")
-        self.router = Router(folder / "router.log", *self._registry, serve=ROUTE)
+        log, secret = folder / "router.log", {"TESSERA_PEER_SECRET": SECRET}
+        self.router = Router(log, *self._registry, environment=secret, serve=ROUTE)
         stack.callback(self.router.stop)
 
     def start(self, role: str) -> TesseraServer:
         log = self._folder / f"{role}-{len(list(self._folder.glob('*.log')))}.log"
         named = ("--replica-name", role, "--role", role)
-        flags = (str(self._model), "--dtype", "float32", *COMMON, *self._registry, *named)
-        server = TesseraServer(log, *flags, environment={"TESSERA_PEER_SECRET": "of these replicas alone"})
+        flags = (str(self._model), "--dtype", "float32", *self._flags[role], *self._registry, *named)
+        nixl = {"UCX_TLS": "tcp", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+        server = TesseraServer(log, *flags, environment={"TESSERA_PEER_SECRET": SECRET, **nixl})
         self._stack.callback(server.stop)
+        # A core for each role: NIXL's thread polls.
+        os.sched_setaffinity(server.process.pid, shares(sorted(os.sched_getaffinity(0)), 2)[role == "prefill"])
         return server.wait_ready()
 
     def ask(self, *chunks: str, strategy: str = "shared") -> dict[str, Any]:

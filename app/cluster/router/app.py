@@ -18,6 +18,7 @@ from app.cluster.router.broadcast import Broadcast
 from app.cluster.router.chooser import Chooser
 from app.cluster.router.directory import Directory
 from app.cluster.router.metrics import RouterMetrics
+from app.cluster.router.prefill import Prefill
 from app.cluster.router.proxy import Proxy, http_client
 from app.cluster.router.settings import RouterSettings
 from app.http.refusals import refusal
@@ -45,7 +46,8 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
     for each in (ClientLimitsMiddleware, AccessMiddleware):  # the last one is outside
         app.add_middleware(each)
     app.include_router(page.router)
-    app.mount("/", Broadcast(directory, client, Proxy(chooser, directory, client, metrics)))
+    prefill = Prefill(chooser, client, metrics, settings.peer_secret)
+    app.mount("/", Broadcast(directory, client, Proxy(chooser, prefill, directory, client, metrics)))
     return app
 
 

@@ -10,7 +10,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from app.cluster.router.directory import Directory
-from app.cluster.router.proxy import REPLICA_HEADER, Proxy, passed_on, raw_path, unavailable
+from app.cluster.router.forwarding import REPLICA_HEADER, forwarded
+from app.cluster.router.proxy import Proxy, unavailable
 from app.http.bodies import read_body
 from replicas.registry import Replica
 
@@ -39,12 +40,10 @@ class Broadcast:
         return await merged(by_name)(scope, receive, send)
 
     async def _ask(self, replica: Replica, scope: Scope, body: bytes) -> tuple[int, Any]:
-        url = httpx.URL(replica.url).copy_with(raw_path=raw_path(scope))
-        headers = [pair for pair in passed_on(scope["headers"]) if pair[0] != b"host"]
+        request = forwarded(scope, replica, body)
+        request.extensions["timeout"] = httpx.Timeout(_TIMEOUT_S).as_dict()
         try:
-            response = await self._client.request(
-                scope["method"], url, headers=headers, content=body, timeout=_TIMEOUT_S
-            )
+            response = await self._client.send(request)
             return response.status_code, response.json()
         except (httpx.HTTPError, ValueError) as error:
             self._directory.suspect(replica)

@@ -48,12 +48,19 @@ class Chooser:
 
     async def choose(self, path: str, body: bytes, name: str | None) -> list[Replica]:
         """The replicas to try, the best first; only the replica ``name``, if given."""
-        started = time.perf_counter()
         parsed = parse_body(path, body)
         replicas = _serving(parsed.get("model") if parsed else None, self.directory.replicas)
         if name is not None:
             return [replica for replica in replicas if replica.name == name]
-        replicas = _answering(replicas)
+        return await self._ranked(path, parsed, _answering(replicas))
+
+    async def prefillers(self, path: str, parsed: dict[str, Any]) -> list[Replica]:
+        """The replicas that can compute the prompt for another one, the best first. May change ``parsed``."""
+        able = [replica for replica in self.directory.replicas if replica.role == "prefill" and replica.hands_over]
+        return await self._ranked(path, parsed, _serving(parsed.get("model"), able))
+
+    async def _ranked(self, path: str, parsed: dict[str, Any] | None, replicas: list[Replica]) -> list[Replica]:
+        started = time.perf_counter()
         wanted = wanted_documents(path, parsed, self._separator)[:MOST_ASKED] if parsed else []
         claims = await self.directory.claims([document.key for document in wanted]) if len(replicas) > 1 else []
         documents = [replace(each, claims=found) for each, found in zip(wanted, claims, strict=False)]

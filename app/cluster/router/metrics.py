@@ -23,6 +23,12 @@ class RouterMetrics:
         self._retries = Counter(
             "tessera_router_retries", "Requests sent to another replica, by reason", ["reason"], registry=self.collected
         )
+        self._prefills = Counter(
+            "tessera_router_prefills",
+            "Prompts computed by a replica that prefills, by outcome",
+            ["outcome"],
+            registry=self.collected,
+        )
         self._wanted = Counter(
             "tessera_router_wanted_tokens", "Tokens of the documents in requests", registry=self.collected
         )
@@ -55,6 +61,10 @@ class RouterMetrics:
     def retried(self, reason: str) -> None:
         """Counts a request that another replica gets."""
         self._retries.labels(reason).inc()
+
+    def prefilled(self, outcome: str) -> None:
+        """Counts a prompt that a replica was asked to compute: handed_over or failed."""
+        self._prefills.labels(outcome).inc()
 
     def decided(self, seconds: float) -> None:
         """Observes the time that one choice took."""

@@ -4,7 +4,6 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Iterable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -15,7 +14,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.cluster.router.chooser import Chooser
 from app.cluster.router.directory import Directory
+from app.cluster.router.forwarding import REPLICA_HEADER, Headers, forwarded, passed_on
 from app.cluster.router.metrics import RouterMetrics
+from app.cluster.router.prefill import Prefill
 from app.http.bodies import read_body
 from app.http.refusals import refusal
 from replicas.registry import Replica
@@ -25,22 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REPLICA_HEADER = b"x-tessera-replica"
-"""In a request: the name of the replica to use. In a response: the name of the replica that answered."""
 MOST_ATTEMPTS = 3
 _CONNECT_S = 2.0
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
 # A host that has vanished closes no connection: let the kernel notice after about ten seconds.
 _KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -66,9 +53,15 @@ class Proxy:
     """The ASGI application behind all paths except the router's own."""
 
     def __init__(
-        self, chooser: Chooser, directory: Directory, client: httpx.AsyncClient, metrics: RouterMetrics
+        self,
+        chooser: Chooser,
+        prefill: Prefill,
+        directory: Directory,
+        client: httpx.AsyncClient,
+        metrics: RouterMetrics,
     ) -> None:
         self._chooser = chooser
+        self._prefill = prefill
         self._directory = directory
         self._client = client
         self._metrics = metrics
@@ -93,11 +86,12 @@ class Proxy:
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         name = next((value.decode("latin-1") for key, value in scope["headers"] if key == REPLICA_HEADER), None)
         replicas = (await self._chooser.choose(scope["path"], body, name))[:MOST_ATTEMPTS]
+        body, headers = await self._prefill.prepared(scope, body, replicas)
         refused: httpx.Response | None = None
         for attempt, replica in enumerate(replicas, 1):
             async with self._counted(replica):
                 try:
-                    refused = await self._attempt(replica, scope, body, send, is_last=attempt == len(replicas))
+                    refused = await self._attempt(replica, scope, body, headers, send, is_last=attempt == len(replicas))
                 except _UnreachableError as error:
                     logger.warning("replica %s: %s", replica.name, error)
                     self._directory.suspect(replica)
@@ -110,15 +104,15 @@ class Proxy:
         await unavailable(message)(scope, _nothing, send)
 
     async def _attempt(
-        self, replica: Replica, scope: Scope, body: bytes, send: Send, *, is_last: bool
+        self, replica: Replica, scope: Scope, body: bytes, headers: Headers, send: Send, *, is_last: bool
     ) -> httpx.Response | None:
         """Streams the response of ``replica``. Returns the response instead if it is 503 and not the last attempt."""
-        response = await self._send(replica, scope, body)
+        response = await self._send(forwarded(scope, replica, body, headers))
         try:
             if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and not is_last:
                 return response
-            headers = [*passed_on(response.headers.raw), (REPLICA_HEADER, replica.name.encode())]
-            await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+            named = [*passed_on(response.headers.raw), (REPLICA_HEADER, replica.name.encode())]
+            await send({"type": "http.response.start", "status": response.status_code, "headers": named})
             status = str(response.status_code)
             try:
                 async for data in response.aiter_raw():
@@ -135,13 +129,9 @@ class Proxy:
         finally:
             await response.aclose()
 
-    async def _send(self, replica: Replica, scope: Scope, body: bytes) -> httpx.Response:
-        url = httpx.URL(replica.url).copy_with(raw_path=raw_path(scope))
-        headers = [pair for pair in passed_on(scope["headers"]) if pair[0] not in (b"host", REPLICA_HEADER)]
+    async def _send(self, request: httpx.Request) -> httpx.Response:
         try:
-            return await self._client.send(
-                httpx.Request(scope["method"], url, headers=headers, content=body), stream=True
-            )
+            return await self._client.send(request, stream=True)
         except httpx.HTTPError as error:
             raise _UnreachableError(f"{type(error).__name__}: {error}") from error
 
@@ -154,22 +144,6 @@ class Proxy:
                 yield
         finally:
             in_flight.add(replica.url, -1)
-
-
-def raw_path(scope: Scope) -> bytes:
-    """The undecoded path with its query."""
-    path: bytes = scope.get("raw_path") or scope["path"].encode()
-    query: bytes = scope["query_string"]
-    return path + b"?" + query if query else path
-
-
-def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers without the hop-by-hop ones."""
-    listed = [(name.lower(), value) for name, value in headers]
-    of_connection = {
-        token.strip().lower() for name, value in listed if name == b"connection" for token in value.split(b",")
-    }
-    return [(name, value) for name, value in listed if name not in _HOP_BY_HOP | of_connection]
 
 
 def unavailable(message: str) -> JSONResponse:

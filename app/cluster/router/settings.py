@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router's settings: environment variables ``TESSERA_*``, overridden by command-line flags."""
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from app.access.settings import AccessSettings
@@ -18,6 +18,12 @@ class RouterSettings(AccessSettings):
     registry_prefix: str = Field("tessera:", description="prefix of all keys in the registry")
     registry_timeout: float = Field(
         0.1, gt=0, le=10, description="seconds to wait for the registry before routing without it"
+    )
+    peer_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="the replicas' secret, best set as TESSERA_PEER_SECRET; needed to split requests between replicas "
+        "that prefill and replicas that decode (default: none)",
     )
     chunk_separator: str | None = Field(
         None, min_length=1, description="the replicas' --chunk-separator, if they have one; default: none"

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -11,6 +11,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from engine_ext.client.tracing import TraceHeaders
 from engine_ext.wire.request import Outputs
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
 
 _FILL_KWARGS = ("lora_request", "priority", "data_parallel_rank")
 
@@ -24,6 +27,20 @@ class EngineCall:
     params: SamplingParams
     request_id: str
     kwargs: Mapping[str, Any]
+
+    @property
+    def lora_request(self) -> "LoRARequest | None":
+        """The request's LoRA adapter."""
+        return self.kwargs.get("lora_request")
+
+    @property
+    def num_answers(self) -> int:
+        """The number of answers asked for."""
+        return int(self.params.n)
+
+    async def release(self, address: Mapping[str, Any]) -> None:
+        """Tells another engine that nobody will read its blocks at ``address``."""
+        await self.llm.notify_kv_transfer_request_rejected(self.request_id, dict(address))
 
     def generate(self, prompt: dict[str, Any], params: SamplingParams, name: str | None = None) -> Outputs:
         """The same call with another prompt, other parameters and, if given, another name."""
@@ -45,11 +62,23 @@ def is_error(output: RequestOutput) -> bool:
     return any(completion.finish_reason == "error" for completion in output.outputs)
 
 
+def transfer_params(params: Any) -> dict[str, Any]:
+    """The request's ``kv_transfer_params``; empty without."""
+    return (getattr(params, "extra_args", None) or {}).get("kv_transfer_params") or {}
+
+
+def without_transfer_params(params: SamplingParams) -> SamplingParams:
+    """A copy of sampling parameters without ``kv_transfer_params``."""
+    params = params.clone()
+    params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": None}
+    return params
+
+
 def with_transfer_params(params: SamplingParams, added: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters with more ``kv_transfer_params``; a copy, since vLLM may use ``params`` again."""
     if not added:
         return params
     params = params.clone()
     extra = params.extra_args or {}
-    params.extra_args = {**extra, "kv_transfer_params": {**(extra.get("kv_transfer_params") or {}), **added}}
+    params.extra_args = {**extra, "kv_transfer_params": {**transfer_params(params), **added}}
     return params

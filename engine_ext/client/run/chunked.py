@@ -7,15 +7,17 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 
+from cache.positions.layout import Layout
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
-from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.client.resolved import ResolvedRequest, scope_salt
 from engine_ext.client.run.call import EngineCall, is_error, with_transfer_params
 from engine_ext.client.run.comparison import Comparison
+from engine_ext.client.run.handed_over import HandedOver, HandoverError, KVForm
 from engine_ext.client.run.preparation import FilledSegments, computed_links, filled_segments
 from engine_ext.client.run.reporting import Reporter
 from engine_ext.client.stages import Stages
 from engine_ext.client.tracing import Span
-from engine_ext.wire.plan import TransferPlan
+from engine_ext.wire.plan import Elsewhere, TransferPlan
 from engine_ext.wire.request import FullAttentionError, Outputs, RequestContext
 
 
@@ -32,12 +34,15 @@ class ChunkedRun:
         request: ResolvedRequest,
         ticket: RequestContext,
         call: EngineCall,
+        handover: HandedOver | None,
         span: Span,
     ) -> None:
+        """``handover``: KV that another engine has for the request."""
         self._cache = cache
         self._request = request
         self._ticket = ticket
         self._call = call
+        self._handover = handover
         self._span = span
         self._stages = Stages(span)
         self._reporter = Reporter(request, len(call.prompt["prompt_token_ids"]), self._stages, cache.metrics)
@@ -45,6 +50,14 @@ class ChunkedRun:
     async def outputs(self) -> Outputs:
         """The request's outputs; the last one carries the report."""
         with self._span:
+            if self._handover is not None:
+                try:
+                    async with aclosing(self._handed_over(self._handover)) as answered:
+                        async for output in answered:
+                            yield output
+                    return
+                except HandoverError as error:
+                    self._reporter.not_handed_over(error.handed)
             try:
                 async with aclosing(self._chunked()) as chunked:
                     async for output in chunked:
@@ -56,6 +69,23 @@ class ChunkedRun:
                 async for output in full:
                     yield output
 
+    async def _handed_over(self, handover: HandedOver) -> Outputs:
+        """Outputs over another engine's blocks; raises :class:`HandoverError` before the first one."""
+        metrics = self._cache.metrics
+        try:
+            form = self._form_elsewhere() if handover.is_chunked else self._plain_form()
+        except FullAttentionError as error:
+            raise await handover.refused(self._call, f"in full attention here: {error}", metrics) from error
+        if handover.report is None or self._request.mode == "compare":
+            raise await handover.refused(self._call, "the request needs an answer of this engine alone", metrics)
+        has_output = False
+        async with aclosing(handover.outputs(self._call, form, metrics)) as outputs:
+            async for output in outputs:
+                if not has_output:
+                    self._reporter.handed_over(handover.report)
+                has_output = True
+                yield self._reported(output, form)
+
     async def _chunked(self) -> Outputs:
         """Outputs over cached chunks; before the first one, it may raise :class:`FullAttentionError`."""
         async with filled_segments(self._cache, self._request, self._call, self._stages) as segments:
@@ -64,25 +94,23 @@ class ChunkedRun:
                 self._reporter.computed(links.results)
                 self._reporter.chunked(segments)
                 segments.name_documents()
-                async with aclosing(self._composed(segments, segments.plan(links.lease))) as outputs:
+                form = self._composed_form(segments.layout, segments.plan(links.lease))
+                async with aclosing(self._composed(segments, form)) as outputs:
                     async for output in outputs:
                         yield output
 
-    async def _composed(self, segments: FilledSegments, plan: TransferPlan) -> Outputs:
+    async def _composed(self, segments: FilledSegments, form: KVForm) -> Outputs:
         comparison = self._comparison()
-        added = plan.to_params()
-        if plan.attention is None:  # else its blocks lack the chunks
-            added |= self._prefix_params(plan.num_loaded_tokens)
-        params = with_transfer_params((comparison or self._call).params, added)
+        params = with_transfer_params((comparison or self._call).params, form.added)
         has_output = False
-        async with aclosing(self._call.generate(self._call.with_salt(segments.salt()), params)) as outputs:
+        async with aclosing(self._call.generate(form.prompt, params)) as outputs:
             async for output in outputs:
                 if not has_output and is_error(output) and await segments.forget_refused(self._call.request_id):
                     raise FullAttentionError("load refused", "a worker refused to load the cached chunks")
                 has_output = True
                 if comparison is not None:
                     await self._compare(comparison, output)
-                yield self._reported(output)
+                yield self._reported(output, form)
 
     async def _full(self, fallback: FullAttentionError) -> Outputs:
         if self._request.mode == "chunked":
@@ -90,14 +118,32 @@ class ChunkedRun:
                 f"cache.mode is chunked, but {fallback}", parameter="cache.mode", value="chunked"
             )
         self._reporter.full(fallback)
-        params = with_transfer_params(self._call.params, self._prefix_params())
-        async with aclosing(self._call.generate(self._plain_prompt(), params)) as outputs:
+        form = self._plain_form()
+        params = with_transfer_params(self._call.params, form.added)
+        async with aclosing(self._call.generate(form.prompt, params)) as outputs:
             async for output in outputs:
-                yield self._reported(output)
+                yield self._reported(output, form)
 
-    def _plain_prompt(self) -> dict[str, Any]:
-        """The same tokens, for full attention."""
-        return self._call.with_salt(self._request.plain_salt(self._cache.hasher))
+    def _plain_form(self) -> KVForm:
+        """The same tokens in full attention."""
+        request, hasher = self._request, self._cache.hasher
+        prompt = self._call.with_salt(request.plain_salt(hasher))
+        return KVForm("full", "copy", scope_salt(hasher, request.scope), prompt, self._prefix_params())
+
+    def _composed_form(self, layout: Layout, plan: TransferPlan) -> KVForm:
+        """The KV that ``plan`` composes."""
+        salt, added = self._request.composed_salt(self._cache.hasher, layout), plan.to_params()
+        if plan.attention is None and plan.elsewhere is None:  # else its blocks lack the chunks, or may be lost
+            added |= self._prefix_params(plan.num_loaded_tokens)
+        return KVForm("chunked", layout.placement, salt, self._call.with_salt(salt), added)
+
+    def _form_elsewhere(self) -> KVForm:
+        """The KV that another engine composed; raises :class:`FullAttentionError` if this one would not."""
+        request, cache = self._request, self._cache.usable()
+        layout = cache.layout(request.chunked(), request.options.position_strategy)
+        plain_salt = request.plain_salt(cache.hasher)
+        plan = TransferPlan(composition=request.composition(cache.hasher, layout), elsewhere=Elsewhere(plain_salt))
+        return self._composed_form(layout, plan)
 
     def _prefix_params(self, num_chunked: int = 0) -> dict[str, Any]:
         num_prompt = len(self._call.prompt["prompt_token_ids"])
@@ -113,11 +159,11 @@ class ChunkedRun:
             return
         self._reporter.note_times(output)
         with self._span.child("tessera.compare"):
-            self._reporter.compared(await comparison.with_full(self._plain_prompt(), self._stages.timings_ms))
+            self._reporter.compared(await comparison.with_full(self._plain_form().prompt, self._stages.timings_ms))
 
-    def _reported(self, output: RequestOutput) -> RequestOutput:
+    def _reported(self, output: RequestOutput, form: KVForm) -> RequestOutput:
         self._reporter.note_times(output)
         if output.finished:
             self._ticket.report = self._reporter.report
             self._reporter.finish(output, self._call.request_id, self._span)
-        return output
+        return form.given_away(output, self._call)

@@ -16,7 +16,7 @@ from engine_ext.client.admission import Admission, lease
 from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.client.run.call import EngineCall
 from engine_ext.client.stages import Stages
-from engine_ext.wire.plan import Attention, Composition, TransferPlan
+from engine_ext.wire.plan import Attention, TransferPlan
 
 FILL_ATTEMPTS = 2
 
@@ -34,10 +34,7 @@ class FilledSegments:
 
     def plan(self, links: Lease | None) -> TransferPlan:
         """The load plan of the main request."""
-        composition, layout = None, self.layout
-        if layout.placement == "in-place":
-            lengths = (layout.system.length, *(chunk.length for chunk in layout.chunks))
-            composition = Composition(lengths, self.request.plain_salt(self.cache.hasher))
+        composition = self.request.composition(self.cache.hasher, self.layout)
         return TransferPlan.for_answer(self.lease, links, composition, self.attention)
 
     @property

@@ -7,13 +7,14 @@ from typing import Any
 from vllm.outputs import RequestOutput
 
 from cache.metrics import ChunkCacheMetrics
-from cache.report import Compared, Decided, Links, Report, ReportedChunk, explain_segments
+from cache.report import Compared, Decided, Handed, Links, Report, ReportedChunk, explain_segments
 from engine_ext.chunks.fills import FillResult
 from engine_ext.client.request_log import log_finished, summary
 from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.client.run.preparation import FilledSegments
 from engine_ext.client.stages import Stages
 from engine_ext.client.tracing import Span
+from engine_ext.wire.plan import LOST_KEY
 from engine_ext.wire.request import FullAttentionError
 
 
@@ -74,6 +75,15 @@ class Reporter:
             report.segments = explain_segments(prompt, None)
         self._metrics.full_reasons[why.kind] += 1
 
+    def handed_over(self, other: Report) -> None:
+        """Describes an answer over another engine's blocks by that engine's report."""
+        self.report = other.model_copy(update={"handover": Handed(outcome="taken")})
+        self.report.timings_ms = self._stages.timings_ms  # the same dictionary: it grows
+
+    def not_handed_over(self, handed: Handed) -> None:
+        """Notes why another engine's blocks are not used."""
+        self.report.handover = handed
+
     def compared(self, comparison: Compared) -> None:
         """Adds full attention's answer beside this one."""
         self.report.compare = comparison
@@ -94,13 +104,18 @@ class Reporter:
         output.kv_transfer_params = {**(output.kv_transfer_params or {}), "cache": self.report.to_dict()}
 
     def _count(self, output: RequestOutput) -> None:
-        tokens, metrics = self.report.tokens, self._metrics
+        tokens, metrics, handover = self.report.tokens, self._metrics, self.report.handover
+        metrics.requests[self.report.mode] += 1
+        if handover is not None and handover.outcome == "taken":  # the other engine has counted its tokens
+            if LOST_KEY in (output.kv_transfer_params or {}):
+                handover.outcome, handover.why = "lost", "computed again in full attention: its blocks were needed"
+                metrics.handovers["lost"] += 1
+            return
         tokens.computed = tokens.prompt - (output.num_cached_tokens or 0)
         if self.report.mode == "chunked":
             tokens.computed += self._num_computed_of_saved
         tokens.reused = tokens.prompt - tokens.computed
         tokens.fill_computed = self._num_computed
-        metrics.requests[self.report.mode] += 1
         for name in ("reused", "computed", "fill_computed"):
             metrics.tokens[name] += getattr(tokens, name)
 

@@ -113,3 +113,13 @@ def test_after_a_reset_the_null_block_is_found_again():
     request = plain([*SYSTEM, *QUESTION])
     BlockComposer(ALGORITHM, BLOCK).leave_out(request, len(SYSTEM), pool)
     assert pool.get_cached_block(request.block_hashes[0], [0]) == [pool.null_block]
+
+
+@pytest.mark.parametrize("salt", [None, "tenant"])
+def test_a_request_in_full_attention_again_has_the_hashes_of_an_ordinary_one(salt):
+    ordinary, request = plain([*SYSTEM, *A, *B, *QUESTION], salt), composed([A, B], salt=salt)
+    BlockComposer(ALGORITHM, BLOCK).as_plain(request, salt)
+    assert request.block_hashes == ordinary.block_hashes
+    for each in (ordinary, request):
+        each.append_output_token_ids([7, 8, 9, 10])
+    assert request.block_hashes == ordinary.block_hashes

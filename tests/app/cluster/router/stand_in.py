@@ -22,8 +22,10 @@ PREFIX, LEASE_S = "tessera:", 2.0
 class StandIn:
     """An ASGI app in place of a replica's; `answer(scope, body, receive, send)` handles requests."""
 
-    def __init__(self, name):
+    def __init__(self, name, role="both", *, hands_over=False):
         self.name = name
+        self.role = role
+        self.hands_over = hands_over
         self.answer = say_hello
         self.requests = []
         self.disconnects = 0
@@ -52,6 +54,11 @@ class StandIn:
 
 async def say_hello(stand_in, scope, receive, send):
     await JSONResponse({"from": stand_in.name})(scope, receive, send)
+
+
+async def hand_over(stand_in, scope, receive, send):
+    address = {"do_remote_prefill": True, "remote_host": stand_in.name, "tessera_handover": {"version": 1}}
+    await JSONResponse({"kv_transfer_params": address})(scope, receive, send)
 
 
 async def say_busy(stand_in, scope, receive, send):
@@ -120,7 +127,8 @@ class Cluster:
     async def running(self, **settings):
         with contextmanager(self._serving)() as urls:
             for number, (stand_in, url) in enumerate(zip(self.stand_ins, urls, strict=True)):
-                replica = Replica(f"{number:012x}", stand_in.name, url, ("m",), "f")
+                of_role = {"role": stand_in.role, "hands_over": stand_in.hands_over}
+                replica = Replica(f"{number:012x}", stand_in.name, url, ("m",), "f", **of_role)
                 self.replicas.append(replica)
                 await self.registry.beat(replica)
             app = build_app(RouterSettings(registry=self.redis_server.url, registry_timeout=0.2, **settings))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts computed by replicas that prefill, whose blocks another replica then reads."""
+
+import json
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import httpx
+from pydantic import SecretStr
+from starlette.types import Scope
+
+from app.access.peer import SECRET_HEADER
+from app.cluster.router.chooser import Chooser
+from app.cluster.router.forwarding import Headers, forwarded
+from app.cluster.router.metrics import RouterMetrics
+from app.documents.request_documents import parse_body
+from engine_ext.wire.handover import HANDOVER_KEY
+from replicas.registry import Replica
+
+logger = logging.getLogger(__name__)
+
+_PARAMS: Final = "kv_transfer_params"
+_PATHS: Final = frozenset({"/v1/rag/chat", "/v1/chat/completions", "/v1/completions"})
+_ALONE: Final = frozenset({"best_of", "use_beam_search", "prompt_logprobs", "echo", _PARAMS})
+"""Fields of requests that one replica answers alone."""
+_FIRST_TOKEN: Final = {
+    "max_tokens": 1,
+    "stream": False,
+    _PARAMS: {"do_remote_decode": True, "do_remote_prefill": False},
+}
+_OF_ANSWERS: Final = ("min_tokens", "max_completion_tokens", "stream_options")
+
+
+class Prefill:
+    """Splits requests between a replica that computes the prompt and one that answers."""
+
+    def __init__(
+        self, chooser: Chooser, client: httpx.AsyncClient, metrics: RouterMetrics, secret: SecretStr | None
+    ) -> None:
+        self._chooser = chooser
+        self._client = client
+        self._metrics = metrics
+        self._headers: Headers = [(SECRET_HEADER.encode(), secret.get_secret_value().encode())] if secret else []
+
+    async def prepared(self, scope: Scope, body: bytes, replicas: Sequence[Replica]) -> tuple[bytes, Headers]:
+        """The body for the replica that answers, and more headers: the client's own if it computes the prompt too."""
+        path = scope["path"]
+        is_split = self._headers and path in _PATHS and replicas and all(replica.hands_over for replica in replicas)
+        parsed = parse_body(path, body) if is_split else None
+        if parsed is None or not _is_divisible(parsed):
+            return body, ()
+        asked = {name: value for name, value in parsed.items() if name not in _OF_ANSWERS} | _FIRST_TOKEN
+        prompt = json.dumps(asked).encode()
+        for replica in (await self._chooser.prefillers(path, dict(parsed)))[:1]:
+            if (params := await self._computed(scope, replica, prompt)) is not None:
+                self._metrics.prefilled("handed_over")
+                return json.dumps({**json.loads(body), _PARAMS: params}).encode(), self._headers
+            self._metrics.prefilled("failed")
+        return body, ()
+
+    async def _computed(self, scope: Scope, replica: Replica, body: bytes) -> dict[str, Any] | None:
+        """The address of the prompt's blocks at ``replica``, if it has computed the prompt."""
+        in_flight = self._chooser.in_flight
+        in_flight.add(replica.url, 1)
+        try:
+            response = await self._client.send(forwarded(scope, replica, body, self._headers))
+            params = response.json().get(_PARAMS) if response.status_code == HTTPStatus.OK else None
+        except (httpx.HTTPError, ValueError) as error:
+            logger.warning("replica %s, which prefills: %s: %s", replica.name, type(error).__name__, error)
+            self._chooser.directory.suspect(replica)
+            return None
+        finally:
+            in_flight.add(replica.url, -1)
+        return params if isinstance(params, dict) and HANDOVER_KEY in params else None
+
+
+def _is_divisible(parsed: dict[str, Any]) -> bool:
+    """Whether two replicas can share the work: one prompt, one answer."""
+    prompt, cache = parsed.get("prompt"), parsed.get("cache")
+    prompts = isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
+    compares = isinstance(cache, dict) and cache.get("mode") == "compare"
+    return not (prompts or compares or parsed.get("n") not in (None, 1) or any(parsed.get(name) for name in _ALONE))
