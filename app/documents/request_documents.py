@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from app.documents.cache_options import parse_cache_field
 from app.documents.document import BadRequestError, Document
@@ -16,6 +16,8 @@ from replicas.routing import Wanted
 RAG_PATHS = frozenset({"/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks"})
 CHARACTERS_PER_TOKEN = 4
 """An estimate, to weigh documents before tokenization."""
+BEGINNING: Final = 1024
+"""Characters, or token ids, that prompts have in common if one continues another."""
 
 
 def parse_body(path: str, body: bytes) -> dict[str, Any] | None:
@@ -36,6 +38,27 @@ def wanted_documents(path: str, body: dict[str, Any], separator: str | None = No
     """
     try:
         return _of_rag(body) if path in RAG_PATHS else _of_extractor(path, body, separator)
+    except BadRequestError:
+        return []
+
+
+def conversation_of(body: Mapping[str, Any]) -> list[Wanted]:
+    """An ordinary conversation or prompt, by its beginning, which later turns share; none without a text.
+
+    No replica claims it: its requests meet at its home (:mod:`replicas.routing`), whose prefix cache has it.
+    """
+    turns = next((turns for name in ("messages", "input") if isinstance(turns := body.get(name), list)), None)
+    if turns is not None:
+        number = next((i for i, turn in enumerate(turns) if isinstance(turn, dict) and turn.get("role") == "user"), 0)
+        beginning: Any = [body.get("system"), body.get("instructions"), turns[: number + 1]]
+    else:
+        turns = next((body[name] for name in ("prompt", "input") if body.get(name)), None)
+        beginning = turns[:BEGINNING] if isinstance(turns, str | list) else None
+    if not turns or not beginning:
+        return []
+    try:
+        (key,) = text_keys([str(body.get("model") or "")], [dumped(beginning, sort_keys=True, default=str)])
+        return [Wanted(key, 1 + len(dumped(turns, default=str)) // CHARACTERS_PER_TOKEN)]
     except BadRequestError:
         return []
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from app.cluster.router.chooser import MOST_ASKED
 from app.cluster.router.directory import REFRESH_S
-from app.documents.request_documents import parse_body, wanted_documents
+from app.documents.request_documents import conversation_of, parse_body, wanted_documents
 from replicas.registry import Claim, Registry, RegistryError
 from replicas.routing import Wanted
 
@@ -29,11 +29,12 @@ class Lookup:
         self._is_up = False
 
     async def documents(self, path: str, body: bytes) -> list[Wanted]:
-        """The documents of a request to ``path``, with claims."""
-        parsed = parse_body(path, body)
-        wanted = wanted_documents(path, parsed, self._separator)[:MOST_ASKED] if parsed else []
+        """The documents of a request to ``path``, with claims; without documents, its conversation."""
+        if (parsed := parse_body(path, body)) is None:
+            return []
+        wanted = wanted_documents(path, parsed, self._separator)[:MOST_ASKED]
         if self._registry is None or not wanted or len(self._names) < 2:
-            return wanted
+            return wanted or conversation_of(parsed)
         try:
             claims = await self._registry.claims([document.key for document in wanted])
         except RegistryError as error:

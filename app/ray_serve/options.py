@@ -71,8 +71,9 @@ class Options(BaseModel):
 
 
 _SHARED = ("registry", "registry_prefix", "registry_timeout", "chunk_separator")
-# Both sides need the shared ones. The others have no use here, since Ray names and reaches replicas.
-_NOT_AMONG_FLAGS = {*_SHARED, "model", "host", "port", "replica_name", "advertise_url"}
+# Both sides need the shared ones. The others have no use here, since Ray names and reaches replicas: without an address
+# of their own, none can fetch what another one has computed.
+_NOT_AMONG_FLAGS = {*_SHARED, "model", "host", "port", "replica_name", "advertise_url", "role"}
 
 
 def _underscored(name: str) -> str:

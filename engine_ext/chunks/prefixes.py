@@ -15,6 +15,8 @@ from engine_ext.wire.prefix import BlockCommand, PrefixTag, namespace_digest
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
+_LEAST_PROMPT: Final = 256
+"""Tokens of a prompt from which on a look-up, which takes some milliseconds, is worth its time."""
 _LEAST_BEHIND_CHUNKS: Final = 0.25
 """Length of what follows the chunks, as a share of them, from which on a composed prompt is stored."""
 
@@ -29,13 +31,13 @@ class Prefixes:
         """Blocks that a worker has still to store, half a second ago; at least one while requests run."""
         self._num_marked = 0
 
-    def params(self, scope: CacheScope, *, num_chunked: int = 0, num_prompt: int = 0) -> dict[str, Any]:
+    def params(self, scope: CacheScope, num_prompt: int, num_chunked: int = 0) -> dict[str, Any]:
         """``kv_transfer_params`` of a request whose prefix may come from tiers.
 
         The first ``num_chunked`` tokens of ``num_prompt`` are chunks, which tiers have anyway: such a prompt is stored
         only if enough follows. Adapters' weights are known in this process only, so nothing behind them is kept.
         """
-        if scope.adapter or self._kept_by() is None:
+        if scope.adapter or num_prompt < _LEAST_PROMPT or self._kept_by() is None:
             return {}
         is_stored = num_prompt - num_chunked >= _LEAST_BEHIND_CHUNKS * num_chunked
         self._num_marked += 1

@@ -114,7 +114,8 @@ class ChunkEngine:
             return call.generate(prompt, call.params)
         namespace = salted_namespace(own_namespace(None), prompt.get("cache_salt"))
         scope = CacheScope(namespace, self.adapters.name(call.lora_request))
-        hasher, added = self.cache.hasher, self.cache.prefixes.params(scope)
+        num_tokens = len(prompt.get("prompt_token_ids") or ())
+        hasher, added = self.cache.hasher, self.cache.prefixes.params(scope, num_tokens)
         prompt = call.with_salt(plain_salt(hasher, scope))
         if not transfer_params(call.params):
             return call.generate(prompt, with_transfer_params(call.params, added))

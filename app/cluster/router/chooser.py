@@ -10,7 +10,7 @@ from typing import Any
 from app.cluster.router.directory import Directory
 from app.cluster.router.in_flight import InFlight
 from app.cluster.router.metrics import RouterMetrics
-from app.documents.request_documents import parse_body, wanted_documents
+from app.documents.request_documents import conversation_of, parse_body, wanted_documents
 from replicas.registry import Replica
 from replicas.routing import Candidate, Wanted, rank
 
@@ -65,7 +65,7 @@ class Chooser:
         claims = await self.directory.claims([document.key for document in wanted]) if len(replicas) > 1 else []
         documents = [replace(each, claims=found) for each, found in zip(wanted, claims, strict=False)]
         candidates = [Candidate(each.id, each.name, self.in_flight.load(each.url, each.load)) for each in replicas]
-        ranked = rank(documents, candidates)
+        ranked = rank(documents or (conversation_of(parsed) if parsed else ()), candidates)
         seconds = time.perf_counter() - started
         self._metrics.decided(seconds)
         if ranked and documents:

@@ -147,7 +147,7 @@ class ChunkedRun:
 
     def _prefix_params(self, num_chunked: int = 0) -> dict[str, Any]:
         num_prompt = len(self._call.prompt["prompt_token_ids"])
-        return self._cache.prefixes.params(self._request.scope, num_chunked=num_chunked, num_prompt=num_prompt)
+        return self._cache.prefixes.params(self._request.scope, num_prompt, num_chunked)
 
     def _comparison(self) -> Comparison | None:
         return Comparison.of_call(self._call) if self._request.mode == "compare" else None

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from app.documents.openai_documents import EXTRACTORS
 from app.documents.rag_request import RagChatRequest
-from app.documents.request_documents import RAG_PATHS, parse_body, wanted_documents
+from app.documents.request_documents import RAG_PATHS, conversation_of, parse_body, wanted_documents
 from app.prompt.rendering import open_ticket
 from app.settings import Settings
 from engine_ext.chunks.chunk_cache import CacheOff
 from replicas.document_keys import id_key
 from tests.app.bodies import bodies
-from tests.fuzzing import ends
+from tests.fuzzing import ends, json_values
 
 USER = {"role": "user", "content": "?"}
 CHAT = "/v1/chat/completions"
@@ -157,3 +157,43 @@ def test_what_is_nested_almost_too_deeply_to_be_read_has_no_documents(path):
 def test_many_chunks_behind_a_long_prompt_take_no_longer_than_they_should():
     with ends():
         assert len(rag(system="S" * 1_000_000, chunks=[f"chunk {i}" for i in range(20_000)])) == 20_000
+
+
+SYSTEM = {"role": "system", "content": "S"}
+FIRST, SECOND = {"role": "user", "content": "Hello."}, {"role": "user", "content": "And then?"}
+ANSWER = {"role": "assistant", "content": "Hi."}
+
+
+@pytest.mark.parametrize(
+    ("one", "later"),
+    [
+        ({"messages": [SYSTEM, FIRST]}, {"messages": [SYSTEM, FIRST, ANSWER, SECOND]}),
+        ({"input": [FIRST], "instructions": "S"}, {"input": [FIRST, ANSWER, SECOND], "instructions": "S"}),
+        ({"prompt": "x" * 2000}, {"prompt": "x" * 2000 + "y"}),
+        ({"prompt": [7] * 2000}, {"prompt": [7] * 2000 + [8]}),
+    ],
+)
+def test_a_conversation_has_one_key_and_grows(one, later):
+    (first,), (second,) = conversation_of(one), conversation_of(later)
+    assert first.key == second.key
+    assert second.tokens >= first.tokens
+    assert not first.claims
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"messages": [SYSTEM, SECOND]},
+        {"messages": [FIRST]},
+        {"model": "n", "messages": [SYSTEM, FIRST]},
+        {"prompt": "S"},
+    ],
+)
+def test_another_beginning_has_another_key(other):
+    assert conversation_of(other) != conversation_of({"messages": [SYSTEM, FIRST]})
+
+
+@given(json_values)
+def test_any_object_is_a_conversation_or_none(value):
+    for name in ("messages", "input", "prompt"):
+        assert len(conversation_of({name: value})) <= 1

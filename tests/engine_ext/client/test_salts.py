@@ -63,7 +63,7 @@ def test_not_even_peers_may_name_pages_or_prefixes(reserved: dict[str, Any]) -> 
 async def test_the_callers_own_parameters_stay_as_they_are() -> None:
     """A call with several prompts may pass the same object for each."""
     engine, _ = make_engine()
-    engine.cache.prefixes.params = lambda _: PrefixTag.of("mine").to_params()
+    engine.cache.prefixes.params = lambda *_: PrefixTag.of("mine").to_params()
     params = SamplingParams(max_tokens=1)
     for number in range(2):
         async for _ in engine.generate({"prompt_token_ids": [1]}, params, f"r{number}"):

@@ -68,6 +68,19 @@ async def test_what_is_asked_for_in_another_way_finds_the_same_replica(cluster):
     assert answer.json() == {"from": "b"}
 
 
+async def test_the_turns_of_a_conversation_meet(cluster):
+    at = []
+    for number in range(20):
+        turns = [{"role": "user", "content": f"{number} {'word ' * 400}"}]
+        for _ in range(3):
+            answer = await cluster.client.post("/v1/chat/completions", json={"messages": turns})
+            at.append((number, answer.json()["from"]))
+            turns += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"}]
+    assert len(set(at)) == 20
+    assert {name for _, name in at} == {"a", "b"}
+    assert (await cluster.client.get("/v1/cluster")).json()["decisions"] == []
+
+
 async def test_cold_requests_with_the_same_documents_meet(cluster):
     for first in range(20):
         chunks = [f"{first}-{i}" for i in range(4)]
