@@ -6,20 +6,20 @@
 
 An answer is streamed while other requests bring 50 new chunks, again and again: by two replicas with roles, and by one
 that does everything. The control, with roles: the replica that prefills computes chunks for nobody, which shows the
-price of two busy processes on this machine. Prints medians of the time per output token, relative to a quiet server's.
+price of two busy processes on this machine. Prints the time per output token, relative to a quiet server's.
 """
 
+import itertools
 import json
 import os
 import random
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -29,13 +29,13 @@ from app.models.default_model import default_model
 from tools.redis_process import local_redis
 from tools.server_process import ServerProcess
 
-ROUNDS, CHUNKS, REQUESTS, WORDS, TOKENS = 5, 50, 10, 120, 120
+ROUNDS, CHUNKS, REQUESTS, WORDS, TOKENS = 3, 50, 10, 60, 120
 SECRET = {"TESSERA_PEER_SECRET": "of these replicas alone"}
 Work = Callable[[], None]
 
 
-def text(number: int) -> str:
-    words = random.Random(number)
+def text(seed: str) -> str:
+    words = random.Random(seed)
     return " ".join("".join(words.choices("aeioulnrst", k=5)) for _ in range(WORDS))
 
 
@@ -45,45 +45,41 @@ class Client:
     def __init__(self, url: str, model: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=600)
         self._model = model
-        self._numbers = iter(range(1 << 30))
+        self._numbers = itertools.count()
 
-    def per_token(self) -> float:
-        """The median time between tokens of a streamed answer, in seconds."""
+    def per_token(self, is_over: Callable[[], bool] = lambda: False) -> float:
+        """The mean time between tokens of a streamed answer, in seconds, until ``is_over()``."""
         body = {"model": self._model, "prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True}
         times = []
         with self._http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
             for line in response.iter_lines():
-                if line.startswith("data: {"):
+                if line.startswith("data: {") and not is_over():
                     times.append(time.perf_counter())
-        return statistics.median(b - a for a, b in pairwise(times))
+        return (times[-1] - times[0]) / (len(times) - 1)
 
     def new_chunks(self) -> None:
-        """Requests with new chunks, one after another."""
-        each = CHUNKS // REQUESTS
-        for _ in range(REQUESTS):
-            chunks = [text(next(self._numbers)) for _ in range(each)]
+        """Requests with new chunks, all at once."""
+
+        def ask(number: int) -> None:
+            chunks = [text(f"{self._http.base_url} {number} {i}") for i in range(CHUNKS // REQUESTS)]
             body = {"model": self._model, "chunks": chunks, "question": "What?", "max_tokens": 1}
             self._http.post("/v1/rag/chat", json=body).raise_for_status()
 
+        with ThreadPoolExecutor(REQUESTS) as threads:
+            list(threads.map(ask, itertools.islice(self._numbers, REQUESTS)))
+
 
 @contextmanager
-def repeated(work: Work) -> Iterator[list[float]]:
-    """Repeats ``work`` in a thread; yields the seconds that each time took."""
-    over, took = threading.Event(), []
+def meanwhile(work: Work) -> Iterator[Future[float]]:
+    """Does ``work`` in a thread; yields its duration in seconds."""
 
-    def run() -> None:
-        while not over.is_set():
-            started = time.perf_counter()
-            work()
-            took.append(time.perf_counter() - started)
+    def run() -> float:
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield took
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(run)
 
 
 def main() -> None:
@@ -117,13 +113,11 @@ def main() -> None:
         for _ in range(ROUNDS):
             for name, (client, work) in cases.items():
                 idle = client.per_token()
-                with repeated(work) as took:
-                    time.sleep(1)
-                    ratios[name].append(client.per_token() / idle)
-                print(
-                    f"{name}: {ratios[name][-1]:.2f} (idle {idle * 1e3:.1f} ms; {CHUNKS} chunks in {took[0]:.1f} s)",
-                    flush=True,
-                )
+                with meanwhile(work) as took:
+                    time.sleep(0.5)
+                    ratios[name].append(client.per_token(took.done) / idle)
+                times = f"idle {idle * 1e3:.1f} ms; {CHUNKS} chunks in {took.result():.1f} s"
+                print(f"{name}: {ratios[name][-1]:.2f} ({times})", flush=True)
         medians = {name: round(statistics.median(found), 3) for name, found in ratios.items()}
         print(json.dumps(medians))
 
