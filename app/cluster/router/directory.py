@@ -40,6 +40,10 @@ class Directory:
         """Replicas that get requests, sorted by name."""
         return [replica for url, replica in self._known.items() if url not in self._suspects]
 
+    def __contains__(self, replica: Replica) -> bool:
+        """Whether ``replica`` gets requests."""
+        return replica.url in self._known and replica.url not in self._suspects
+
     def suspect(self, replica: Replica) -> None:
         """Keeps requests from ``replica`` until it answers a probe."""
         self._suspects.add(replica.url)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts computed by replicas that prefill, whose blocks another replica then reads."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from starlette.types import Scope
 
 from app.access.peer import SECRET_HEADER
 from app.cluster.router.chooser import Chooser
+from app.cluster.router.directory import REFRESH_S
 from app.cluster.router.forwarding import Headers, forwarded
 from app.cluster.router.metrics import RouterMetrics
 from app.documents.request_documents import parse_body
@@ -64,14 +66,20 @@ class Prefill:
         """The address of the prompt's blocks at ``replica``, if it has computed the prompt."""
         in_flight = self._chooser.in_flight
         in_flight.add(replica.url, 1)
+        asking = asyncio.create_task(self._client.send(forwarded(scope, replica, body, self._headers)))
         try:
-            response = await self._client.send(forwarded(scope, replica, body, self._headers))
+            while not (await asyncio.wait({asking}, timeout=REFRESH_S))[0]:
+                if replica not in self._chooser.directory:
+                    logger.warning("replica %s, which prefills, is gone", replica.name)
+                    return None
+            response = asking.result()
             params = response.json().get(_PARAMS) if response.status_code == HTTPStatus.OK else None
         except (httpx.HTTPError, ValueError) as error:
             logger.warning("replica %s, which prefills: %s: %s", replica.name, type(error).__name__, error)
             self._chooser.directory.suspect(replica)
             return None
         finally:
+            asking.cancel()
             in_flight.add(replica.url, -1)
         return params if isinstance(params, dict) and HANDOVER_KEY in params else None
 

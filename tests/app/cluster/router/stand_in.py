@@ -27,6 +27,7 @@ class StandIn:
         self.role = role
         self.hands_over = hands_over
         self.answer = say_hello
+        self.is_healthy = True
         self.requests = []
         self.disconnects = 0
 
@@ -40,7 +41,7 @@ class StandIn:
             if not message.get("more_body"):
                 break
         if scope["path"] == "/health":
-            await JSONResponse({})(scope, receive, send)
+            await JSONResponse({}, 200 if self.is_healthy else 500)(scope, receive, send)
             return
         self.requests.append((scope, body))
 

@@ -95,3 +95,14 @@ async def test_a_client_that_leaves_ends_the_computation(redis_server, prefill, 
                 await cluster.client.post(PATH, json=ASKED)
         await until(lambda: prefill.disconnects == 1)
     assert received(decode) == []
+
+
+async def test_a_replica_that_vanishes_amid_a_prompt(redis_server, prefill, decode):
+    """Its connections stay open, but its heartbeats end, and probes go unanswered."""
+    prefill.answer = wait_for_disconnect
+    async with Cluster(redis_server, prefill, decode).running(peer_secret=SECRET) as cluster:
+        asking = asyncio.create_task(cluster.client.post(PATH, json=ASKED))
+        await until(lambda: prefill.requests)
+        prefill.is_healthy = False
+        await cluster.registry.leave(cluster.replicas[0].id)
+        assert (await asking).json() == {"from": "decode"}
