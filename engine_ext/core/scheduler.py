@@ -125,11 +125,10 @@ class SchedulerHalf:
 
     def finish_request(self, request: "Request") -> dict[str, bool] | None:
         """Stops tracking; tells the app whether the request's saves were carried out, or its KV was lost."""
-        tracked = self._tracked.pop(request.request_id, None)
-        if tracked is not None and tracked.attends:
-            self._ended.append(request.request_id)
-        if tracked is None:
+        if (tracked := self._tracked.pop(request.request_id, None)) is None:
             return None
+        if tracked.attends:
+            self._ended.append(request.request_id)
         return {LOST_KEY: True} if tracked.is_lost else {SAVED_KEY: True} if tracked.saved else None
 
     def _follow_blocks(self, scheduler_output: "SchedulerOutput") -> Iterable[tuple[str, int]]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts computed by replicas that prefill, whose blocks another replica then reads."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pydantic import SecretStr
 from starlette.types import Scope
 
 from app.access.peer import SECRET_HEADER
+from app.cluster.asking import answered_while
 from app.cluster.router.chooser import Chooser
 from app.cluster.router.directory import REFRESH_S
 from app.cluster.router.forwarding import Headers, forwarded
@@ -64,22 +64,24 @@ class Prefill:
 
     async def _computed(self, scope: Scope, replica: Replica, body: bytes) -> dict[str, Any] | None:
         """The address of the prompt's blocks at ``replica``, if it has computed the prompt."""
-        in_flight = self._chooser.in_flight
+        in_flight, directory = self._chooser.in_flight, self._chooser.directory
+
+        async def is_alive() -> bool:
+            return replica in directory
+
         in_flight.add(replica.url, 1)
-        asking = asyncio.create_task(self._client.send(forwarded(scope, replica, body, self._headers)))
         try:
-            while not (await asyncio.wait({asking}, timeout=REFRESH_S))[0]:
-                if replica not in self._chooser.directory:
-                    logger.warning("replica %s, which prefills, is gone", replica.name)
-                    return None
-            response = asking.result()
+            request = forwarded(scope, replica, body, self._headers)
+            response = await answered_while(is_alive, self._client.send(request), REFRESH_S)
+            if response is None:
+                logger.warning("replica %s, which prefills, is gone", replica.name)
+                return None
             params = response.json().get(_PARAMS) if response.status_code == HTTPStatus.OK else None
         except (httpx.HTTPError, ValueError) as error:
             logger.warning("replica %s, which prefills: %s: %s", replica.name, type(error).__name__, error)
-            self._chooser.directory.suspect(replica)
+            directory.suspect(replica)
             return None
         finally:
-            asking.cancel()
             in_flight.add(replica.url, -1)
         return params if isinstance(params, dict) and HANDOVER_KEY in params else None
 

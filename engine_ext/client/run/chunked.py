@@ -126,9 +126,11 @@ class ChunkedRun:
 
     def _plain_form(self) -> KVForm:
         """The same tokens in full attention."""
-        request, hasher = self._request, self._cache.hasher
-        prompt = self._call.with_salt(request.plain_salt(hasher))
-        return KVForm("full", "copy", scope_salt(hasher, request.scope), prompt, self._prefix_params())
+        salt = scope_salt(self._cache.hasher, self._request.scope)
+        return KVForm("full", "copy", salt, self._plain_prompt(), self._prefix_params())
+
+    def _plain_prompt(self) -> dict[str, Any]:
+        return self._call.with_salt(self._request.plain_salt(self._cache.hasher))
 
     def _composed_form(self, layout: Layout, plan: TransferPlan) -> KVForm:
         """The KV that ``plan`` composes."""
@@ -159,7 +161,7 @@ class ChunkedRun:
             return
         self._reporter.note_times(output)
         with self._span.child("tessera.compare"):
-            self._reporter.compared(await comparison.with_full(self._plain_form().prompt, self._stages.timings_ms))
+            self._reporter.compared(await comparison.with_full(self._plain_prompt(), self._stages.timings_ms))
 
     def _reported(self, output: RequestOutput, form: KVForm) -> RequestOutput:
         self._reporter.note_times(output)
