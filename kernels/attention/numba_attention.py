@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunk attention on a CPU, by :mod:`kernels.attention.numba_kernel`."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from kernels.attention.plan import AttentionPlan, ChunkAttention
 from kernels.attention.vectors import COLUMNS
 from kernels.paged import LayerKV
 from kernels.rope import RotaryFrequencies
+from kernels.threads import in_torch_threads
 
 Array = NDArray[Any]
 
@@ -29,9 +29,6 @@ class NumbaAttention(ChunkAttention):
 
     def __init__(self, layers: Sequence[LayerKV]) -> None:
         self._layers = [_Layer.of(layer) for layer in layers]
-        self._num_threads = torch.get_num_threads()
-        # They may run on all cores of this thread, which are those that vLLM gave to the worker.
-        self._threads = ThreadPoolExecutor(self._num_threads - 1, "attention") if self._num_threads > 1 else None
 
     @staticmethod
     def supports(layers: Sequence[LayerKV]) -> bool:
@@ -50,17 +47,8 @@ class NumbaAttention(ChunkAttention):
             heads = first, end, layer.num_heads
             attend(queries, result, layer.pool, layer.blocks, layer.shift, *step, heads)
 
-        self._in_threads(compute, layer.num_heads)
+        in_torch_threads(compute, layer.num_heads)
         output[plan.tokens] = torch.from_numpy(result).to(output.dtype)
-
-    def _in_threads(self, compute: Callable[[int, int], None], count: int) -> None:
-        """Calls ``compute(first, end)`` for parts of ``range(count)``, the first of them in this thread."""
-        size = -(-count // self._num_threads)
-        (own, *others) = [(start, min(start + size, count)) for start in range(0, count, size)]
-        started = [self._threads.submit(compute, *part) for part in others] if self._threads else []
-        compute(*own)
-        for part in started:
-            part.result()
 
 
 class _Memory(NamedTuple):

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions in torch's threads: parts, errors, and the cores that they run on."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from kernels.threads import in_torch_threads
+
+_CORES = """\
+import os, torch
+from kernels.threads import in_torch_threads
+torch.set_num_threads(2)
+cores = {}
+in_torch_threads(lambda first, end: cores.update({first: os.sched_getaffinity(0)}), 2)
+print([sorted(cores[part]) for part in sorted(cores)])
+"""
+
+
+def parts(count: int) -> list[tuple[int, int]]:
+    """The parts of a range, in order."""
+    found: list[tuple[int, int]] = []
+    in_torch_threads(lambda first, end: found.append((first, end)), count)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
+def test_each_part_once(count):
+    found = parts(count)
+    assert [number for part in found for number in range(*part)] == list(range(count))
+    assert len(found) == min(count, torch.get_num_threads())
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_is_raised(failing):
+    def compute(first, end):
+        if first <= failing < end:
+            raise ValueError("this part")
+
+    with pytest.raises(ValueError, match="this part"):
+        in_torch_threads(compute, 2)
+
+
+def test_from_another_thread():
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(parts, 4).result() == parts(4)
+
+
+def test_within_a_part_there_is_one_thread():
+    """OpenMP's regions don't nest: the inner range must be complete all the same."""
+    found = []
+    in_torch_threads(lambda first, end: found.append(parts(3)), 2)
+    assert all([number for part in each for number in range(*part)] == [0, 1, 2] for each in found)
+
+
+def test_parts_run_on_the_cores_that_torchs_threads_are_bound_to():
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("one core")
+    bound = {"GOMP_CPU_AFFINITY": " ".join(map(str, cores)), "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", _CORES], env={**os.environ, **bound}, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == (str([[core] for core in cores]), 0), done.stderr
