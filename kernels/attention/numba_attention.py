@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention.numba_kernel import attend
+from kernels.attention.numba_kernel import attend, merge
 from kernels.attention.plan import AttentionPlan, ChunkAttention
 from kernels.attention.vectors import COLUMNS
 from kernels.paged import LayerKV
@@ -23,7 +23,7 @@ _BITS = {torch.float32: (torch.int32, np.uint32, 0), torch.bfloat16: (torch.int1
 
 
 class NumbaAttention(ChunkAttention):
-    """Splits the KV heads over as many threads as torch has."""
+    """Divides the work among as many threads as torch has."""
 
     name = "numba"
 
@@ -41,13 +41,18 @@ class NumbaAttention(ChunkAttention):
         result = np.empty_like(queries)
         cos, sin = (table.numpy() for table in plan.angles.of(layer.frequencies))
         pieces, runs, users, temperatures = map(Tensor.numpy, (plan.pieces, plan.runs, plan.users, plan.temperatures))
-        step = pieces, runs, users, plan.num_context, temperatures, (cos, sin), layer.is_neox, scale
+        step = pieces, runs, users, plan.num_context, temperatures, (cos, sin), layer.is_neox, scale, layer.num_heads
+        (num_tokens, num_heads, size), shares = queries.shape, torch.get_num_threads()
+        group = num_heads // layer.num_heads
+        sides = 2 * shares, 2, num_tokens * group
+        parts = np.full(2 * shares, -1), np.empty((*sides, 2), np.float32), np.empty((*sides, size), np.float32)
 
         def compute(first: int, end: int) -> None:
-            heads = first, end, layer.num_heads
-            attend(queries, result, layer.pool, layer.blocks, layer.shift, *step, heads)
+            for share in range(first, end):
+                attend(queries, result, layer.pool, layer.blocks, layer.shift, *step, (share, shares), parts)
 
-        in_torch_threads(compute, layer.num_heads)
+        in_torch_threads(compute, shares)
+        merge(result, parts, temperatures, group)
         output[plan.tokens] = torch.from_numpy(result).to(output.dtype)
 
 

@@ -4,6 +4,9 @@
 For each KV head the pieces of a step are taken one after another, tile by tile, with a running maximum, sum and output
 for each row (online softmax, https://arxiv.org/abs/1805.02867). A tile is copied once, as float32, for all rows that
 attend to it.
+
+The work is divided into shares, one for each thread: so many KV heads, or only some pieces of a head. What several
+shares have of one head is merged afterwards by log-sum-exp (flash decoding).
 """
 
 import math
@@ -23,6 +26,12 @@ TILE_TOKENS = 128
 """Keys of one tile."""
 TILE_ROWS = 192
 """Rows, each one query head of one token, that share a tile. Rows and tile fit into 1 MiB of cache."""
+DIVIDED_ROWS = 2048
+"""With more rows, shares are whole heads: parts of heads would take too much memory."""
+_COPY_ROWS = 12
+"""Copying a tile takes as long as about so many rows of it."""
+CONTEXT, REST = 0, 1
+"""What a share has of a head: the context's attention, and the rest's."""
 
 _F = np.float32
 _LOG2E = _F(math.log2(math.e))
@@ -150,6 +159,26 @@ def _fill_tile(memory: Any, runs: Array, place: Any, end: int, head: int, tile: 
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _num_tokens(runs: Array, first: int, end: int) -> int:
+    total = 0
+    for run in range(first, end):
+        total += runs[run, 2]
+    return total
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _head_cost(pieces: Array, runs: Array, group: int) -> int:
+    """The cost of one head: that of its units, each some rows of a piece."""
+    total = 0
+    for number in range(len(pieces)):
+        _, first_run, end_run, first_user, end_user = pieces[number]
+        num_rows = (end_user - first_user) * group
+        num_units = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+        total += _num_tokens(runs, first_run, end_run) * (num_rows + num_units * _COPY_ROWS)
+    return total
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def attend(
     query: Array,
     out: Array,
@@ -164,16 +193,19 @@ def attend(
     angles: Any,
     is_neox: bool,
     scale: float,
-    heads: Any,
+    num_kv_heads: int,
+    share: Any,
+    parts: Any,
 ) -> None:
-    """Writes ``out`` for some KV heads; both ``query`` and ``out`` are float32 ``[tokens, heads, D]``.
+    """Computes one share; both ``query`` and ``out`` are float32 ``[tokens, heads, D]``.
 
     ``pool`` and ``blocks`` are the bits of K and V and their strides, ``shift`` makes them float32's. ``pieces`` to
     ``temperatures`` are an :class:`kernels.attention.plan.AttentionPlan`'s; ``angles`` are cos and sin of its deltas.
-    ``heads``: the first KV head, one past the last, and the number of all.
+    ``share``: its number, and the number of all. A whole head is written to ``out``, a head of which the share has a
+    part to ``parts``, arrays of two slots for each share (:func:`merge`): the KV head ``[slots]``; maximum and sum
+    ``[slots, 2, rows, 2]`` and output ``[slots, 2, rows, D]`` of :data:`CONTEXT` and :data:`REST`.
     """
     num_tokens, num_heads, size = query.shape
-    first_head, end_head, num_kv_heads = heads
     group = num_heads // num_kv_heads
     state, result = np.empty((num_tokens * group, 2), np.float32), np.empty((num_tokens * group, size), np.float32)
     q, o = np.empty((TILE_ROWS, size), np.float32), np.empty((TILE_ROWS, size), np.float32)
@@ -181,15 +213,31 @@ def attend(
     scores, scratch = np.empty((TILE_ROWS, TILE_TOKENS), np.float32), np.empty((2, TILE_TOKENS), np.float32)
     keys, values = np.empty((size, TILE_TOKENS), np.float32), np.empty((TILE_TOKENS, size), np.float32)
     tile = keys.view(np.uint32), values.reshape(-1).view(np.uint32)
-    for head in range(first_head, end_head):
+    cost, (own, shares) = _head_cost(pieces, runs, group), share
+    low, high = num_kv_heads * cost * own // shares, num_kv_heads * cost * (own + 1) // shares
+    if len(state) > DIVIDED_ROWS:
+        low, high = num_kv_heads * own // shares * cost, num_kv_heads * (own + 1) // shares * cost
+    slot = 2 * own
+    for head in range(num_kv_heads):
+        at = head * cost
+        if at + cost <= low or at >= high:
+            continue
+        is_whole = at >= low and at + cost <= high
         state[:, 0], state[:, 1], result[:] = -np.inf, 0, 0
         for number in range(len(pieces)):
-            if number == num_context:
+            if number == num_context and is_whole:
                 _temper(state, result, temperatures, group)
+            elif number == num_context:
+                parts[1][slot, CONTEXT], parts[2][slot, CONTEXT] = state, result
+                state[:, 0], state[:, 1], result[:] = -np.inf, 0, 0
             source, first_run, end_run, first_user, end_user = pieces[number]
-            num_rows = (end_user - first_user) * group
+            num_rows, num_keys = (end_user - first_user) * group, _num_tokens(runs, first_run, end_run)
             for start in range(0, num_rows, TILE_ROWS):
                 rows = min(TILE_ROWS, num_rows - start)
+                is_own = low <= at < high
+                at += num_keys * (rows + _COPY_ROWS)
+                if not is_own:
+                    continue
                 padded = (rows + ROWS - 1) // ROWS * ROWS
                 q[rows:padded], o[rows:padded] = 0, 0
                 for r in range(rows):
@@ -211,5 +259,45 @@ def attend(
                 for r in range(rows):
                     row = users[first_user + (start + r) // group, 0] * group + (start + r) % group
                     result[row], state[row] = o[r], tile_state[r]
-        for row in range(num_tokens * group):
-            out[row // group, head * group + row % group] = result[row] / state[row, 1]
+        if is_whole:
+            for row in range(num_tokens * group):
+                out[row // group, head * group + row % group] = result[row] / state[row, 1]
+        else:
+            parts[0][slot] = head
+            parts[1][slot, REST], parts[2][slot, REST] = state, result
+            slot += 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _add(state: Array, result: Array, other_state: Array, other_result: Array) -> None:
+    """Adds another part's attention to ``state`` ``[2]`` and ``result`` ``[D]`` of one row."""
+    if other_state[1] <= 0:
+        return
+    most = max(state[0], other_state[0])
+    factor = _F(math.exp(state[0] - most)) if state[1] > 0 else _F(0)
+    other = _F(math.exp(other_state[0] - most))
+    state[0], state[1] = most, state[1] * factor + other_state[1] * other
+    for i in range(len(result)):
+        result[i] = result[i] * factor + other_result[i] * other
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def merge(out: Array, parts: Any, temperatures: Array, group: int) -> None:
+    """Writes ``out`` for the heads that several shares have computed; a head of -1 is an unused slot."""
+    heads, states, results = parts
+    num_rows, size = results.shape[2:]
+    state, result = np.empty((2, num_rows, 2), np.float32), np.empty((2, num_rows, size), np.float32)
+    for slot in range(len(heads)):
+        head = heads[slot]
+        if head < 0 or (heads[:slot] == head).any():
+            continue
+        state[:, :, 0], state[:, :, 1], result[:] = -np.inf, 0, 0
+        for other in range(slot, len(heads)):
+            if heads[other] == head:
+                for side in (CONTEXT, REST):
+                    for row in range(num_rows):
+                        _add(state[side, row], result[side, row], states[other, side, row], results[other, side, row])
+        _temper(state[CONTEXT], result[CONTEXT], temperatures, group)
+        for row in range(num_rows):
+            _add(state[REST, row], result[REST, row], state[CONTEXT, row], result[CONTEXT, row])
+            out[row // group, head * group + row % group] = result[REST, row] / state[REST, row, 1]

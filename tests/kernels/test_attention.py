@@ -2,14 +2,17 @@
 """Attention over segments in the pool, beside the reference, which rotates keys and takes one softmax."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kernels.attention import numba_attention
 from kernels.attention.numba_attention import NumbaAttention
+from kernels.attention.numba_kernel import DIVIDED_ROWS
 from kernels.attention.plan import (
     BLOCKS,
     POOL,
@@ -115,18 +118,38 @@ def test_every_token_attends_as_in_the_reference(model: Model, rows: list[Attend
     assert bool((outputs[0][others] == 7).all())
 
 
-def test_threads_share_the_kv_heads(monkeypatch) -> None:
-    model = Model(10, 5, 32, 32, True, torch.float32)
-    layer = layer_of(model, BLOCKS_EACH)
-    row = AttendingRow(0, 3, [segment((1, 2), 0, 20, 9)], Tail(runs_of((0, 1), BLOCK, 3, 40), 40))
-    plan = plan_step([row])
+@FAST
+@given(model=MODELS, rows=steps(), seed=st.integers(0, 5), num_threads=st.sampled_from([2, 3, 7, 16]))
+def test_threads_share_the_work(model: Model, rows: list[AttendingRow], seed: int, num_threads: int) -> None:
+    """With more threads than KV heads, and with numbers that don't divide each other, threads share heads."""
+    torch.manual_seed(seed)
+    layer, plan = layer_of(model, 4 * BLOCKS_EACH), plan_step(rows)
     fill(layer, plan)
-    query, outputs = torch.randn(3, 10, 32), []
-    for num_threads in (1, 2, 3, 8):
-        monkeypatch.setattr(torch, "get_num_threads", lambda count=num_threads: count)
-        outputs.append(torch.empty_like(query))
-        NumbaAttention([layer]).attend(0, query, outputs[-1], plan, 0.2)
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    query = torch.randn(max(row.first + row.num_tokens for row in rows), model.heads, model.dim).to(model.dtype)
+    outputs = []
+    for count in (1, num_threads):
+        with patch.object(torch, "get_num_threads", lambda count=count: count):
+            outputs.append(torch.zeros_like(query))
+            NumbaAttention([layer]).attend(0, query, outputs[-1], plan, 0.2)
+    torch.testing.assert_close(*outputs, rtol=TOLERANCE[model.dtype], atol=TOLERANCE[model.dtype])
+
+
+def test_many_rows_are_not_divided_within_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(numba_attention, "merge", lambda out, parts, *_: assert_unused(parts[0]))
+    model = Model(2, 2, 32, 32, True, torch.float32)
+    num_tokens = DIVIDED_ROWS + 1
+    row = AttendingRow(0, num_tokens, [segment((1, 2), 0, 20, 9)], Tail(runs_of(range(70), BLOCK, 3, 2100), 2100))
+    layer, plan = layer_of(model, 70), plan_step([row])
+    fill(layer, plan)
+    query, outputs = torch.randn(num_tokens, 2, 32), [torch.zeros(num_tokens, 2, 32) for _ in range(2)]
+    for attention, output in zip((NumbaAttention, ReferenceAttention), outputs, strict=True):
+        attention([layer]).attend(0, query, output, plan, 0.2)
+    torch.testing.assert_close(*outputs, rtol=2e-6, atol=2e-6)
+
+
+def assert_unused(slots: Any) -> None:
+    assert (slots == -1).all()
 
 
 def test_a_segment_is_read_once_for_all_requests() -> None:
