@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from app.modes import is_mode, link_tokens, strategy_of
+from app.modes import is_mode, link_tokens, strategy_of, temperature_of
 from cache.positions.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
 from engine_ext.wire.request import CacheOptions, Decision
 
@@ -74,10 +74,15 @@ class Kind(_Part):
     holds: tuple[Mode, ...] = ()
     measured: tuple[Measured, ...]
 
-    def in_place(self) -> Self:
-        """The kind on a server in place: a mode with shared chunks, if one holds."""
-        shareable = next((mode for mode in _SHARED_IN_PLACE if mode in self.holds and self.mode != "full"), self.mode)
-        return self.model_copy(update={"mode": shareable})
+    def placed(self, placement: str | None) -> Self:
+        """The kind on a server with this placement, among the modes that hold.
+
+        In place it is a mode with shared chunks, if one holds. A temperature other than 1 needs ``attend``.
+        """
+        possible = [each for each in (self.mode, *self.holds) if placement == "attend" or temperature_of(each) == 1]
+        shareable = [each for each in _SHARED_IN_PLACE if each in self.holds] if placement == "in-place" else []
+        chosen = [*shareable, *possible, "full"] if self.mode != "full" else ["full"]
+        return self.model_copy(update={"mode": chosen[0]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +135,9 @@ class Profile(_Part):
             where = ".".join(map(str, fault["loc"])) or "it"
             raise ProfileError(f"{path} is not a profile of tessera calibrate: {where}: {fault['msg']}") from error
 
-    def in_place(self) -> Self:
-        """The profile for a server that shares chunks in place."""
-        return self.model_copy(update={"kinds": tuple(kind.in_place() for kind in self.kinds)})
+    def placed(self, placement: str | None) -> Self:
+        """The profile for a server with this placement of chunks."""
+        return self.model_copy(update={"kinds": tuple(kind.placed(placement) for kind in self.kinds)})
 
     @property
     def strategy(self) -> DefaultStrategy:
@@ -162,5 +167,10 @@ class Profile(_Part):
         decision = self.decide(num_chunks, adapter)
         if decision.mode == "full":
             return replace(options, mode="full", decision=decision)
-        strategy, links = strategy_of(decision.mode), link_tokens(decision.mode)
-        return replace(options, position_strategy=strategy, link_tokens=links, decision=decision)
+        return replace(
+            options,
+            position_strategy=strategy_of(decision.mode),
+            link_tokens=link_tokens(decision.mode),
+            temperature=temperature_of(decision.mode),
+            decision=decision,
+        )

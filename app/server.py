@@ -103,7 +103,7 @@ def _fill_state(
     state.tessera_marks = marks
     state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
     state.tessera_example = page.read(example_file(args.model))
-    state.tessera_profile = profile and (profile.in_place() if engine.cache.placement == "in-place" else profile)
+    state.tessera_profile = profile and profile.placed(engine.cache.placement)
     state.tessera_tenants = tenants
 
 
@@ -249,7 +249,7 @@ def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | 
         return DefaultStrategy(settings.chunk_position_strategy, "--chunk-position-strategy")
     if profile is None:
         return None
-    return (profile.in_place() if settings.chunk_cache_placement == "in-place" else profile).strategy
+    return profile.placed(settings.chunk_cache_placement).strategy
 
 
 def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:

@@ -18,7 +18,7 @@ from cache.eviction.policies import EvictionPolicyName
 from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
 from cache.tiers.config import parse_tiers
-from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions
+from engine_ext.wire.request import MAX_LINK_TOKENS, TEMPERATURES, CacheOptions
 from replicas.registry import Role
 
 LogFormat = Literal["text", "json"]
@@ -79,8 +79,8 @@ class Settings(AccessSettings):
     )
     chunk_temperature: float = Field(
         1.0,
-        ge=0.1,
-        le=2,
+        ge=TEMPERATURES[0],
+        le=TEMPERATURES[1],
         description="default temperature of attention to the chunks, for --chunk-cache-placement attend "
         "(docs/chunk-attention.md)",
     )

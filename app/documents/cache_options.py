@@ -14,6 +14,7 @@ from cache.report import LinkContext, ScopeName
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
 from engine_ext.wire.request import (
     MAX_LINK_TOKENS,
+    TEMPERATURES,
     CacheMode,
     CacheOptions,
     ChunkOrder,
@@ -70,8 +71,8 @@ class CacheField(BaseModel):
     )
     temperature: float | None = Field(
         None,
-        ge=0.1,
-        le=2,
+        ge=TEMPERATURES[0],
+        le=TEMPERATURES[1],
         description="temperature of attention to the chunks; below 1 it is sharper (APE, docs/chunk-attention.md). "
         "Needs a server with --chunk-cache-placement attend; default: the server's",
     )
@@ -79,7 +80,7 @@ class CacheField(BaseModel):
     @property
     def leaves_the_choice(self) -> bool:
         """Whether a profile may decide: the request sets none of the profile's options."""
-        is_open = self.position_strategy is None and self.link_tokens is None
+        is_open = self.position_strategy is None and self.link_tokens is None and self.temperature is None
         return is_open and (self.mode, self.scope, self.link_context) == ("auto", "system", "chained")
 
     def options(self, cache_salt: str | None, defaults: CacheOptions | None = None) -> CacheOptions:

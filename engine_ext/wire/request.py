@@ -21,6 +21,8 @@ Outputs = AsyncGenerator["RequestOutput", None]
 CacheMode = Literal["auto", "chunked", "full", "compare"]
 ChunkOrder = Literal["given", "canonical"]
 MAX_LINK_TOKENS: Final = 1024
+TEMPERATURES: Final = (0.1, 2.0)
+"""Least and greatest temperature of attention to the chunks."""
 
 
 class FullAttentionError(Exception):

@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention.numba_kernel import attend, merge
+from kernels.attention.numba_kernel import attend
 from kernels.attention.plan import AttentionPlan, ChunkAttention
+from kernels.attention.softmax import merge
 from kernels.attention.vectors import COLUMNS
 from kernels.paged import LayerKV
 from kernels.rope import RotaryFrequencies

@@ -9,7 +9,6 @@ The work is divided into shares, one for each thread: so many KV heads, or only 
 shares have of one head is merged afterwards by log-sum-exp (flash decoding).
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from kernels.attention.plan import POOL
-from kernels.attention.vectors import ROWS, maximum, product
+from kernels.attention.softmax import CONTEXT, REST, soften, temper
+from kernels.attention.vectors import ROWS, product
 
 Array = NDArray[Any]
 Strides = tuple[int, ...]
@@ -30,70 +30,10 @@ DIVIDED_ROWS = 2048
 """With more rows, shares are whole heads: parts of heads would take too much memory."""
 _COPY_ROWS = 12
 """Copying a tile takes as long as about so many rows of it."""
-CONTEXT, REST = 0, 1
-"""What a share has of a head: the context's attention, and the rest's."""
 
 _F = np.float32
-_LOG2E = _F(math.log2(math.e))
-# 1.5 * 2**23: adding it rounds a float32 to an integer.
-_ROUND = _F(12582912.0)
-_LEAST_EXPONENT = _F(-126.0)
-# Taylor coefficients of 2**x; the error for |x| <= 0.5 is below a float32's rounding.
-_C1, _C2, _C3, _C4, _C5, _C6 = (_F(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
-
-# No `reassoc`: it would cancel _ROUND.
+# No `reassoc`, as in the softmax.
 _STRICT = {"contract", "nsz", "arcp"}
-
-
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=True)  # type: ignore[untyped-decorator]
-def _sum(row: Array, length: int) -> Any:
-    total = _F(0)
-    for i in range(length):
-        total += row[i]
-    return total
-
-
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=True)  # type: ignore[untyped-decorator]
-def _scale(row: Array, length: int, factor: float) -> None:
-    for i in range(length):
-        row[i] *= factor
-
-
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=_STRICT)  # type: ignore[untyped-decorator]
-def _exponentials(row: Array, length: int, most: float, mantissas: Array, exponents: Array, powers: Array) -> None:
-    """Replaces each x of ``row`` by exp(x - most); ``powers`` is ``exponents`` (int32) read as float32."""
-    for i in range(length):
-        x = max((row[i] - most) * _LOG2E, _LEAST_EXPONENT)
-        whole = (x + _ROUND) - _ROUND
-        y = x - whole
-        mantissas[i] = _F(1) + y * (_C1 + y * (_C2 + y * (_C3 + y * (_C4 + y * (_C5 + y * _C6)))))
-        exponents[i] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-    for i in range(length):
-        row[i] = mantissas[i] * powers[i]
-
-
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _soften(scores: Array, rows: int, tokens: int, seen: Array, state: Array, out: Array, scratch: Array) -> None:
-    """Turns scores into weights of the running softmax.
-
-    ``seen`` ``[rows]`` is the number of the tile's keys that a row attends to, ``state`` ``[rows, 2]`` its maximum and
-    sum so far, ``out`` ``[rows, D]`` its output so far.
-    """
-    exponents = scratch[1].view(np.int32)
-    for r in range(rows):
-        length = min(tokens, seen[r])
-        if length <= 0:
-            scores[r, :tokens] = 0
-            continue
-        most = maximum(scores[r], length)
-        if most > state[r, 0]:
-            factor = _F(math.exp(state[r, 0] - most))
-            state[r, 1] *= factor
-            _scale(out[r], out.shape[1], factor)
-            state[r, 0] = most
-        _exponentials(scores[r], length, state[r, 0], scratch[0], exponents, scratch[1])
-        scores[r, length:tokens] = 0
-        state[r, 1] += _sum(scores[r], length)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_STRICT)  # type: ignore[untyped-decorator]
@@ -129,17 +69,6 @@ def _gather(
         _widen(keys[start : start + length], tile[0][dim, at : at + length], shift)
     start = page * value_page + head * value_head + offset * size
     _widen(values[start : start + length * size], tile[1][at * size : (at + length) * size], shift)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _temper(state: Array, result: Array, temperatures: Array, group: int) -> None:
-    """Ends the context's attention: its log-sum-exp times the temperature."""
-    for row in range(len(state)):
-        temperature = temperatures[row // group]
-        if temperature != 1 and state[row, 1] > 0:
-            _scale(result[row], result.shape[1], _F(1) / state[row, 1])
-            state[row, 0] = (state[row, 0] + math.log(state[row, 1])) * temperature
-            state[row, 1] = 1
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -202,8 +131,9 @@ def attend(
     ``pool`` and ``blocks`` are the bits of K and V and their strides, ``shift`` makes them float32's. ``pieces`` to
     ``temperatures`` are an :class:`kernels.attention.plan.AttentionPlan`'s; ``angles`` are cos and sin of its deltas.
     ``share``: its number, and the number of all. A whole head is written to ``out``, a head of which the share has a
-    part to ``parts``, arrays of two slots for each share (:func:`merge`): the KV head ``[slots]``; maximum and sum
-    ``[slots, 2, rows, 2]`` and output ``[slots, 2, rows, D]`` of :data:`CONTEXT` and :data:`REST`.
+    part to ``parts`` (:func:`kernels.attention.softmax.merge`), arrays of two slots for each share: the KV head
+    ``[slots]``; maximum and sum ``[slots, 2, rows, 2]`` and output ``[slots, 2, rows, D]`` of :data:`CONTEXT` and
+    :data:`REST`.
     """
     num_tokens, num_heads, size = query.shape
     group = num_heads // num_kv_heads
@@ -226,7 +156,7 @@ def attend(
         state[:, 0], state[:, 1], result[:] = -np.inf, 0, 0
         for number in range(len(pieces)):
             if number == num_context and is_whole:
-                _temper(state, result, temperatures, group)
+                temper(state, result, temperatures, group)
             elif number == num_context:
                 parts[1][slot, CONTEXT], parts[2][slot, CONTEXT] = state, result
                 state[:, 0], state[:, 1], result[:] = -np.inf, 0, 0
@@ -253,7 +183,7 @@ def attend(
                     else:
                         place, length = _fill_tile(blocks, runs, place, end_run, head, tile, shift)
                     product(scores, q, keys, padded, size, length, False)
-                    _soften(scores, rows, length, seen, tile_state, o, scratch)
+                    soften(scores, rows, length, seen, tile_state, o, scratch)
                     product(o, scores, values, padded, length, size, True)
                     seen[:rows] -= length
                 for r in range(rows):
@@ -266,38 +196,3 @@ def attend(
             parts[0][slot] = head
             parts[1][slot, REST], parts[2][slot, REST] = state, result
             slot += 1
-
-
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _add(state: Array, result: Array, other_state: Array, other_result: Array) -> None:
-    """Adds another part's attention to ``state`` ``[2]`` and ``result`` ``[D]`` of one row."""
-    if other_state[1] <= 0:
-        return
-    most = max(state[0], other_state[0])
-    factor = _F(math.exp(state[0] - most)) if state[1] > 0 else _F(0)
-    other = _F(math.exp(other_state[0] - most))
-    state[0], state[1] = most, state[1] * factor + other_state[1] * other
-    for i in range(len(result)):
-        result[i] = result[i] * factor + other_result[i] * other
-
-
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def merge(out: Array, parts: Any, temperatures: Array, group: int) -> None:
-    """Writes ``out`` for the heads that several shares have computed; a head of -1 is an unused slot."""
-    heads, states, results = parts
-    num_rows, size = results.shape[2:]
-    state, result = np.empty((2, num_rows, 2), np.float32), np.empty((2, num_rows, size), np.float32)
-    for slot in range(len(heads)):
-        head = heads[slot]
-        if head < 0 or (heads[:slot] == head).any():
-            continue
-        state[:, :, 0], state[:, :, 1], result[:] = -np.inf, 0, 0
-        for other in range(slot, len(heads)):
-            if heads[other] == head:
-                for side in (CONTEXT, REST):
-                    for row in range(num_rows):
-                        _add(state[side, row], result[side, row], states[other, side, row], results[other, side, row])
-        _temper(state[CONTEXT], result[CONTEXT], temperatures, group)
-        for row in range(num_rows):
-            _add(state[REST, row], result[REST, row], state[CONTEXT, row], result[CONTEXT, row])
-            out[row // group, head * group + row % group] = result[REST, row] / state[REST, row, 1]

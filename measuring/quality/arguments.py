@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from app.modes import CALIBRATED, MODES, in_order, is_mode
+from app.modes import CALIBRATED, MODES, TEMPERED, in_order, is_mode
 from measuring.kit.arguments import Parser, positive
 from measuring.quality.client import ChunkOrder
 from measuring.quality.metrics import REFUSAL, normalize
@@ -22,8 +22,8 @@ _DESCRIPTION = """\
 Measure how well and how fast questions are answered, with full attention and with chunks reused.
 
 Each question is asked in each mode: full (full attention over the same tokens), offset (chunks reused, one after
-another), shared and parallel (chunks reused, placed over each other, the question behind the longest or at its own
-index), and link-N (offset with N link tokens). MODEL is served for the time it takes, or --server is asked.
+another), shared and parallel (chunks overlap, the question behind the longest or at its own index), link-N (offset
+with N link tokens), each with @T for a temperature. MODEL is served for the time it takes, or --server is asked.
 
 Without --questions they are 456 questions in plain English about 156 passages, behind 2, 4, 8 and 16 of them."""
 
@@ -40,10 +40,8 @@ A question file has one JSON object a line:
 left out. The files of HotpotQA, 2WikiMultihopQA, MuSiQue and LongBench's question-answering sets are read as they are.
 
 examples:
-  tessera eval Qwen/Qwen3-0.6B
   tessera eval Qwen/Qwen3-0.6B --limit 456 --long-chunks
   tessera eval Qwen/Qwen3-0.6B --questions q.jsonl -- --default-chat-template-kwargs '{"enable_thinking": false}'
-  tessera eval ./model --questions questions.jsonl -- --dtype float32 --chat-template template.jinja
   tessera eval --server http://localhost:8000 --questions musique_ans_v1.0_dev.jsonl --limit 200
 
 Exit status: 0; 1 if the server fails midway; 2 for errors in usage, files or set-up; 130 when interrupted."""
@@ -57,11 +55,9 @@ chunks the profile has the quickest way whose accuracy is at most --tolerance po
 attention where there is none, or where there are too few questions to tell."""
 
 _CALIBRATION_EPILOG = """\
-OUTPUT gets what tessera eval writes, and profile.json. An interrupted run is resumed by the same command.
-tessera eval --help says what a question file is.
+OUTPUT gets what tessera eval writes, and profile.json. The same command resumes an interrupted run.
 
 examples:
-  tessera calibrate Qwen/Qwen3-0.6B
   tessera calibrate Qwen/Qwen3-0.6B --questions questions.jsonl
   tessera serve Qwen/Qwen3-0.6B --profile results/calibrate-questions/profile.json
 
@@ -96,13 +92,14 @@ def _divided(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _problem(args: argparse.Namespace) -> str | None:
+    modes = args.modes or MODES
     checks = {
         "give either --questions or --demo": args.questions is not None and args.demo,
         "give either MODEL or --server": args.model is not None and args.server is not None,
         "--long-chunks is for the questions in plain English": args.long_chunks and bool(args.questions or args.demo),
         "give MODEL, or --server URL": not (args.model or args.server or args.demo),
         "arguments after -- are for the server that MODEL starts": bool(args.server_arguments and args.server),
-        "full attention is what others are compared with: --modes full,…": "full" not in args.modes and args.calibrates,
+        "full attention is what others are compared with: --modes full,…": args.calibrates and "full" not in modes,
     }
     return next((problem for problem, holds in checks.items() if holds), None)
 
@@ -114,7 +111,7 @@ def _parser() -> Parser:
     parser = Parser("tessera eval", f"tessera eval [MODEL | --server URL] {_FLAGS}", _DESCRIPTION, _EPILOG)
     parser.set_defaults(calibrates=False)
     parser.add_argument("--server", type=_url, metavar="URL", help="a running Tessera server to ask instead")
-    _add_options(parser, MODES)
+    _add_options(parser, ",".join(MODES))
     return parser
 
 
@@ -126,11 +123,11 @@ def _calibration_parser() -> Parser:
     parser.add_argument("--tolerance", type=_points, default=TOLERANCE, metavar="POINTS", help=tolerance)
     profile = "where the profile goes; in the model's folder the name must end with profile.json (default: in OUTPUT)"
     parser.add_argument("--profile", type=Path, metavar="FILE", help=profile)
-    _add_options(parser, CALIBRATED)
+    _add_options(parser, f"{','.join(CALIBRATED)}; where chunks can have a temperature also {TEMPERED}")
     return parser
 
 
-def _add_options(parser: Parser, modes: tuple[str, ...]) -> None:
+def _add_options(parser: Parser, default: str) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or name of the model to serve")
     questions = "a question file (default: 456 questions in plain English)"
     parser.add_argument("--questions", type=Path, metavar="FILE", help=questions)
@@ -139,8 +136,8 @@ def _add_options(parser: Parser, modes: tuple[str, ...]) -> None:
     parser.add_argument("--demo", action="store_true", help=demo)
     long_chunks = "the questions in plain English behind chunks of some 400 tokens, not 60"
     parser.add_argument("--long-chunks", action="store_true", help=long_chunks)
-    known = f"some of {', '.join(MODES)}, link-N (default: {','.join(modes)})"
-    parser.add_argument("--modes", type=_modes, default=modes, help=known)
+    known = f"some of {', '.join(MODES)}, link-N, each but full with @T or without (default: {default})"
+    parser.add_argument("--modes", type=_modes, help=known)
     limit = (
         "ask the first N questions only; without a file N for each number of chunks "
         f"(default: {PLAIN_QUESTIONS}, with --demo {DEMO_QUESTIONS})"
@@ -186,5 +183,5 @@ def _phrase(text: str) -> str:
 def _modes(text: str) -> tuple[str, ...]:
     names = text.split(",")
     if unknown := [name for name in names if not is_mode(name)]:
-        raise argparse.ArgumentTypeError(f"unknown mode {unknown[0]!r}; there are {', '.join(MODES)} and link-N")
+        raise argparse.ArgumentTypeError(f"unknown mode {unknown[0]!r}; there are {', '.join(MODES)}, link-N, …@T")
     return tuple(in_order(names))

@@ -34,13 +34,14 @@ _CHAT: Final = "/v1/rag/chat"
 class ServerInfo:
     """``cache_off`` is why the server's chunk cache is off, ``None`` if it is on.
 
-    ``strategy`` is the position strategy of requests that name none.
+    ``strategy`` is that of requests that name none; ``attends``: whether a chunk can have a temperature.
     """
 
     model: str
     vllm: str
     cache_off: str | None
     strategy: str
+    attends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ class TesseraClient(Client):
             version = await self.get("/version")
             cache_off = None if stats["enabled"] else str(stats["reason"])
             strategy = stats.get("position_strategy") or "full"
-            return ServerInfo(models["data"][0]["id"], version["version"], cache_off, strategy)
+            name, attends = models["data"][0]["id"], stats.get("placement") == "attend"
+            return ServerInfo(name, version["version"], cache_off, strategy, attends)
         except LostServerError as error:
             raise SetupError(f"no server at {self.url}: {error.__cause__}") from error
         except (ValueError, LookupError, TypeError) as error:

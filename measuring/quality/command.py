@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
+from app.modes import evaluated
 from measuring.kit import folder as run_folder
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import ServerError, SetupError
@@ -105,7 +106,7 @@ def _settings(args: argparse.Namespace, questions: Sequence[Question], info: Ser
     return RunSettings(
         questions=name_of(args),
         questions_sha256=digest(questions),
-        modes=args.modes,
+        modes=args.modes or evaluated(args.calibrates, info.attends),
         model=None if args.server else model_of(args),
         server_arguments=args.server_arguments,
         served_model=info.model,
@@ -121,7 +122,7 @@ def _run(
     args: argparse.Namespace, url: str, questions: Sequence[Question], folder: ResultsFolder, report: Report
 ) -> int:
     """Asks the open questions, and reports."""
-    monitor = Monitor(len(questions) * len(args.modes), args.refusal)
+    monitor = Monitor(len(questions) * len(folder.settings.modes), args.refusal)
     for key in folder.answered():
         monitor.add(folder.results[key])
     if monitor.done:

@@ -52,6 +52,29 @@ def test_what_was_never_measured_is_full_attention():
     assert (decision.mode, decision.why) == ("full", "the profile has nothing for 17 chunks")
 
 
+@pytest.mark.parametrize(
+    ("mode", "holds", "placement", "placed"),
+    [
+        ("offset@0.9", (), "attend", "offset@0.9"),
+        ("offset@0.9", ("offset@0.9", "link-8"), "copy", "link-8"),
+        ("offset@0.9", ("offset@0.9",), "copy", "full"),
+        ("offset@0.9", ("offset@0.9", "shared"), "in-place", "shared"),
+        ("offset", ("shared", "parallel", "offset"), "in-place", "parallel"),
+        ("offset", ("offset",), "in-place", "offset"),
+        ("full", ("shared",), "in-place", "full"),
+    ],
+)
+def test_a_server_gets_what_its_placement_can_do(mode, holds, placement, placed):
+    (kind,) = make_profile(up_to_4=mode).kinds
+    assert kind.model_copy(update={"holds": holds}).placed(placement).mode == placed
+
+
+def test_a_temperature_is_applied():
+    options = make_profile(up_to_4="offset@0.9").applied(CacheOptions(temperature=0.5), 3)
+    assert (options.position_strategy, options.temperature) == (PositionStrategy.OFFSET, 0.9)
+    assert PROFILE.applied(CacheOptions(temperature=0.5), 3).temperature == 1
+
+
 def state(profile: Profile | None = PROFILE) -> State:
     return State({"tessera_settings": Settings(chunk_position_strategy="offset"), "tessera_profile": profile})
 
@@ -64,6 +87,7 @@ def state(profile: Profile | None = PROFILE) -> State:
         {"mode": "compare"},
         {"position_strategy": "offset"},
         {"link_tokens": 0},
+        {"temperature": 1},
         {"scope": "isolated"},
         {"link_context": "cached"},
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from app.modes import evaluated
 from measuring.kit.arguments import UsageError
 from measuring.quality.arguments import parse
 
@@ -16,7 +17,8 @@ def test_what_is_not_given():
     args = parse(["m", "--questions", "data/q.jsonl"])
     assert (args.model, args.server, args.server_arguments) == ("m", None, ())
     assert (args.questions, args.format, args.demo, args.limit) == (Path("data/q.jsonl"), "auto", False, None)
-    assert (args.modes, args.max_tokens, args.concurrency) == (("full", "shared", "parallel", "offset"), 64, 1)
+    assert (args.modes, args.max_tokens, args.concurrency) == (None, 64, 1)
+    assert evaluated(args.calibrates, attends=True) == ("full", "shared", "parallel", "offset")
     assert (args.output, args.overwrite, args.refusal) == (Path("results/eval-q"), False, "I don't know")
 
 
@@ -47,13 +49,16 @@ def test_without_a_file_questions_are_in_plain_english(given, output):
 
 
 def test_modes_are_in_their_own_order():
-    modes = "link-16,offset,link-8,full,offset"
-    assert parse(["--demo", "--modes", modes]).modes == ("full", "offset", "link-8", "link-16")
+    modes = "link-16,offset@0.9,offset,link-8,full,offset"
+    assert parse(["--demo", "--modes", modes]).modes == ("full", "offset", "offset@0.9", "link-8", "link-16")
 
 
 def test_a_calibration_has_every_mode():
     args = parse(["m", "--questions", "data/q.jsonl"], "calibrate")
-    assert args.modes == ("full", "shared", "parallel", "offset", "link-8", "link-16", "link-32")
+    everywhere = ("full", "shared", "parallel", "offset", "link-8", "link-16", "link-32")
+    assert args.modes is None
+    assert evaluated(args.calibrates, attends=False) == everywhere
+    assert evaluated(args.calibrates, attends=True) == (*everywhere[:4], "offset@0.9", *everywhere[4:])
     assert (args.tolerance, args.profile, args.output) == (2.0, None, Path("results/calibrate-q"))
 
 

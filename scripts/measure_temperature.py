@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accuracy by the temperature of attention to the chunks, in plain transformers, beside the control.
+
+Each question is answered greedily in full attention and with composed chunks (``offset``), at each temperature. The
+control is full attention with the same temperature: the question and the answer attend to all chunks with it, as
+they do to composed chunks. What the chunks' own tokens see is the same at every temperature.
+
+    python scripts/measure_temperature.py ~/.cache/tessera/models/SmolLM2-135M-Instruct results.jsonl --limit 400
+    python scripts/measure_temperature.py --table results.jsonl
+
+An interrupted run goes on where it was. Models: one kind of RoPE for each kind of layer, without scaling.
+"""
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from measuring.kit.statistics import mean_interval
+from measuring.quality.metrics import score
+from measuring.quality.questions.plain_english import plain_questions
+from measuring.quality.questions.questions import Question
+
+CONTEXTS: Final = ("full", "offset")
+_LEAD: Final = "The answer is"
+_MASKED: Final = torch.finfo(torch.float32).min
+KeysAndValues = list[tuple[Tensor, Tensor]]
+"""K and V of each layer, ``[rows, KV heads, tokens, head size]``."""
+
+
+def tempered(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **given: Any
+) -> tuple[Tensor, None]:
+    """Attention with the temperature ``given["temperatures"][row]`` for the keys of ``given["context"]``.
+
+    Their logits are divided by it, and their log-sum-exp is multiplied by it (APE, arXiv 2502.05431, scale 1).
+    """
+    rows, heads, tokens, size = query.shape
+    kv_heads, length = key.shape[1:3]
+    grouped = query.reshape(rows, kv_heads, -1, size)
+    logits = (grouped @ key.transpose(2, 3)).float().view(rows, heads, tokens, length) * scaling + attention_mask
+    if (context := given.get("context")) is not None:
+        temperatures = given["temperatures"][:, None, None, None]
+        part = logits[..., context] / temperatures
+        total = part.logsumexp(-1, keepdim=True).clamp(min=_MASKED)  # a window may hide the whole context
+        logits[..., context] = part + (temperatures - 1) * total
+    weights = logits.softmax(-1).to(value.dtype).view(rows, kv_heads, -1, length)
+    return (weights @ value).view(rows, heads, tokens, size).transpose(1, 2), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("rows_tempered", tempered)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids by segment."""
+
+    system: list[int]
+    chunks: list[list[int]]
+    question: list[int]
+
+
+class Reader:
+    """A model that reads prompts both ways and answers in rows: each context at each temperature."""
+
+    def __init__(self, folder: Path, temperatures: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="rows_tempered", local_files_only=True
+        ).eval()
+        ends = self._model.generation_config.eos_token_id
+        self._ends = set(ends if isinstance(ends, list) else [ends])
+        config = self._model.config
+        self._layer_types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+        self._window = config.sliding_window if "sliding_attention" in self._layer_types else None
+        self._temperatures = torch.tensor([*temperatures] * len(CONTEXTS))
+        self._chunks: dict[tuple[int, ...], KeysAndValues] = {}
+
+    def prompt(self, question: Question) -> Prompt:
+        mark = "\x00"
+        documents = [document.render() for document in question.chunks]
+        messages = [
+            {"role": "system", "content": question.system},
+            {"role": "user", "content": f"{mark}{question.question}"},
+        ]
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        before, _, after = text.partition(mark)
+        return Prompt(*(self._ids(before), [self._ids(each) for each in documents], self._ids(after)))
+
+    @torch.inference_mode()
+    def answers(self, question: Question, max_tokens: int) -> list[tuple[str, float | None]]:
+        """Each row's greedy answer, and the log probability of the right one behind :data:`_LEAD`."""
+        prompt = self.prompt(question)
+        rows = len(self._temperatures) // len(CONTEXTS)
+        both = zip(self._read(prompt), self._composed(prompt), strict=True)
+        cache = DynamicCache()
+        for layer, pairs in enumerate(both):
+            keys, values = (
+                torch.cat([each.expand(rows, -1, -1, -1) for each in kind]) for kind in zip(*pairs, strict=True)
+            )
+            cache.update(keys, values, layer)
+        context = slice(len(prompt.system), cache.get_seq_length())
+        if prompt.question[:-1]:
+            self._forward(prompt.question[:-1], cache, context)
+        before = cache.get_seq_length()
+        last = [prompt.question[-1]] * len(self._temperatures)
+        logprobs = self._logprobs(question, last, cache, context)
+        cache.crop(before - cache.get_seq_length())
+        return list(zip(self._decode(last, cache, context, max_tokens), logprobs, strict=True))
+
+    def _logprobs(self, question: Question, last: list[int], cache: Any, context: slice) -> list[float | None]:
+        if not question.answers:
+            return [None] * len(last)
+        lead, forced = self._ids(_LEAD), self._ids(f"{_LEAD} {question.answers[0]}")
+        begin = next(i for i, token in enumerate(forced) if token not in lead[i : i + 1])
+        logits = self._forward([last[0], *forced[:-1]], cache, context, keep=len(forced))
+        told = logits.float().log_softmax(-1)[:, range(begin, len(forced)), forced[begin:]]
+        return [float(each) for each in told.sum(-1)]
+
+    def _decode(self, last: list[int], cache: Any, context: slice, max_tokens: int) -> list[str]:
+        told: list[list[int]] = [[] for _ in last]
+        open_rows = set(range(len(last)))
+        for _ in range(max_tokens):
+            chosen = self._forward([[token] for token in last], cache, context)[:, -1].argmax(-1).tolist()
+            for row in sorted(open_rows):
+                if chosen[row] in self._ends:
+                    open_rows.discard(row)
+                else:
+                    told[row].append(chosen[row])
+            if not open_rows:
+                break
+            last = chosen
+        return [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in told]
+
+    def _read(self, prompt: Prompt) -> KeysAndValues:
+        """The context in full attention."""
+        return self._computed([*prompt.system, *(token for chunk in prompt.chunks for token in chunk)])
+
+    def _composed(self, prompt: Prompt) -> KeysAndValues:
+        """The context of chunks, each computed behind the system segment and moved to its place."""
+        start = at = len(prompt.system)
+        parts = [self._remembered(prompt.system)]
+        for chunk in prompt.chunks:
+            computed = self._remembered([*prompt.system, *chunk])
+            cut = [(keys[:, :, start:], values[:, :, start:]) for keys, values in computed]
+            parts.append(self._moved(cut, at - start))
+            at += len(chunk)
+        return [tuple(torch.cat(kind, 2) for kind in zip(*layer, strict=True)) for layer in zip(*parts, strict=True)]
+
+    def _remembered(self, ids: Sequence[int]) -> KeysAndValues:
+        if (found := self._chunks.get(tuple(ids))) is None:
+            found = self._chunks[tuple(ids)] = self._computed(ids)
+        return found
+
+    def _computed(self, ids: Sequence[int]) -> KeysAndValues:
+        cache = DynamicCache()
+        self._forward(ids, cache, None)
+        return [(layer.keys, layer.values) for layer in cache.layers]
+
+    def _moved(self, part: KeysAndValues, distance: int) -> KeysAndValues:
+        """The part with its keys turned by ``distance`` positions."""
+        return [
+            (apply_rotary_pos_emb(keys, keys, *self._angles(distance, layer))[0], values)
+            for (keys, values), layer in zip(part, self._layer_types, strict=True)
+        ]
+
+    def _angles(self, distance: int, layer_type: str) -> tuple[Tensor, Tensor]:
+        rotary, position = self._model.model.rotary_emb, torch.tensor([[distance]])
+        if self._window is None:
+            return rotary(torch.zeros(1, dtype=self._model.dtype), position)  # type: ignore[no-any-return]
+        return rotary(torch.zeros(1, dtype=self._model.dtype), position, layer_type)  # type: ignore[no-any-return]
+
+    def _forward(self, ids: Sequence[Any], cache: Any, context: slice | None, keep: int = 1) -> Tensor:
+        """Logits ``[rows, keep, vocabulary]``; the tokens ``ids`` are those of all rows, or a list for each."""
+        seen = cache.get_seq_length()
+        rows = 1 if context is None else len(self._temperatures)
+        tokens = torch.tensor(ids).reshape(-1, len(ids) if not isinstance(ids[0], list) else 1).expand(rows, -1)
+        positions = torch.arange(seen, seen + tokens.shape[1])
+        given = {} if context is None else {"context": context, "temperatures": self._temperatures}
+        found = self._model(
+            input_ids=tokens,
+            position_ids=positions[None],
+            past_key_values=cache,
+            attention_mask=self._masks(positions),
+            logits_to_keep=keep,
+            **given,
+        )
+        return found.logits  # type: ignore[no-any-return]
+
+    def _masks(self, positions: Tensor) -> Any:
+        distances = positions[:, None] - torch.arange(int(positions[-1]) + 1)
+        causal = torch.zeros(distances.shape).masked_fill(distances < 0, _MASKED)[None, None]
+        if self._window is None:
+            return causal
+        return {"full_attention": causal, "sliding_attention": causal.masked_fill(distances >= self._window, _MASKED)}
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)  # type: ignore[no-any-return]
+
+
+def measure(folder: Path, output: Path, limit: int, temperatures: Sequence[float], max_tokens: int) -> None:
+    """Appends a line to ``output`` for each question: accuracy and log probability of each row."""
+    done = {each["id"] for each in _lines([output])} if output.exists() else set()
+    reader = Reader(folder, temperatures)
+    names = [f"{context} {temperature:g}" for context in CONTEXTS for temperature in temperatures]
+    questions = plain_questions(limit)
+    random.Random("temperature").shuffle(questions)  # an interrupted run has all numbers of chunks
+    with output.open("a") as file:
+        for number, question in enumerate(questions, start=1):
+            if question.id in done:
+                continue
+            answers = reader.answers(question, max_tokens)
+            rows = {
+                name: {"answer": text, "accuracy": score(text, question.answers).accuracy, "logprob": logprob}
+                for name, (text, logprob) in zip(names, answers, strict=True)
+            }
+            print(json.dumps({"id": question.id, "chunks": len(question.chunks), "rows": rows}), file=file, flush=True)
+            print(f"\r{number} of {len(questions)}", end="", flush=True)
+
+
+def table(paths: Iterable[Path]) -> None:
+    """Prints accuracy in percent, and each temperature's difference from 1 in the same context, with 95 % intervals."""
+    by_chunks = defaultdict(list)
+    for line in _lines(paths):
+        by_chunks[line["chunks"]].append(line["rows"])
+    by_chunks["all"] = [rows for each in list(by_chunks.values()) for rows in each]
+    for chunks, lines in sorted(by_chunks.items(), key=str):
+        print(f"{chunks} chunks, {len(lines)} questions")
+        for name in lines[0]:
+            context = name.split()[0]
+            accuracies = [rows[name]["accuracy"] for rows in lines]
+            told = f"  {name:12} {100 * sum(accuracies) / len(accuracies):5.1f} %"
+            for base in dict.fromkeys((f"{context} 1", "full 1")):
+                for measure, factor, unit in (("accuracy", 100, "points"), ("logprob", 1, "nats")):
+                    pairs = [(rows[name][measure], rows[base][measure]) for rows in lines]
+                    differences = [factor * (one - other) for one, other in pairs if one is not None]
+                    mean, (low, high) = sum(differences) / len(differences), mean_interval(differences, 0.95)
+                    told += f"  {mean:+.2f} ({low:+.2f} to {high:+.2f}) {unit} on {base}"
+            print(told)
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    for path in paths:
+        yield from map(json.loads, path.read_text().splitlines())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("model", nargs="?", type=Path, help="folder of the model")
+    parser.add_argument("output", nargs="?", type=Path, help="file of results, a line for each question")
+    parser.add_argument("--limit", type=int, default=400, help="questions for each number of chunks (default: 400)")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=(1.0, 0.9), help="the first must be 1")
+    parser.add_argument("--max-tokens", type=int, default=32, help="longest answer (default: 32)")
+    parser.add_argument("--threads", type=int, default=2, help="threads (default: 2)")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these results")
+    args = parser.parse_args()
+    if args.table:
+        table(args.table)
+        return
+    torch.set_num_threads(args.threads)
+    measure(args.model, args.output, args.limit, args.temperatures, args.max_tokens)
+
+
+if __name__ == "__main__":
+    main()
