@@ -49,6 +49,11 @@ _COMMANDS: Final = {
         "[MODEL] [--questions FILE | --demo] [options]",
         "measure what reuse costs a model, and write a profile for serve --profile",
     ),
+    "adapt": Command(
+        "training.adapt.command",
+        "MODEL --documents FOLDER --output DIR [--with tokens|lora] [options]",
+        "teach a model to answer from isolated chunks, by its own full attention over any documents",
+    ),
     "bench": Command(
         "measuring.speed.command",
         "[WORKLOAD ...] [options] [any vllm serve flag]",

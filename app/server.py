@@ -38,7 +38,7 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, peer, rag, split
 from app.settings import Settings
-from cache.positions.strategy import DefaultStrategy
+from cache.positions.strategy import ChunkTokens, DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.chunks.chunk_cache import CacheOff
 from engine_ext.chunks.fills import FillLimits
@@ -179,7 +179,8 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
     marks, tenants = Marks(), _tenants(args, settings)
 
     def renderer(vllms: Any, block_tokens: int | None) -> SegmentRenderer:
-        return SegmentRenderer(vllms, marks, settings.chunk_max_tokens, block_tokens)
+        chunk_tokens = ChunkTokens.of(vllms.model_config.hf_config)
+        return SegmentRenderer(vllms, marks, settings.chunk_max_tokens, block_tokens, chunk_tokens)
 
     options = _cache_options(settings, profile)
     quotas = tenants.quota_of if tenants is not None else no_quotas

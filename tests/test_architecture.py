@@ -38,9 +38,10 @@ ROOMS = (
     "app/arguments.py",
     "app/ray_serve",
     "app/models",
-    "training",
+    "training/demo",
     "measuring/kit",  # servers, clients, texts, statistics, the folder of a run
     "measuring/quality",  # tessera eval, tessera calibrate
+    "training/adapt",  # tessera adapt
     "measuring/speed",  # tessera bench
     "measuring/device",  # is all right on this GPU or NPU?
     "app/commands",

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from vllm.exceptions import VLLMValidationError
 
@@ -14,20 +14,32 @@ from app.documents.document import Document
 from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.prompt.tokenization import SegmentTokenizer
 from cache.positions.layout import Chunk, ChunkedPrompt, PackedTokens, pack, packed_length, split_packed, unpack
+from cache.positions.strategy import ChunkTokens
 from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
+
+_NONE: Final = ChunkTokens()
 
 
 class SegmentRenderer:
     """Wraps vLLM's renderer; prompts without marks pass through unchanged.
 
-    With ``block_tokens``, white space pads each segment before the question to whole blocks.
+    With ``block_tokens``, white space pads each segment before the question to whole blocks. ``chunk_tokens`` are
+    around each chunk, and count as its own.
     """
 
-    def __init__(self, renderer: Any, marks: Marks, max_chunk_tokens: int, block_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        renderer: Any,
+        marks: Marks,
+        max_chunk_tokens: int,
+        block_tokens: int | None = None,
+        chunk_tokens: ChunkTokens = _NONE,
+    ) -> None:
         self._renderer = renderer
         self._marks = marks
-        self._max_chunk_tokens = max_chunk_tokens
+        self._max_chunk_tokens = max(1, max_chunk_tokens - chunk_tokens.number)
+        self._chunk_tokens = chunk_tokens
         self._openings: dict[str | None, str] = {}
         self._tokenizer = SegmentTokenizer(renderer.get_tokenizer())
         self._block_tokens = block_tokens
@@ -147,10 +159,10 @@ class SegmentRenderer:
 
     def _chunks(self, text: str, id: str | None, document: int, namespace: str) -> list[Chunk]:
         tokens = self._tokenizer.pack_document(text, namespace)
-        pieces = split_packed(tokens, self._max_chunk_tokens)
-        if len(pieces) == 1:
-            return [Chunk(tokens + self._padding(tokens), id, document)]
+        pieces = [self._chunk_tokens.around(piece) for piece in split_packed(tokens, self._max_chunk_tokens)]
         padded = [piece + self._padding(piece) for piece in pieces]
+        if len(padded) == 1:
+            return [Chunk(padded[0], id, document)]
         return [Chunk(piece, id, document, (number, len(padded))) for number, piece in enumerate(padded, start=1)]
 
     def _padded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:

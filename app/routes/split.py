@@ -11,8 +11,8 @@ from fastapi import APIRouter, Query, Request
 from vllm.exceptions import VLLMValidationError
 from xxhash import xxh3_64_hexdigest
 
-from app.documents.pdf_text import PdfError, pdf_text
-from app.documents.splitting import CountTokens, Piece, split_markdown, split_text
+from app.documents.files import SUFFIXES, UnreadableFileError, pieces_of, text_of
+from app.documents.splitting import CountTokens, Piece
 from app.http.answers import Split
 from app.http.openapi import answers
 from app.routes.dependencies import Renderer, RequestSettings
@@ -20,7 +20,6 @@ from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(prefix="/v1/rag", tags=["Chunks"])
 
-SUFFIXES = (".txt", ".md", ".markdown", ".pdf")
 DEFAULT_MAX_TOKENS = 512
 _SPLITTING = asyncio.Semaphore(2)
 """Files read concurrently; others wait."""
@@ -81,16 +80,13 @@ async def _body(request: Request, limit: int) -> bytes:
 async def _text(file: bytes, suffix: str) -> str:
     """Extracts the text; raises ``VLLMValidationError`` (400) if there is none."""
     try:
-        return await pdf_text(file) if suffix == ".pdf" else file.decode("utf-8-sig")
-    except PdfError as error:
+        return await text_of(file, suffix)
+    except UnreadableFileError as error:
         raise VLLMValidationError(str(error), parameter="body") from error
-    except UnicodeDecodeError as error:
-        raise VLLMValidationError(f"the file is not UTF-8 text: {error.reason}", parameter="body") from error
 
 
 def _chunks(text: str, suffix: str, filename: str, limit: int, count: CountTokens) -> list[dict[str, Any]]:
-    pieces = (split_markdown if suffix in (".md", ".markdown") else split_text)(text, limit, count)
-    return list(_described(pieces, filename))
+    return list(_described(pieces_of(text, suffix, limit, count), filename))
 
 
 def _described(pieces: Iterator[Piece], filename: str) -> Iterator[dict[str, Any]]:

@@ -41,7 +41,7 @@ left out. The files of HotpotQA, 2WikiMultihopQA, MuSiQue and LongBench's questi
 
 examples:
   tessera eval Qwen/Qwen3-0.6B --limit 456 --long-chunks
-  tessera eval Qwen/Qwen3-0.6B --questions q.jsonl -- --default-chat-template-kwargs '{"enable_thinking": false}'
+  tessera eval ./model --questions questions.jsonl -- --dtype float32 --chat-template template.jinja
   tessera eval --server http://localhost:8000 --questions musique_ans_v1.0_dev.jsonl --limit 200
 
 Exit status: 0; 1 if the server fails midway; 2 for errors in usage, files or set-up; 130 when interrupted."""

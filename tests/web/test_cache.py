@@ -6,7 +6,7 @@ from playwright.sync_api import Page, expect
 
 from tests.web.conftest import EXAMPLE
 from tests.web.test_ask import HOSTILE
-from training.language import DEFAULT_SYSTEM
+from training.demo.language import DEFAULT_SYSTEM
 
 NUM_PARAGRAPHS = 40
 

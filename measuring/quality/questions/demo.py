@@ -5,8 +5,8 @@ import random
 from collections.abc import Iterator
 
 from measuring.quality.questions.questions import Question
-from training.episodes import Episode, Shape, make_episode
-from training.language import PLAIN_QUESTIONS, PLAIN_STATEMENTS
+from training.demo.episodes import Episode, Shape, make_episode
+from training.demo.language import PLAIN_QUESTIONS, PLAIN_STATEMENTS
 
 CHUNKS = (2, 4, 8, 16)
 _QUESTIONS_PER_EPISODE = 5

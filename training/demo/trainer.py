@@ -13,12 +13,12 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.overrides import TorchFunctionMode
 
-from training.batches import STRATEGIES, Batch, Encoder, to_device
-from training.curriculum import CURRICULUM, Stage
-from training.initialisation import look_back
-from training.language import Split
-from training.model import MAX_LENGTH, forward, is_bfloat16_quick, new_model
-from training.tokenizer import train_tokenizer
+from training.demo.batches import STRATEGIES, Batch, Encoder, to_device
+from training.demo.curriculum import CURRICULUM, Stage
+from training.demo.initialisation import look_back
+from training.demo.language import Split
+from training.demo.model import MAX_LENGTH, forward, is_bfloat16_quick, new_model
+from training.demo.tokenizer import train_tokenizer
 
 LEARNING_RATE = 4e-3
 EMBEDDING_RATE = 3e-3

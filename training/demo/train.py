@@ -19,10 +19,10 @@ import torch
 
 from tools.folders import check_replaceable
 from tools.progress import say
-from training.batches import STRATEGIES
-from training.curriculum import Stage
-from training.export import FACTS_FILE, export
-from training.trainer import Progress, Trainer
+from training.demo.batches import STRATEGIES
+from training.demo.curriculum import Stage
+from training.demo.export import FACTS_FILE, export
+from training.demo.trainer import Progress, Trainer
 
 
 def train(trainer: Trainer, steps: int | None, checkpoint: Path, save_every: int) -> bool:
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m training.demo.train", description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, help="stop after this step (default: at the end of the curriculum)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, tokenizer and data (default: 0)")
     parser.add_argument(

@@ -3,8 +3,8 @@
 
 import random
 
-from training.episodes import Shape, make_episode
-from training.language import ATTRIBUTES, UNKNOWN, Words, split_of
+from training.demo.episodes import Shape, make_episode
+from training.demo.language import ATTRIBUTES, UNKNOWN, Words, split_of
 
 SHAPE = Shape(chunks=6, questions=12)
 

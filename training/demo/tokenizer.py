@@ -5,8 +5,8 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from training.episodes import Shape, make_episode
-from training.language import DEFAULT_SYSTEM
+from training.demo.episodes import Shape, make_episode
+from training.demo.language import DEFAULT_SYSTEM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

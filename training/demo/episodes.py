@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 
 from app.documents.document import Document
-from training.language import (
+from training.demo.language import (
     ANSWER,
     ATTRIBUTES,
     DEFAULT_SYSTEM,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from training.batches import Encoder
-from training.model import MAX_LENGTH, new_model
-from training.tokenizer import train_tokenizer
+from training.demo.batches import Encoder
+from training.demo.model import MAX_LENGTH, new_model
+from training.demo.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="session")

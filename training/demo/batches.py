@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.episodes import Episode
-from training.tokenizer import ASSISTANT, END, SYSTEM, USER
+from training.demo.episodes import Episode
+from training.demo.tokenizer import ASSISTANT, END, SYSTEM, USER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -5,10 +5,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.batches import STRATEGIES, Batch, Encoder, Sample, make_batch, repeat_sample
-from training.episodes import Shape, make_episode
-from training.language import PLAIN_QUESTIONS, PLAIN_STATEMENTS, QUESTIONS, STATEMENTS, Split
-from training.tokenizer import VOCABULARY
+from training.demo.batches import STRATEGIES, Batch, Encoder, Sample, make_batch, repeat_sample
+from training.demo.episodes import Shape, make_episode
+from training.demo.language import PLAIN_QUESTIONS, PLAIN_STATEMENTS, QUESTIONS, STATEMENTS, Split
+from training.demo.tokenizer import VOCABULARY
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-from training.batches import Batch
-from training.tokenizer import END, SPECIAL_TOKENS, VOCABULARY
+from training.demo.batches import Batch
+from training.demo.tokenizer import END, SPECIAL_TOKENS, VOCABULARY
 
 MAX_LENGTH = 8192
 

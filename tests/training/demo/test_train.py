@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from training.curriculum import CURRICULUM, Answering, Copying, Stage
-from training.train import finish, main, train
-from training.trainer import Trainer
+from training.demo.curriculum import CURRICULUM, Answering, Copying, Stage
+from training.demo.train import finish, main, train
+from training.demo.trainer import Trainer
 
 SMALL = (
     Stage("copy", Copying(alphabet=16, chunks=1, branches=2), gate=2.0, most_steps=4, tokens=512),
@@ -21,8 +21,8 @@ SMALL = (
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stages of four small steps, with a gate check every second step."""
-    monkeypatch.setattr("training.trainer.CURRICULUM", SMALL)
-    monkeypatch.setattr("training.trainer.GATE_EVERY", 2)
+    monkeypatch.setattr("training.demo.trainer.CURRICULUM", SMALL)
+    monkeypatch.setattr("training.demo.trainer.GATE_EVERY", 2)
 
 
 def losses(folder: Path) -> list[float]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests import oracle
-from training.batches import STRATEGIES, Batch, Sample, make_batch, repeat_sample
-from training.curriculum import CURRICULUM
+from training.demo.batches import STRATEGIES, Batch, Sample, make_batch, repeat_sample
+from training.demo.curriculum import CURRICULUM
 
 SAMPLES = [repeat_sample(random.Random(seed), 2048, 40, chunks, 3) for seed, chunks in enumerate((1, 4, 2))]
 

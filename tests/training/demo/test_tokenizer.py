@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.tokenizer import SPECIAL_TOKENS, VOCABULARY
+from training.demo.tokenizer import SPECIAL_TOKENS, VOCABULARY
 
 
 def test_vocabulary(tokenizer: Any) -> None:

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny model, its template, and passages."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from app.documents.document import Document
+from tools.random_model import build_preset
+from training.adapt.material import Material, Template
+from training.adapt.model import load
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tensors are tiny: more threads would only wait for each other."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_preset("tiny-llama", tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture
+def model(folder: Path) -> Any:
+    return load(folder)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def material(tokenizer: Any) -> Material:
+    text = "Station {0} is in Riga. Its {0} rooms are let to guests, and breakfast ends at {0}."
+    passages = [Document(text.format(number)) for number in range(30)]
+    return Material(passages, Template(tokenizer), (2, 3), num_tasks=2)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tessera adapt`: a whole run, an interrupted one, and what it refuses."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from training.adapt import command
+from training.adapt.command import main
+from training.adapt.trainer import Trainer
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for number in range(20):
+        text = f"Station {number} is in Riga. Its {number} rooms are let to guests of the house."
+        (folder / f"{number}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def adapt(folder: Path, documents: Path, tmp_path: Path) -> Any:
+    def run(*options: str, model: str | Path = folder) -> int:
+        given = ["--documents", str(documents), "--output", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+        return main([str(model), *given, "--steps", "3", "--chunks", "2", "--tasks", "1", *options])
+
+    return run
+
+
+def test_a_run(adapt: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adapt("--positions", "all") == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["chunk_attention"] == [
+        "offset",
+        "shared",
+        "parallel",
+    ]
+    facts = json.loads((tmp_path / "out" / "adapted.json").read_text())
+    assert (facts["step"], facts["way"]) == (3, "tokens")
+    lines = [json.loads(line) for line in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
+    assert set(lines[0]["held_out"]) == {"offset", "shared", "parallel", "full"}
+    assert "tessera calibrate" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_is_resumed(
+    adapt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = Trainer.train_step
+
+    def interrupted(trainer: Trainer) -> float:
+        signal.raise_signal(signal.SIGINT)
+        return step(trainer)
+
+    monkeypatch.setattr(Trainer, "train_step", interrupted)
+    assert adapt() == 130
+    monkeypatch.setattr(Trainer, "train_step", step)
+    assert adapt() == 0
+    told = capsys.readouterr().err
+    assert "interrupted at step 1; the same command resumes" in told
+    assert "resuming from step 1" in told
+    assert json.loads((tmp_path / "out" / "adapted.json").read_text())["step"] == 3
+
+
+def test_another_run_in_the_same_place(adapt: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adapt() == 0
+    assert adapt("--seed", "1") == 2
+    assert "is of another run (seed 0)" in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_left_alone(adapt: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "letter.txt").write_text("mine")
+    assert adapt() == 2
+    assert "is in use: it has no adapted.json" in capsys.readouterr().err
+    assert (tmp_path / "out" / "letter.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--steps", "0"], "must be at least 1"),
+        (["--with", "magic"], "invalid choice"),
+        (["--documents", "/absent"], "/absent is not a folder"),
+    ],
+)
+def test_wrong_options(adapt: Any, capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
+    assert adapt(*options) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there(adapt: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adapt(model="absent/model") == 2
+    assert "no files of absent/model" in capsys.readouterr().err
+
+
+def test_too_little_memory(adapt: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = psutil.virtual_memory()._replace(available=1 << 30)
+    monkeypatch.setattr(command.psutil, "virtual_memory", lambda: memory)
+    assert adapt() == 2
+    assert "GiB of memory, and 1 GiB are free: stop other programs" in capsys.readouterr().err
+
+
+def test_lora_without_peft(adapt: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert adapt("--with", "lora") == 2
+    assert "pip install 'tessera-rag[adapt]'" in capsys.readouterr().err

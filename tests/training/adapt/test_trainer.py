@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training lowers the held-out loss, stops in time, and resumes with the same steps."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from training.adapt import trainer as module
+from training.adapt.material import Material
+from training.adapt.model import load
+from training.adapt.students import SoftTokens
+from training.adapt.trainer import Plan, Trainer, ways_of
+
+PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0)
+
+
+def make_trainer(folder: Path, material: Material, plan: Plan = PLAN) -> Trainer:
+    return Trainer(SoftTokens(load(folder), plan.seed), material, plan)
+
+
+def parameters(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in trainer.student.parameters().values()])
+
+
+def test_the_held_out_loss_falls(folder: Path, material: Material) -> None:
+    trainer = make_trainer(folder, material)
+    before = trainer.check()
+    for _ in range(PLAN.steps):
+        trainer.train_step()
+    assert trainer.check()["offset"] < before["offset"]
+    assert trainer.is_finished
+    assert trainer.progress.best_step == PLAN.steps
+
+
+def test_a_resumed_run_has_the_same_steps(folder: Path, material: Material, tmp_path: Path) -> None:
+    whole = make_trainer(folder, material)
+    losses = [whole.train_step() for _ in range(6)]
+    first = make_trainer(folder, material)
+    assert [first.train_step() for _ in range(3)] == losses[:3]
+    first.save(tmp_path / "checkpoint.pt")
+    second = make_trainer(folder, material)
+    second.load(tmp_path / "checkpoint.pt")
+    assert [second.train_step() for _ in range(3)] == losses[3:]
+    assert torch.equal(parameters(second), parameters(whole))
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"steps": 13}, {"positions": ("shared",)}, {"documents": "e"}])
+def test_a_checkpoint_of_another_run_is_refused(
+    folder: Path, material: Material, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    make_trainer(folder, material).save(tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=f"of another run .{next(iter(change))}"):
+        make_trainer(folder, material, replace(PLAN, **change)).load(tmp_path / "checkpoint.pt")
+
+
+def test_it_ends_when_the_held_out_loss_falls_no_longer(
+    folder: Path, material: Material, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 1)
+    trainer = make_trainer(folder, material)
+    trainer.check()
+    best = parameters(trainer)
+    trainer.student.rate = 0.0  # type: ignore[misc]
+    for _ in range(module._PATIENCE):
+        assert not trainer.is_finished
+        trainer.train_step()
+        trainer.check()
+    assert trainer.is_finished
+    trainer.use_best()
+    assert torch.equal(parameters(trainer), best)
+
+
+def test_positions() -> None:
+    assert ways_of("all") == ("offset", "shared", "parallel")
+    assert ways_of("shared") == ("shared",)

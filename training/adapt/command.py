@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tessera adapt`: from a model and documents to a model that answers from isolated chunks."""
+
+import argparse
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from measuring.kit.arguments import Parser, UsageError, positive
+from measuring.quality.questions.records import QuestionFileError
+from tools.folders import check_replaceable, replaced_folder
+from tools.progress import progress, say
+
+_MARK: Final = "adapted.json"
+"""File with the run's plan and losses; only a folder with it is replaced."""
+_CHECKPOINT: Final = "checkpoint.pt"
+_SAVE_EVERY: Final = 25
+_BYTES_OF_WORK: Final = 4 << 30
+"""Memory for activations and gradients, beside the weights."""
+
+_DESCRIPTION = """\
+Teach a model to answer from isolated chunks. Its own full attention over the same prompts is the teacher, and the
+material is any text: the files of a folder are cut into passages, with tasks about their sentences."""
+
+_EPILOG = """\
+Two ways (--with):
+  tokens  trains a few soft tokens, which the server puts around each chunk; all other weights stay as they are
+  lora    trains low-rank updates of the layers, merged into the weights at the end
+
+OUTPUT gets a model folder for tessera serve, whose config.json names the positions that it was trained for. WORK gets
+checkpoint.pt and log.jsonl (losses as they come). An interrupted run is resumed by the same command.
+
+examples:
+  tessera adapt $(tessera model smollm2) --documents manuals --output adapted
+  tessera adapt Qwen/Qwen3-0.6B --documents manuals --output adapted --with lora --positions all
+  tessera calibrate adapted
+
+Exit status: 0; 1 if the training can't go on; 2 for errors in usage, files or set-up; 130 when interrupted."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tessera adapt`; returns its exit code, as its help says."""
+    try:
+        args = _parser().parse_args(argv)
+        _check(args)
+        trainer, tokenizer = _prepared(args)
+        checkpoint = args.work / _CHECKPOINT
+        if checkpoint.exists():
+            trainer.load(checkpoint)
+            say(f"resuming from step {trainer.progress.step} ({checkpoint})")
+        if not _train(trainer, args.work):
+            say(f"interrupted at step {trainer.progress.step}; the same command resumes")
+            return 130
+        _finish(trainer, tokenizer, args)
+    except (UsageError, FileExistsError, QuestionFileError, ValueError) as error:
+        say(str(error))
+        return 2
+    except OSError as error:
+        say(f"{error.filename or args.output}: {error.strerror or error}")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises an error for what can be known before the model is loaded."""
+    check_replaceable(args.output, _MARK)
+    if args.way == "lora" and find_spec("peft") is None:
+        raise UsageError("--with lora needs peft, which is not installed: pip install 'tessera-rag[adapt]'")
+    args.work.mkdir(parents=True, exist_ok=True)
+
+
+def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The trainer, and the model's tokenizer."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from engine_ext.start.fingerprint import UnknownWeightsError, model_folder
+    from measuring.quality.questions.datasets import load_questions
+    from training.adapt.material import Material, MaterialError, Template, read_passages
+    from training.adapt.model import load
+    from training.adapt.students import STUDENTS
+    from training.adapt.trainer import Plan, Trainer, ways_of
+
+    try:
+        folder = model_folder(args.model, None)
+    except UnknownWeightsError as error:
+        raise MaterialError(str(error)) from error
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        _check_memory(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    template = Template(tokenizer)
+    with progress(f"reading {args.documents}"):
+        passages = read_passages(args.documents, template.segments, args.passage_tokens)
+    questions = load_questions(args.questions) if args.questions else ()
+    material = Material(passages, template, args.chunks, args.tasks, questions)
+    say(f"{len(passages)} passages")
+    with progress("loading the model"):
+        model = load(folder, device)
+    student = STUDENTS[args.way](model, args.seed)
+    plan = Plan(str(folder), str(args.documents), args.way, ways_of(args.positions), args.steps, args.seed)
+    with progress("reading held-out prompts"):
+        return Trainer(student, material, plan), tokenizer
+
+
+def _check_memory(folder: Path) -> None:
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    wanted, free = 2 * weights + _BYTES_OF_WORK, psutil.virtual_memory().available
+    if wanted > free:
+        gib = 1 << 30
+        raise UsageError(
+            f"training takes some {wanted / gib:.0f} GiB of memory, and {free / gib:.0f} GiB are free: "
+            "stop other programs, or use a machine with more"
+        )
+
+
+def _train(trainer: Any, work: Path) -> bool:
+    """Trains to the end; returns False if interrupted. A checkpoint is written in any case."""
+    from training.adapt.trainer import CHECK_EVERY
+
+    checkpoint = work / _CHECKPOINT
+    progress, plan = trainer.progress, trainer.plan
+    with _interruption() as is_interrupted, (work / "log.jsonl").open("a", encoding="utf-8") as log:
+        while not trainer.is_finished and not is_interrupted():
+            if progress.step % CHECK_EVERY == 0 and not any(step == progress.step for step, _ in progress.checks):
+                losses = trainer.check()
+                told = ", ".join(f"{way} {loss:.4f}" for way, loss in losses.items())
+                say(f"step {progress.step} of at most {plan.steps}: held-out loss {told}")
+                print(json.dumps({"step": progress.step, "held_out": losses}), file=log, flush=True)
+            loss = trainer.train_step()
+            print(json.dumps({"step": progress.step, "loss": loss, "tokens": progress.tokens}), file=log, flush=True)
+            if progress.step % _SAVE_EVERY == 0:
+                trainer.save(checkpoint)
+        if trainer.is_finished and not is_interrupted():
+            trainer.check()
+        trainer.save(checkpoint)
+    return bool(trainer.is_finished)
+
+
+@contextmanager
+def _interruption() -> Iterator[Any]:
+    """Yields a function that tells whether Ctrl-C was pressed within the block."""
+    pressed: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _finish(trainer: Any, tokenizer: Any, args: argparse.Namespace) -> None:
+    progress, plan, student = trainer.progress, trainer.plan, trainer.student
+    trainer.use_best()
+    say(f"done; the best held-out loss, {progress.best:.4f} nats, was at step {progress.best_step}")
+    with replaced_folder(args.output, _MARK) as staging:
+        student.save(staging, tokenizer, plan.positions, trainer.held_out())
+        facts = {**asdict(plan), **asdict(progress)}
+        (staging / _MARK).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    say(f"the model is in {args.output}: tessera calibrate {args.output} measures it, tessera serve {args.output}")
+
+
+def _parser() -> Parser:
+    usage = "tessera adapt MODEL --documents FOLDER --output DIR [options]"
+    parser = Parser("tessera adapt", usage, _DESCRIPTION, _EPILOG)
+    parser.add_argument("model", metavar="MODEL", help="folder or name of the model")
+    parser.add_argument("--documents", type=Path, required=True, metavar="FOLDER", help="text, Markdown and PDF files")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the adapted model")
+    way = "what is trained: tokens or lora (default: tokens)"
+    parser.add_argument("--with", dest="way", choices=("tokens", "lora"), default="tokens", help=way)
+    positions = "positions of chunks: offset, shared, parallel or all (default: offset)"
+    choices = ("offset", "shared", "parallel", "all")
+    parser.add_argument("--positions", choices=choices, default="offset", help=positions)
+    steps = "most steps, of four prompts each (default: 1000); it ends before when the held-out loss no longer falls"
+    parser.add_argument("--steps", type=positive, default=1000, metavar="N", help=steps)
+    tokens = "longest passage, in tokens (default: 128)"
+    parser.add_argument("--passage-tokens", type=positive, default=128, metavar="N", help=tokens)
+    chunks = "numbers of chunks in a prompt (default: 2 4 8)"
+    parser.add_argument("--chunks", type=positive, nargs="+", default=(2, 4, 8), metavar="N", help=chunks)
+    tasks = "tasks for each prompt (default: 6)"
+    parser.add_argument("--tasks", type=positive, default=6, metavar="N", help=tasks)
+    questions = "questions with answers, in any format of tessera eval, as about every second prompt (default: none)"
+    parser.add_argument("--questions", type=Path, metavar="FILE", help=questions)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of samples and new weights (default: 0)")
+    work = "folder for checkpoint and log (default: build/adapt)"
+    parser.add_argument("--work", type=Path, default=Path("build/adapt"), metavar="DIR", help=work)
+    return parser

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two ways to adapt a model: soft tokens around each chunk, or LoRA."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import Tensor, nn
+
+from cache.positions.layout import ChunkedPrompt, TokenIds, pack
+from cache.positions.strategy import CHUNK_TOKENS, TRAINED_FOR, ChunkTokens
+from training.adapt.material import Sample
+from training.adapt.model import hidden_states, log_probabilities
+from training.adapt.rows import Row, Way, make_row
+
+BEFORE, BEHIND = 8, 4
+"""Soft tokens before and behind each chunk."""
+_IMPOSSIBLE: Final = -10_000.0
+"""Highest logit of soft tokens on held-out prompts: ``exp`` of a tenth of it is 0 beside any other."""
+_RIDGE: Final = 1e-3
+
+
+class Student(ABC):
+    """A model in training, and in it the frozen teacher."""
+
+    rate: ClassVar[float]
+    """Learning rate of Adam."""
+    extra_ways: ClassVar[tuple[Way, ...]] = ("full",)
+    """Ways that are trained beside those that are asked for, so that the model stays as it was there."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @torch.no_grad()
+    def taught(self, sample: Sample) -> Tensor:
+        """The teacher's log probabilities ``[branch tokens, vocabulary]``: full attention of the untouched model."""
+        with self._untouched():
+            return log_probabilities(self.model, make_row(sample.prompt, sample.branches, "full"))
+
+    @abstractmethod
+    def log_probabilities(self, sample: Sample, way: Way) -> Tensor:
+        """The student's log probabilities ``[branch tokens, vocabulary]``."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trained parameters by name."""
+
+    @abstractmethod
+    def save(self, folder: Path, tokenizer: Any, ways: Sequence[Way], samples: Iterable[Sample]) -> None:
+        """Writes a model folder that vLLM serves; ``samples`` are held out ones."""
+
+    def _untouched(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+class SoftTokens(Student):
+    """Trained rows of the embedding table around each chunk, after KV Packet (https://arxiv.org/abs/2604.13226)."""
+
+    rate = 3e-3
+
+    def __init__(self, model: Any, seed: int) -> None:
+        super().__init__(model)
+        model.requires_grad_(False)
+        self._table: Tensor = model.get_input_embeddings().weight
+        rows = self._table.detach().float()
+        noise = torch.randn(BEFORE + BEHIND, rows.shape[1], generator=torch.Generator().manual_seed(seed))
+        self._soft = nn.Parameter(rows.mean(0) + 0.1 * rows.std() * noise.to(rows.device))
+
+    def log_probabilities(self, sample: Sample, way: Way) -> Tensor:
+        """See :meth:`Student.log_probabilities`."""
+        around = ChunkTokens(*map(pack, self._ids)).around
+        chunks = tuple(replace(chunk, packed=around(chunk.packed)) for chunk in sample.prompt.chunks)
+        row = make_row(replace(sample.prompt, chunks=chunks), sample.branches, way)
+        return log_probabilities(self.model, row, self._embedded(row))
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The soft tokens' embeddings."""
+        return {"soft": self._soft}
+
+    def save(self, folder: Path, tokenizer: Any, ways: Sequence[Way], samples: Iterable[Sample]) -> None:
+        """Adds the soft tokens to tokenizer, embedding table and, as impossible ones, head."""
+        before, behind = self._ids
+        impossible = self._impossible(samples)
+        config = self.model.config
+        tokenizer.add_special_tokens(
+            {"additional_special_tokens": [f"<|chunk-{number}|>" for number in range(BEFORE + BEHIND)]},
+            replace_extra_special_tokens=False,
+        )
+        if tokenizer.convert_tokens_to_ids("<|chunk-0|>") != before[0]:
+            raise ValueError("the tokenizer's next id is not the embedding table's next row")
+        state = dict(self.model.state_dict())
+        head = state["lm_head.weight"]
+        state["lm_head.weight"] = torch.cat([head, impossible.to(head).expand(BEFORE + BEHIND, -1)])
+        name = next(name for name, each in self.model.named_parameters() if each is self._table)
+        state[name] = torch.cat([self._table.detach(), self._soft.detach().to(self._table)])
+        config.update(
+            {
+                "vocab_size": len(state[name]),
+                "tie_word_embeddings": False,
+                TRAINED_FOR: list(ways),
+                CHUNK_TOKENS: {"before": before, "behind": behind},
+            }
+        )
+        type(self.model)(config).save_pretrained(folder, state_dict=state)
+        tokenizer.save_pretrained(folder)
+
+    @property
+    def _ids(self) -> tuple[TokenIds, TokenIds]:
+        first = len(self._table)
+        return tuple(range(first, first + BEFORE)), tuple(range(first + BEFORE, first + BEFORE + BEHIND))
+
+    def _embedded(self, row: Row) -> Tensor:
+        table = torch.cat([self._table, self._soft.to(self._table.dtype)])
+        embedded: Tensor = nn.functional.embedding(row.ids.to(table.device), table)
+        return embedded
+
+    @torch.no_grad()
+    def _impossible(self, samples: Iterable[Sample]) -> Tensor:
+        """A row of the head whose logit is far below all others, ``[hidden]``: minus what all hidden states share.
+
+        By ridge regression of 1 on hidden states with and without chunks.
+        """
+        prompts = [(each, sample.branches) for sample in samples for each in (sample.prompt, _bare(sample.prompt))]
+        rows = [make_row(prompt, branches, "full") for prompt, branches in prompts]
+        hidden = torch.cat([hidden_states(self.model, row) for row in rows]).double()
+        product = hidden.T @ hidden
+        ridge = _RIDGE * product.diagonal().mean() * torch.eye(len(product), device=product.device, dtype=product.dtype)
+        shared = torch.linalg.solve(product + ridge, hidden.sum(0))
+        least = float((hidden @ shared).min())
+        if least <= 0:
+            raise ValueError("the model's hidden states have nothing in common, so soft tokens can't be ruled out")
+        row: Tensor = shared * (_IMPOSSIBLE / least)
+        return row.float()
+
+
+def _bare(prompt: ChunkedPrompt) -> ChunkedPrompt:
+    return replace(prompt, chunks=())
+
+
+class Lora(Student):
+    """Low-rank updates of all layers' matrices (https://arxiv.org/abs/2106.09685), by `peft`."""
+
+    rate = 3e-4
+
+    def __init__(self, model: Any, seed: int, rank: int = 16) -> None:
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(seed)
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        self._peft: Any = get_peft_model(model, config)
+        super().__init__(self._peft.get_base_model())
+
+    def log_probabilities(self, sample: Sample, way: Way) -> Tensor:
+        """See :meth:`Student.log_probabilities`."""
+        return log_probabilities(self.model, make_row(sample.prompt, sample.branches, way))
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The low-rank matrices."""
+        return {name: each for name, each in self._peft.named_parameters() if each.requires_grad}
+
+    def save(self, folder: Path, tokenizer: Any, ways: Sequence[Way], samples: Iterable[Sample]) -> None:
+        """Merges the updates into the weights."""
+        merged = self._peft.merge_and_unload()
+        merged.config.update({TRAINED_FOR: list(ways)})
+        merged.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    def _untouched(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self._peft.disable_adapter()
+        return context
+
+
+STUDENTS: Final = {"tokens": SoftTokens, "lora": Lora}
