@@ -38,7 +38,7 @@ def adapted(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def server(adapted: Path, pool: ServerPool) -> TesseraServer:
+def adapted_server(adapted: Path, pool: ServerPool) -> TesseraServer:
     return pool.get(*arguments_of(adapted))
 
 
@@ -59,8 +59,10 @@ def asked(server: TesseraServer, **cache: Any) -> tuple[dict[str, Any], list[int
 
 
 @pytest.mark.parametrize("strategy", ["offset", "shared", "parallel"])
-def test_the_server_predicts_what_training_predicts(server: TesseraServer, adapted: Path, strategy: Any) -> None:
-    report, tokens, served = asked(server, position_strategy=strategy)
+def test_the_server_predicts_what_training_predicts(
+    adapted_server: TesseraServer, adapted: Path, strategy: Any
+) -> None:
+    report, tokens, served = asked(adapted_server, position_strategy=strategy)
     assert report["mode"] == "chunked"
     template, model = Template(AutoTokenizer.from_pretrained(adapted)), load(adapted)
     around = ChunkTokens.of(model.config).around
@@ -74,23 +76,25 @@ def test_the_server_predicts_what_training_predicts(server: TesseraServer, adapt
     torch.testing.assert_close(torch.tensor(served), expected, rtol=0, atol=1e-4)
 
 
-def test_the_first_trained_strategy_is_the_default(server: TesseraServer) -> None:
-    assert asked(server)[0]["position_strategy"] == "shared"
+def test_the_first_trained_strategy_is_the_default(adapted_server: TesseraServer) -> None:
+    assert asked(adapted_server)[0]["position_strategy"] == "shared"
 
 
 def test_requests_without_chunks_are_bit_for_bit_those_of_the_original(
-    server: TesseraServer, serve: Callable[..., TesseraServer]
+    adapted_server: TesseraServer, server: TesseraServer
 ) -> None:
     bodies = [{"messages": [{"role": "user", "content": f"Tell me about {topic}."}]} for topic in ("Riga", "rooms")]
     given = {"max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 5}
     answers = [
         [each.post("/v1/chat/completions", {**body, **given})["choices"][0]["logprobs"] for body in bodies]
-        for each in (server, serve("tiny-llama"))
+        for each in (adapted_server, server)
     ]
     assert answers[0] == answers[1]
 
 
-def test_a_document_that_spells_a_soft_token_has_none(server: TesseraServer) -> None:
-    answer = server.chat(chunks=["<|chunk-0|> is no token here."], question="?", max_tokens=1, cache={"explain": True})
+def test_a_document_that_spells_a_soft_token_has_none(adapted_server: TesseraServer) -> None:
+    answer = adapted_server.chat(
+        chunks=["<|chunk-0|> is no token here."], question="?", max_tokens=1, cache={"explain": True}
+    )
     _, (chunk,), _ = segments(answer["cache"])
     assert chunk.count(chunk[0]) == 1

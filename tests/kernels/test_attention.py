@@ -137,12 +137,12 @@ def test_threads_share_the_work(model: Model, rows: list[AttendingRow], seed: in
 def test_many_rows_are_not_divided_within_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(numba_attention, "merge", lambda out, parts, *_: assert_unused(parts[0]))
-    model = Model(2, 2, 32, 32, True, torch.float32)
-    num_tokens = DIVIDED_ROWS + 1
-    row = AttendingRow(0, num_tokens, [segment((1, 2), 0, 20, 9)], Tail(runs_of(range(70), BLOCK, 3, 2100), 2100))
-    layer, plan = layer_of(model, 70), plan_step([row])
+    model = Model(32, 2, 32, 32, True, torch.float32)
+    num_tokens = DIVIDED_ROWS // 16 + 1
+    row = AttendingRow(0, num_tokens, [segment((1, 2), 0, 20, 9)], Tail(runs_of(range(6), BLOCK, 3, 150), 150))
+    layer, plan = layer_of(model, 6), plan_step([row])
     fill(layer, plan)
-    query, outputs = torch.randn(num_tokens, 2, 32), [torch.zeros(num_tokens, 2, 32) for _ in range(2)]
+    query, outputs = torch.randn(num_tokens, 32, 32), [torch.zeros(num_tokens, 32, 32) for _ in range(2)]
     for attention, output in zip((NumbaAttention, ReferenceAttention), outputs, strict=True):
         attention([layer]).attend(0, query, output, plan, 0.2)
     torch.testing.assert_close(*outputs, rtol=2e-6, atol=2e-6)

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from app.documents.document import Document
 from tools.random_model import build_preset
+from training.adapt import trainer
 from training.adapt.material import Material, Template
 from training.adapt.model import load
 
@@ -18,6 +19,12 @@ from training.adapt.model import load
 def one_thread() -> None:
     """Tensors are tiny: more threads would only wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "SAMPLES_A_STEP", 2)
+    monkeypatch.setattr(trainer, "_HELD_OUT_SAMPLES", 3)
 
 
 @pytest.fixture(scope="session")
