@@ -16,7 +16,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,13 +26,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from cache.positions.layout import ChunkedPrompt
 from measuring.kit.statistics import mean_interval
+from measuring.quality.client import LEAD
 from measuring.quality.metrics import score
 from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question
+from training.adapt.material import Task, Template
 
 CONTEXTS: Final = ("full", "offset")
-_LEAD: Final = "The answer is"
 _MASKED: Final = torch.finfo(torch.float32).min
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """K and V of each layer, ``[rows, KV heads, tokens, head size]``."""
@@ -61,20 +63,12 @@ def tempered(
 ALL_ATTENTION_FUNCTIONS.register("rows_tempered", tempered)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids by segment."""
-
-    system: list[int]
-    chunks: list[list[int]]
-    question: list[int]
-
-
 class Reader:
     """A model that reads prompts both ways and answers in rows: each context at each temperature."""
 
     def __init__(self, folder: Path, temperatures: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self._template = Template(self.tokenizer)
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="rows_tempered", local_files_only=True
         ).eval()
@@ -86,20 +80,14 @@ class Reader:
         self._temperatures = torch.tensor([*temperatures] * len(CONTEXTS))
         self._chunks: dict[tuple[int, ...], KeysAndValues] = {}
 
-    def prompt(self, question: Question) -> Prompt:
-        mark = "\x00"
-        documents = [document.render() for document in question.chunks]
-        messages = [
-            {"role": "system", "content": question.system},
-            {"role": "user", "content": f"{mark}{question.question}"},
-        ]
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        before, _, after = text.partition(mark)
-        return Prompt(*(self._ids(before), [self._ids(each) for each in documents], self._ids(after)))
+    def prompt(self, question: Question) -> ChunkedPrompt:
+        """The question's segments, as the server makes them."""
+        asked = self._template.branch(question.system, Task(question.question, "")).question
+        return replace(self._template.prompt(question.system, question.chunks), question=asked)
 
     @torch.inference_mode()
     def answers(self, question: Question, max_tokens: int) -> list[tuple[str, float | None]]:
-        """Each row's greedy answer, and the log probability of the right one behind :data:`_LEAD`."""
+        """Each row's greedy answer, and the log probability of the right one behind :data:`LEAD`."""
         prompt = self.prompt(question)
         rows = len(self._temperatures) // len(CONTEXTS)
         both = zip(self._read(prompt), self._composed(prompt), strict=True)
@@ -121,7 +109,7 @@ class Reader:
     def _logprobs(self, question: Question, last: list[int], cache: Any, context: slice) -> list[float | None]:
         if not question.answers:
             return [None] * len(last)
-        lead, forced = self._ids(_LEAD), self._ids(f"{_LEAD} {question.answers[0]}")
+        lead, forced = self._ids(LEAD), self._ids(f"{LEAD} {question.answers[0]}")
         begin = next(i for i, token in enumerate(forced) if token not in lead[i : i + 1])
         logits = self._forward([last[0], *forced[:-1]], cache, context, keep=len(forced))
         told = logits.float().log_softmax(-1)[:, range(begin, len(forced)), forced[begin:]]
@@ -142,19 +130,19 @@ class Reader:
             last = chosen
         return [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in told]
 
-    def _read(self, prompt: Prompt) -> KeysAndValues:
+    def _read(self, prompt: ChunkedPrompt) -> KeysAndValues:
         """The context in full attention."""
-        return self._computed([*prompt.system, *(token for chunk in prompt.chunks for token in chunk)])
+        return self._computed(prompt.token_ids[: prompt.num_context_tokens])
 
-    def _composed(self, prompt: Prompt) -> KeysAndValues:
+    def _composed(self, prompt: ChunkedPrompt) -> KeysAndValues:
         """The context of chunks, each computed behind the system segment and moved to its place."""
         start = at = len(prompt.system)
         parts = [self._remembered(prompt.system)]
         for chunk in prompt.chunks:
-            computed = self._remembered([*prompt.system, *chunk])
+            computed = self._remembered([*prompt.system, *chunk.token_ids])
             cut = [(keys[:, :, start:], values[:, :, start:]) for keys, values in computed]
             parts.append(self._moved(cut, at - start))
-            at += len(chunk)
+            at += chunk.num_tokens
         return [tuple(torch.cat(kind, 2) for kind in zip(*layer, strict=True)) for layer in zip(*parts, strict=True)]
 
     def _remembered(self, ids: Sequence[int]) -> KeysAndValues:

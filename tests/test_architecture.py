@@ -38,6 +38,7 @@ ROOMS = (
     "app/arguments.py",
     "app/ray_serve",
     "app/models",
+    "training/runs.py",
     "training/demo",
     "measuring/kit",  # servers, clients, texts, statistics, the folder of a run
     "measuring/quality",  # tessera eval, tessera calibrate

@@ -16,7 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from kernels.attention.plan import POOL
-from kernels.attention.softmax import CONTEXT, REST, soften, temper
+from kernels.attention.softmax import CONTEXT, REST, STRICT, soften, temper
 from kernels.attention.vectors import ROWS, product
 
 Array = NDArray[Any]
@@ -32,11 +32,9 @@ _COPY_ROWS = 12
 """Copying a tile takes as long as about so many rows of it."""
 
 _F = np.float32
-# No `reassoc`, as in the softmax.
-_STRICT = {"contract", "nsz", "arcp"}
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=_STRICT)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=STRICT)  # type: ignore[untyped-decorator]
 def _turn(query: Array, turned: Array, cos: Array, sin: Array, is_neox: bool, factor: float) -> None:
     """Rotates ``query`` [D] by minus the angles, times ``factor``, into ``turned`` [D]."""
     pairs = len(cos)

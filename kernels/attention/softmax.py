@@ -13,7 +13,7 @@ from kernels.attention.vectors import maximum
 Array = NDArray[Any]
 
 CONTEXT, REST = 0, 1
-"""What a share has of a head: the context's attention, and the rest's."""
+"""Parts of a head's attention: to the context, and to everything else."""
 
 _F = np.float32
 _LOG2E = _F(math.log2(math.e))
@@ -24,7 +24,7 @@ _LEAST_EXPONENT = _F(-126.0)
 _C1, _C2, _C3, _C4, _C5, _C6 = (_F(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
 
 # No `reassoc`: it would cancel _ROUND.
-_STRICT = {"contract", "nsz", "arcp"}
+STRICT = {"contract", "nsz", "arcp"}
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=True)  # type: ignore[untyped-decorator]
@@ -41,7 +41,7 @@ def _scale(row: Array, length: int, factor: float) -> None:
         row[i] *= factor
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=_STRICT)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=STRICT)  # type: ignore[untyped-decorator]
 def _exponentials(row: Array, length: int, most: float, mantissas: Array, exponents: Array, powers: Array) -> None:
     """Replaces each x of ``row`` by exp(x - most); ``powers`` is ``exponents`` (int32) read as float32."""
     for i in range(length):

@@ -3,9 +3,7 @@
 
 import argparse
 import json
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import Any, Final
 import psutil
 
 from measuring.kit.arguments import Parser, UsageError, positive
-from measuring.quality.questions.records import QuestionFileError
 from tools.folders import check_replaceable, replaced_folder
 from tools.progress import progress, say
 
@@ -42,7 +39,7 @@ examples:
   tessera adapt Qwen/Qwen3-0.6B --documents manuals --output adapted --with lora --positions all
   tessera calibrate adapted
 
-Exit status: 0; 1 if the training can't go on; 2 for errors in usage, files or set-up; 130 when interrupted."""
+Exit status: 0; 2 for errors in usage, files or set-up; 130 when interrupted."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
             say(f"interrupted at step {trainer.progress.step}; the same command resumes")
             return 130
         _finish(trainer, tokenizer, args)
-    except (UsageError, FileExistsError, QuestionFileError, ValueError) as error:
+    except (FileExistsError, ValueError) as error:
         say(str(error))
         return 2
     except OSError as error:
@@ -108,7 +105,18 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
     with progress("loading the model"):
         model = load(folder, device)
     student = STUDENTS[args.way](model, args.seed)
-    plan = Plan(str(folder), str(args.documents), args.way, ways_of(args.positions), args.steps, args.seed)
+    plan = Plan(
+        str(folder),
+        str(args.documents),
+        args.way,
+        ways_of(args.positions),
+        args.steps,
+        args.seed,
+        args.passage_tokens,
+        tuple(args.chunks),
+        args.tasks,
+        args.questions and str(args.questions),
+    )
     with progress("reading held-out prompts"):
         return Trainer(student, material, plan), tokenizer
 
@@ -127,10 +135,11 @@ def _check_memory(folder: Path) -> None:
 def _train(trainer: Any, work: Path) -> bool:
     """Trains to the end; returns False if interrupted. A checkpoint is written in any case."""
     from training.adapt.trainer import CHECK_EVERY
+    from training.runs import interruption
 
     checkpoint = work / _CHECKPOINT
     progress, plan = trainer.progress, trainer.plan
-    with _interruption() as is_interrupted, (work / "log.jsonl").open("a", encoding="utf-8") as log:
+    with interruption() as is_interrupted, (work / "log.jsonl").open("a", encoding="utf-8") as log:
         while not trainer.is_finished and not is_interrupted():
             if progress.step % CHECK_EVERY == 0 and not any(step == progress.step for step, _ in progress.checks):
                 losses = trainer.check()
@@ -145,17 +154,6 @@ def _train(trainer: Any, work: Path) -> bool:
             trainer.check()
         trainer.save(checkpoint)
     return bool(trainer.is_finished)
-
-
-@contextmanager
-def _interruption() -> Iterator[Any]:
-    """Yields a function that tells whether Ctrl-C was pressed within the block."""
-    pressed: list[int] = []
-    previous = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _finish(trainer: Any, tokenizer: Any, args: argparse.Namespace) -> None:

@@ -24,14 +24,11 @@ class UnknownArchitectureError(ValueError):
     """The model's attention is not known; the message says what was found."""
 
 
-def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+def load(folder: Path, device: str = "cpu") -> Any:
     """The model for training rows; raises :class:`UnknownArchitectureError` if it doesn't read them exactly."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     model.to(device).eval()
-    reason = _unknown(model)
-    if reason is None and dtype == torch.float32:
-        reason = _difference(model)
-    if reason is not None:
+    if reason := _unknown(model) or _difference(model):
         raise UnknownArchitectureError(f"{type(model).__name__} can't be adapted: {reason}")
     model.set_attn_implementation(_NAME)
     return model

@@ -29,8 +29,6 @@ class Student(ABC):
 
     rate: ClassVar[float]
     """Learning rate of Adam."""
-    extra_ways: ClassVar[tuple[Way, ...]] = ("full",)
-    """Ways that are trained beside those that are asked for, so that the model stays as it was there."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from training.adapt.material import Material, Sample
 from training.adapt.rows import Way
 from training.adapt.students import Student
+from training.runs import save_state
 
 SAMPLES_A_STEP: Final = 4
 CHECK_EVERY: Final = 50
@@ -35,6 +36,10 @@ class Plan:
     positions: tuple[Way, ...]
     steps: int
     seed: int
+    passage_tokens: int
+    chunks: tuple[int, ...]
+    tasks: int
+    questions: str | None
 
 
 @dataclass(slots=True)
@@ -56,7 +61,8 @@ class Trainer:
     def __init__(self, student: Student, material: Material, plan: Plan) -> None:
         self.plan, self.progress = plan, Progress()
         self.student, self._material = student, material
-        self._ways: tuple[Way, ...] = tuple(dict.fromkeys((*plan.positions, *student.extra_ways)))
+        # Full attention is trained along, so that it stays as it was.
+        self._ways: tuple[Way, ...] = tuple(dict.fromkeys((*plan.positions, "full")))
         self._parameters = student.parameters()
         self._optimizer = torch.optim.AdamW(list(self._parameters.values()), lr=student.rate, weight_decay=0.0)
         self._best = self._values()
@@ -118,9 +124,7 @@ class Trainer:
             "best": self._best,
             "optimizer": self._optimizer.state_dict(),
         }
-        temporary = path.with_suffix(".new")
-        torch.save(state, temporary)
-        temporary.replace(path)
+        save_state(state, path)
 
     def load(self, path: Path) -> None:
         """Restores a checkpoint; raises ``ValueError`` if it is of another run."""

@@ -8,12 +8,10 @@ computes the same numbers, bit for bit on the same machine, as one without a sto
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,28 +21,20 @@ from training.demo.batches import STRATEGIES
 from training.demo.curriculum import Stage
 from training.demo.export import FACTS_FILE, export
 from training.demo.trainer import Progress, Trainer
+from training.runs import interruption
 
 
 def train(trainer: Trainer, steps: int | None, checkpoint: Path, save_every: int) -> bool:
     """Trains up to step `steps` (None: the curriculum's end); returns False if interrupted."""
-    interrupted = False
-
-    def interrupt(*_: Any) -> None:
-        nonlocal interrupted
-        interrupted = True
-
-    previous = signal.signal(signal.SIGINT, interrupt)
-    try:
-        while not (trainer.is_finished or interrupted or trainer.step == steps):
+    with interruption() as is_interrupted:
+        while not (trainer.is_finished or is_interrupted() or trainer.step == steps):
             stage = trainer.stage
             loss = trainer.train_step()
             _log(checkpoint.with_name("log.jsonl"), stage, trainer.progress, loss)
             if trainer.step % save_every == 0:
                 trainer.save(checkpoint)
         trainer.save(checkpoint)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    return not interrupted
+        return not is_interrupted()
 
 
 def _log(path: Path, stage: Stage, progress: Progress, loss: float) -> None:

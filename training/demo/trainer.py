@@ -19,6 +19,7 @@ from training.demo.initialisation import look_back
 from training.demo.language import Split
 from training.demo.model import MAX_LENGTH, forward, is_bfloat16_quick, new_model
 from training.demo.tokenizer import train_tokenizer
+from training.runs import save_state
 
 LEARNING_RATE = 4e-3
 EMBEDDING_RATE = 3e-3
@@ -134,10 +135,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".new")
-        torch.save(state, temporary)
-        temporary.replace(path)
+        save_state(state, path)
 
     def load(self, path: Path) -> None:
         """Restores a checkpoint; raises `ValueError` if its seed or options differ."""

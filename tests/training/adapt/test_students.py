@@ -16,7 +16,7 @@ from training.adapt.rows import make_row
 from training.adapt.students import BEFORE, BEHIND, Lora, SoftTokens
 from training.adapt.trainer import Plan, Trainer
 
-PLAN = Plan("m", "d", "tokens", ("offset",), 3, 0)
+PLAN = Plan("m", "d", "tokens", ("offset",), 3, 0, 128, (2, 3), 2, None)
 PLAIN = torch.tensor([list(range(20, 90))])
 
 

@@ -14,7 +14,7 @@ from training.adapt.model import load
 from training.adapt.students import SoftTokens
 from training.adapt.trainer import Plan, Trainer, ways_of
 
-PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0)
+PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0, 128, (2, 3), 2, None)
 
 
 def make_trainer(folder: Path, material: Material, plan: Plan = PLAN) -> Trainer:
@@ -47,7 +47,9 @@ def test_a_resumed_run_has_the_same_steps(folder: Path, material: Material, tmp_
     assert torch.equal(parameters(second), parameters(whole))
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"steps": 13}, {"positions": ("shared",)}, {"documents": "e"}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"steps": 13}, {"positions": ("shared",)}, {"documents": "e"}, {"chunks": (2,)}]
+)
 def test_a_checkpoint_of_another_run_is_refused(
     folder: Path, material: Material, tmp_path: Path, change: dict[str, Any]
 ) -> None:
