@@ -43,19 +43,20 @@ KeysAndValues = list[tuple[Tensor, Tensor]]
 def tempered(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **given: Any
 ) -> tuple[Tensor, None]:
-    """Attention with the temperature ``given["temperatures"][row]`` for the keys of ``given["context"]``.
+    """Attention with the temperature ``given["temperatures"][row]`` for the keys of ``given["context"]``, if any.
 
     Their logits are divided by it, and their log-sum-exp is multiplied by it (APE, arXiv 2502.05431, scale 1).
     """
+    if given.get("context") is None:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, scaling=scaling)  # type: ignore[no-any-return]
     rows, heads, tokens, size = query.shape
     kv_heads, length = key.shape[1:3]
     grouped = query.reshape(rows, kv_heads, -1, size)
     logits = (grouped @ key.transpose(2, 3)).float().view(rows, heads, tokens, length) * scaling + attention_mask
-    if (context := given.get("context")) is not None:
-        temperatures = given["temperatures"][:, None, None, None]
-        part = logits[..., context] / temperatures
-        total = part.logsumexp(-1, keepdim=True).clamp(min=_MASKED)  # a window may hide the whole context
-        logits[..., context] = part + (temperatures - 1) * total
+    context, temperatures = given["context"], given["temperatures"][:, None, None, None]
+    part = logits[..., context] / temperatures
+    total = part.logsumexp(-1, keepdim=True).clamp(min=_MASKED)  # a window may hide the whole context
+    logits[..., context] = part + (temperatures - 1) * total
     weights = logits.softmax(-1).to(value.dtype).view(rows, kv_heads, -1, length)
     return (weights @ value).view(rows, heads, tokens, size).transpose(1, 2), None
 
