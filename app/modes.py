@@ -8,7 +8,9 @@ from typing import Any, Final
 from cache.positions.layout import PositionStrategy
 from engine_ext.wire.request import MAX_LINK_TOKENS, TEMPERATURES
 
-MODES: Final = ("full", *(strategy.value for strategy in PositionStrategy))
+MODES: Final = ("full", "shared", "parallel", "offset")
+"""Modes of an evaluation by default."""
+_WAYS: Final = ("full", *(strategy.value for strategy in PositionStrategy))
 CALIBRATED: Final = (*MODES, "link-8", "link-16", "link-32")
 TEMPERED: Final = "offset@0.9"
 """Calibrated as well where chunks are attended to in the pool."""
@@ -24,7 +26,7 @@ def is_mode(name: str) -> bool:
     way, at, temperature = name.partition("@")
     if at and (way == "full" or not _is_temperature(temperature)):
         return False
-    return way in MODES or 0 < link_tokens(way) <= MAX_LINK_TOKENS
+    return way in _WAYS or 0 < link_tokens(way) <= MAX_LINK_TOKENS
 
 
 def evaluated(calibrates: bool, attends: bool) -> tuple[str, ...]:
@@ -72,7 +74,7 @@ def in_order(modes: Iterable[str]) -> list[str]:
 
     def cost(mode: str) -> tuple[int, int, float]:
         way = _way(mode)
-        return link_tokens(way), MODES.index(way) if way in MODES else 0, -temperature_of(mode)
+        return link_tokens(way), _WAYS.index(way) if way in _WAYS else 0, -temperature_of(mode)
 
     return sorted(set(modes), key=cost)
 

@@ -46,6 +46,7 @@ from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
 from engine_ext.start.startup import ChunkCacheOptions, MakeRenderer, Quotas, no_quotas, start_chunk_engine
 from engine_ext.start.support import check_flags
+from engine_ext.wire.position_limit import longest_chunk
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from tools.progress import progress, say
 from web import page
@@ -180,7 +181,8 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
 
     def renderer(vllms: Any, block_tokens: int | None) -> SegmentRenderer:
         chunk_tokens = ChunkTokens.of(vllms.model_config.hf_config)
-        return SegmentRenderer(vllms, marks, settings.chunk_max_tokens, block_tokens, chunk_tokens)
+        most_tokens = min(settings.chunk_max_tokens, longest_chunk(vllms.model_config))
+        return SegmentRenderer(vllms, marks, most_tokens, block_tokens, chunk_tokens)
 
     options = _cache_options(settings, profile)
     quotas = tenants.quota_of if tenants is not None else no_quotas

@@ -67,7 +67,8 @@ class Settings(AccessSettings):
     chunk_cache_hash: HashAlgorithm = Field("xxh3_128", description="hash function of chunk keys")
     chunk_position_strategy: PositionStrategy | None = Field(
         None,
-        description="default position strategy of requests: offset, shared or parallel (docs/quality.md); "
+        description="default position strategy of requests: offset, shared, parallel, or window, with which "
+        "--max-model-len may exceed the model's own length (docs/quality.md); "
         "default: the profile's, else the one in the model's config.json that it was trained for, else offset",
     )
     chunk_link_tokens: int = Field(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reference answers from a Hugging Face model alone; imports nothing of Tessera.
 
-A prompt consists of the segments `(system, chunks, question)`, each a list of token ids. There are four ways
+A prompt consists of the segments `(system, chunks, question)`, each a list of token ids. There are five ways
 to attend to them:
 
 `full`    plain causal attention over all segments in a row.
@@ -10,6 +10,8 @@ to attend to them:
           S = len(system); the question starts at S + the longest chunk's length. The context is one masked
           forward pass.
 `parallel` like `shared`, but the question starts at its index: the sum of all lengths before it.
+`window`  like `offset`, but no chunk starts more than `window` positions before the question, unless it is longer
+          itself, and the system segment starts at most its own length before that.
 `offset`  each chunk's K and V are computed behind the system segment alone, at position S; K is then moved
           to the chunk's place in the row. The question follows the last chunk.
 
@@ -42,9 +44,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 Segments = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]]
 Strategy = str
+"""`window-N` has the window in its name."""
 Part = list[tuple[torch.Tensor, torch.Tensor]]
 """K and V of each layer, [1, heads, tokens, size]."""
-STRATEGIES = ("full", "shared", "parallel", "offset")
+STRATEGIES = ("full", "shared", "parallel", "offset", "window-N")
 
 SYSTEM, TAIL = -1, -2
 """Mask groups of tokens: system, and question or answer. Chunk i has group i."""
@@ -145,8 +148,8 @@ class Oracle:
             return self._read_full([*system, *(token for chunk in chunks for token in chunk), *question], last=last)
         if strategy in ("shared", "parallel"):
             return self._read_overlapping(strategy, segments, last)
-        if strategy == "offset":
-            return self._compose("offset", segments, segments[0], last=last)
+        if strategy == "offset" or strategy.startswith("window-"):
+            return self._compose(strategy, segments, segments[0], last=last)
         raise ValueError(f"strategy must be one of {STRATEGIES}, not {strategy!r}")
 
     def _read_full(self, token_ids: Sequence[int], moved_by: int = 0, last: int = 1) -> Context:
@@ -171,7 +174,8 @@ class Oracle:
         system, chunks, question = segments
         start = len(system)
         places, first = chunk_places(strategy, start, chunks)
-        parts = [self._keys_and_values(system)] if system else []
+        system_at = max(0, first - start - window_of(strategy))
+        parts = [self._keys_and_values(system, moved_by=system_at)] if system else []
         for chunk, place in zip(chunks, places, strict=True):
             skip = len(opening)
             computed = self._keys_and_values([*opening, *chunk], moved_by=place - skip)
@@ -314,7 +318,14 @@ def chunk_places(strategy: Strategy, start: int, chunks: Sequence[Sequence[int]]
         return [start] * len(chunks), start + max(map(len, chunks), default=0)
     if strategy == "parallel":
         return [start] * len(chunks), end
-    return places, end
+    edges = [end - max(window_of(strategy), len(chunk)) for chunk in chunks]
+    return list(map(max, places, edges)), end
+
+
+def window_of(strategy: Strategy) -> int:
+    """The window of `window-N`; in all others, all tokens are within it."""
+    name, _, number = strategy.partition("-")
+    return int(number) if name == "window" else 1 << 30
 
 
 def running_offsets(start: int, chunks: Sequence[Sequence[int]]) -> list[int]:

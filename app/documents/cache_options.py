@@ -37,7 +37,8 @@ class CacheField(BaseModel):
     position_strategy: PositionStrategy | None = Field(
         None,
         description="offset: chunks one after another; shared: chunks overlap in position, the question follows them; "
-        "parallel: chunks overlap, the question stays at its index; default: the server's",
+        "parallel: chunks overlap, the question stays at its index; window: as offset, but chunks far from the "
+        "question overlap; default: the server's",
     )
     scope: ScopeName = Field(
         "system",

@@ -4,20 +4,22 @@
 RoPE attention depends only on differences of positions. The engine places the question at its index in the
 sequence, ``N``, so every cached key is rotated to its position relative to the question:
 
-==================  ==========  ========  =======
-..                  shared      parallel  offset
-==================  ==========  ========  =======
-system starts at    0           0         0
-chunk i starts at   S           S         o_i
-question starts at  S + max(L)  N         N
-system turns by     D           0         0
-chunk i turns by    D + S - P   S - P     o_i - P
-==================  ==========  ========  =======
+==================  ==========  ========  =======  ===================
+..                  shared      parallel  offset   window
+==================  ==========  ========  =======  ===================
+system starts at    0           0         0        max(0, N - W - S)
+chunk i starts at   S           S         o_i      max(o_i, N - W_i)
+question starts at  S + max(L)  N         N        N
+system turns by     D           0         0        its start
+chunk i turns by    D + S - P   S - P     o_i - P  its start - P
+==================  ==========  ========  =======  ===================
 
 ``S`` is the length of the system segment, ``P`` the length of the tokens before the chunks where they were computed
 (the system segment, or the constant opening in scope ``isolated``), ``L`` a chunk's length, ``o_i`` the index of chunk
 i's first token,
-``D = N - (S + max(L))``.
+``D = N - (S + max(L))``. ``W`` is the window, ``W_i`` the larger of it and ``L_i``: no chunk starts farther from the
+question, so that chunks together may exceed the positions that a model was trained for. That is ReRoPE
+(https://kexue.fm/archives/9708) at the grain of a chunk.
 
 *In place*, requests share the engine's own blocks of a chunk, so its keys keep the positions at which they were
 computed: those that ``parallel`` positions need. With placement ``attend``, keys stay in the pool as computed, and
@@ -75,6 +77,8 @@ class PositionStrategy(StrEnum):
     """Chunks overlap; the question stays at its index."""
     OFFSET = "offset"
     """Chunks follow one another, as in the prompt."""
+    WINDOW = "window"
+    """Like ``offset``, but chunks farther from the question than a window start at its edge."""
 
 
 @dataclass(frozen=True)
@@ -164,9 +168,17 @@ class Layout:
     question: Placement
     placement: PlacementName = "copy"
 
+    @property
+    def reach(self) -> int:
+        """Distance from the token of the context that is farthest from the question to the question's end."""
+        first = min(each.position for each in (self.system, *self.chunks) if each.length)
+        return self.question.position + self.question.length - first
+
     def salt_parts(self) -> list[int | str]:
         """Everything but the tokens that determines the composed KV of this layout."""
         place: list[int | str] = [] if self.placement == "copy" else [self.placement]
+        if self.strategy is PositionStrategy.WINDOW:
+            place.append(self.system.position)  # with the lengths it determines all positions
         return [self.strategy.value, *place, self.system.length, *(chunk.length for chunk in self.chunks)]
 
 
@@ -181,23 +193,25 @@ def layout_as_computed(prompt: ChunkedPrompt) -> Layout:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class PositionReindexer:
     """Computes layouts; a pure function of segment lengths and the strategy.
 
     ``placement`` is the server's; in place, only segments that fill whole blocks of ``block_tokens`` at the positions
-    at which they were computed are shared, others copied.
+    at which they were computed are shared, others copied. ``window`` is that of the strategy of this name, in tokens.
     """
 
-    def __init__(self, placement: PlacementName = "copy", block_tokens: int = 1) -> None:
-        self.placement = placement
-        self.block_tokens = block_tokens
+    placement: PlacementName = "copy"
+    block_tokens: int = 1
+    window: int = 1 << 30
 
     def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
         """The layout of ``prompt``; raises ``ValueError`` for a prompt without chunks."""
         lengths = [chunk.num_tokens for chunk in prompt.chunks]
         if not lengths:
             raise ValueError("a prompt without chunks has no chunk layout")
-        layout = _layout(strategy, len(prompt.system), len(prompt.chunk_prefix), lengths, len(prompt.question))
+        lengths_around = len(prompt.system), len(prompt.chunk_prefix), len(prompt.question)
+        layout = _layout(strategy, lengths, *lengths_around, self.window)
         if self.placement == "in-place" and not self._fits_blocks(prompt, layout):
             return layout
         return replace(layout, placement=self.placement)
@@ -210,15 +224,27 @@ class PositionReindexer:
         )
 
 
-def _layout(strategy: PositionStrategy, system: int, prefix: int, lengths: Sequence[int], question: int) -> Layout:
+def _layout(
+    strategy: PositionStrategy, lengths: Sequence[int], system: int, prefix: int, question: int, window: int
+) -> Layout:
     *starts, num_context = accumulate(lengths, initial=system)
-    positions = starts if strategy is PositionStrategy.OFFSET else [system] * len(lengths)
-    question_at = system + max(lengths) if strategy is PositionStrategy.SHARED else num_context
+    question_at, system_at = num_context, 0
+    match strategy:
+        case PositionStrategy.OFFSET:
+            positions = starts
+        case PositionStrategy.WINDOW:
+            system_at = max(0, num_context - window - system)
+            edges = (num_context - max(window, length) for length in lengths)
+            positions = [max(each) for each in zip(starts, edges, strict=True)]
+        case PositionStrategy.PARALLEL:
+            positions = [system] * len(lengths)
+        case PositionStrategy.SHARED:
+            positions, question_at = [system] * len(lengths), system + max(lengths)
     turn = num_context - question_at
     chunks = zip(starts, lengths, positions, strict=True)
     return Layout(
         strategy,
-        Placement(0, system, 0, turn),
+        Placement(0, system, system_at, system_at + turn),
         tuple(Placement(start, length, at, at + turn - prefix) for start, length, at in chunks),
         Placement(num_context, question, question_at, 0),
     )

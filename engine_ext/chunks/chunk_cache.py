@@ -39,6 +39,7 @@ from engine_ext.chunks.prefixes import Prefixes
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
+from engine_ext.wire.position_limit import trained_positions
 from engine_ext.wire.request import FullAttentionError
 
 logger = logging.getLogger(__name__)
@@ -182,6 +183,11 @@ class ChunkCache:
     def is_crowded(self) -> bool:
         """Whether as many fills wait as may wait."""
         return self.fills.is_crowded
+
+    @property
+    def trained_positions(self) -> int:
+        """Longest sequence in which a segment can be computed, in tokens."""
+        return trained_positions(self._llm.model_config)
 
     def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
         """The place of each of the prompt's segments."""

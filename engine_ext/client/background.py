@@ -18,6 +18,7 @@ from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.chunks.fills import FillResult, FillTask
 from engine_ext.client.admission import lease
 from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.wire.position_limit import trained_positions
 from engine_ext.wire.request import FullAttentionError
 from engine_ext.wire.vllm_compat import num_unfinished_requests
 
@@ -127,7 +128,7 @@ class BackgroundFills:
     def _start(self, request: ResolvedRequest, name: str) -> "_Started":
         prompt = request.chunked()
         num_tokens = len(prompt.chunk_prefix) + sum(chunk.num_tokens for chunk in prompt.chunks)
-        limit = self._llm.model_config.max_model_len
+        limit = trained_positions(self._llm.model_config)
         if num_tokens >= limit:
             raise FullAttentionError("too long", f"{num_tokens} tokens don't fit the model's context length of {limit}")
         admission, leased = lease(self._cache, request)

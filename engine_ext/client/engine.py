@@ -116,11 +116,12 @@ class ChunkEngine:
         scope = CacheScope(namespace, self.adapters.name(call.lora_request))
         num_tokens = len(prompt.get("prompt_token_ids") or ())
         hasher, added = self.cache.hasher, self.cache.prefixes.params(scope, num_tokens)
+        call = call.within_positions(num_tokens)
         prompt = call.with_salt(plain_salt(hasher, scope))
         if not transfer_params(call.params):
             return call.generate(prompt, with_transfer_params(call.params, added))
         handover, call = self._handed_over(call)
-        form = KVForm("full", "copy", scope_salt(hasher, scope), prompt, added)
+        form = KVForm("full", "copy", scope_salt(hasher, scope), prompt, added, num_tokens)
         return ordinary_outputs(call, form, handover, self.cache.metrics)
 
     def _handed_over(self, call: EngineCall) -> tuple[HandedOver | None, EngineCall]:

@@ -9,6 +9,7 @@ from cache.positions.layout import layout_as_computed
 from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
 from engine_ext.client.resolved import plain_salt
 from engine_ext.wire.peer_fill import PeerFill
+from engine_ext.wire.position_limit import trained_positions
 from engine_ext.wire.request import FullAttentionError
 
 
@@ -18,7 +19,7 @@ async def fill_for_peer(llm: AsyncLLM, cache: ChunkCache | CacheOff, fill: PeerF
     The registry is not asked who has them: the replica that asks has done so, and may be the one that is named.
     """
     usable, prompt = cache.usable(), fill.prompt()
-    limit = llm.model_config.max_model_len
+    limit = trained_positions(llm.model_config)
     if len(prompt.token_ids) > limit:
         raise FullAttentionError("too long", f"{len(prompt.token_ids)} tokens exceed the context length of {limit}")
     if usable.is_crowded():

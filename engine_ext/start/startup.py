@@ -28,8 +28,10 @@ from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_on_blocks
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.plugin import attend_to_pool
+from engine_ext.start.positions import extend_positions
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.support import attention_reason, in_place_reason, unsupported_reason
+from engine_ext.wire.position_limit import window_of
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
 from tools.process_watch import mark_engine
 
@@ -106,6 +108,8 @@ def _attached_connector(
     """
     if not options.enabled:
         return UNKNOWN, "switched off by --no-chunk-cache"
+    if options.strategy is not None and options.strategy.strategy is PositionStrategy.WINDOW:
+        extend_positions(engine_args)
     model = engine_args.create_model_config()
     strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
     if reason := unsupported_reason(engine_args, model):
@@ -144,7 +148,7 @@ def _with_renderer(llm: AsyncLLM, pool: _Pool, make: MakeRenderer) -> tuple[_Poo
     logger.warning(
         "chunks are copied, not shared in place: the tokenizer has no token of white space to fill blocks with"
     )
-    return replace(pool, reindexer=PositionReindexer()), renderer
+    return replace(pool, reindexer=_copying(llm.vllm_config)), renderer
 
 
 @asynccontextmanager
@@ -208,7 +212,7 @@ async def _reindexer(
     block_tokens: int = config.cache_config.block_size
     match options.placement:
         case "copy":
-            return PositionReindexer()
+            return _copying(config)
         case "in-place":
             reason = in_place_reason(config) or await _failure(check.run_in_place(block_tokens))
             if reason is None and strategy.strategy is not PositionStrategy.PARALLEL:
@@ -220,8 +224,12 @@ async def _reindexer(
             reason = reason or await _failure(check.run_attention())
     if reason is not None:
         logger.warning("chunks are copied, not %s: %s", _PLACED[options.placement], reason)
-        return PositionReindexer()
-    return PositionReindexer(options.placement, block_tokens)
+        return _copying(config)
+    return replace(_copying(config), placement=options.placement, block_tokens=block_tokens)
+
+
+def _copying(config: VllmConfig) -> PositionReindexer:
+    return PositionReindexer(window=window_of(config.model_config))
 
 
 async def _prepared_attention(llm: AsyncLLM) -> str | None:

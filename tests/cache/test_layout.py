@@ -20,12 +20,12 @@ from cache.positions.layout import (
 )
 from tests.cache.helpers import make_prompt
 
-SHARED, PARALLEL, OFFSET = PositionStrategy.SHARED, PositionStrategy.PARALLEL, PositionStrategy.OFFSET
+SHARED, PARALLEL, OFFSET, WINDOW = (PositionStrategy(name) for name in ("shared", "parallel", "offset", "window"))
 
 
-def layout(system: int, lengths: list[int], question: int, strategy: PositionStrategy):
+def layout(system: int, lengths: list[int], question: int, strategy: PositionStrategy, window: int = 20):
     chunks = tuple(Chunk(pack((7,) * length)) for length in lengths)
-    return PositionReindexer().layout(ChunkedPrompt((7,) * system, chunks, (7,) * question), strategy)
+    return PositionReindexer(window=window).layout(ChunkedPrompt((7,) * system, chunks, (7,) * question), strategy)
 
 
 def test_shared_positions_and_rotations():
@@ -60,6 +60,36 @@ def test_offset_positions_and_rotations():
         Placement(start=14, length=2, position=14, delta=9),
     )
     assert made.question == Placement(start=16, length=4, position=16, delta=0)
+
+
+def test_window_positions_and_rotations():
+    # N = 16, and the chunk of 6 tokens is longer than the window
+    made = layout(5, [3, 6, 2], 4, WINDOW, window=4)
+    assert made.system == Placement(start=0, length=5, position=7, delta=7)
+    assert made.chunks == (
+        Placement(start=5, length=3, position=12, delta=7),
+        Placement(start=8, length=6, position=10, delta=5),
+        Placement(start=14, length=2, position=14, delta=9),
+    )
+    assert made.question == Placement(start=16, length=4, position=16, delta=0)
+    assert made.reach == 20 - 7
+
+
+def test_within_the_window_positions_are_those_of_offset():
+    made, offset = layout(5, [3, 6, 2], 4, WINDOW, window=11), layout(5, [3, 6, 2], 4, OFFSET)
+    assert replace(made, strategy=OFFSET) == offset
+
+
+@given(st.integers(0, 40), st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 10), st.data())
+@settings(derandomize=True, deadline=None)
+def test_nothing_reaches_beyond_window_and_system_segment(system, chunks, question, data):
+    window = data.draw(st.integers(max(chunks), 400))
+    made = layout(system, chunks, question, WINDOW, window)
+    assert made.reach <= window + system + question
+    assert made.reach == min(window, sum(chunks)) + system + question
+    other = layout(system, chunks, question, WINDOW, data.draw(st.integers(1, 400)))
+    same = (made.system, made.chunks) == (other.system, other.chunks)
+    assert same == (made.salt_parts() == other.salt_parts()) or min(window, sum(chunks)) == sum(chunks)
 
 
 @pytest.mark.parametrize("strategy", PositionStrategy)

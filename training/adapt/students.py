@@ -142,7 +142,7 @@ def _bare(prompt: ChunkedPrompt) -> ChunkedPrompt:
 class Lora(Student):
     """Low-rank updates of all layers' matrices (https://arxiv.org/abs/2106.09685), by `peft`."""
 
-    rate = 3e-4
+    rate = 1e-3
 
     def __init__(self, model: Any, seed: int, rank: int = 16) -> None:
         from peft import LoraConfig, get_peft_model

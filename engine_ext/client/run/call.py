@@ -2,7 +2,7 @@
 """One call of vLLM's ``generate``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.outputs import RequestOutput
@@ -10,6 +10,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from engine_ext.client.tracing import TraceHeaders
+from engine_ext.wire.position_limit import within_positions
 from engine_ext.wire.request import Outputs
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class EngineCall:
         """The same call with another prompt, other parameters and, if given, another name."""
         outputs: Outputs = self.llm.generate(prompt, params, name or self.request_id, **self.kwargs)
         return outputs
+
+    def within_positions(self, reach: int) -> "EngineCall":
+        """The call with an answer within the trained positions (:mod:`engine_ext.wire.position_limit`)."""
+        return replace(self, params=within_positions(self.llm.model_config, reach, self.params))
 
     def with_salt(self, cache_salt: str | None) -> dict[str, Any]:
         """The prompt with this cache salt, if any."""

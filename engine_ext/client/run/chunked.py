@@ -100,8 +100,9 @@ class ChunkedRun:
                         yield output
 
     async def _composed(self, segments: FilledSegments, form: KVForm) -> Outputs:
-        comparison = self._comparison()
-        params = with_transfer_params((comparison or self._call).params, form.added)
+        call = self._call.within_positions(form.reach)
+        comparison = self._comparison(call)
+        params = with_transfer_params((comparison or call).params, form.added)
         has_output = False
         async with aclosing(self._call.generate(form.prompt, params)) as outputs:
             async for output in outputs:
@@ -119,7 +120,7 @@ class ChunkedRun:
             )
         self._reporter.full(fallback)
         form = self._plain_form()
-        params = with_transfer_params(self._call.params, form.added)
+        params = with_transfer_params(self._call.within_positions(form.reach).params, form.added)
         async with aclosing(self._call.generate(form.prompt, params)) as outputs:
             async for output in outputs:
                 yield self._reported(output, form)
@@ -127,7 +128,7 @@ class ChunkedRun:
     def _plain_form(self) -> KVForm:
         """The same tokens in full attention."""
         salt = scope_salt(self._cache.hasher, self._request.scope)
-        return KVForm("full", "copy", salt, self._plain_prompt(), self._prefix_params())
+        return KVForm("full", "copy", salt, self._plain_prompt(), self._prefix_params(), self._num_prompt_tokens)
 
     def _plain_prompt(self) -> dict[str, Any]:
         return self._call.with_salt(self._request.plain_salt(self._cache.hasher))
@@ -137,7 +138,7 @@ class ChunkedRun:
         salt, added = self._request.composed_salt(self._cache.hasher, layout), plan.to_params()
         if plan.attention is None and plan.elsewhere is None:  # else its blocks lack the chunks, or may be lost
             added |= self._prefix_params(plan.num_loaded_tokens)
-        return KVForm("chunked", layout.placement, salt, self._call.with_salt(salt), added)
+        return KVForm("chunked", layout.placement, salt, self._call.with_salt(salt), added, layout.reach)
 
     def _form_elsewhere(self) -> KVForm:
         """The KV that another engine composed; raises :class:`FullAttentionError` if this one would not."""
@@ -148,11 +149,17 @@ class ChunkedRun:
         return self._composed_form(layout, plan)
 
     def _prefix_params(self, num_chunked: int = 0) -> dict[str, Any]:
-        num_prompt = len(self._call.prompt["prompt_token_ids"])
-        return self._cache.prefixes.params(self._request.scope, num_prompt, num_chunked)
+        return self._cache.prefixes.params(self._request.scope, self._num_prompt_tokens, num_chunked)
 
-    def _comparison(self) -> Comparison | None:
-        return Comparison.of_call(self._call) if self._request.mode == "compare" else None
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return len(self._call.prompt["prompt_token_ids"])
+
+    def _comparison(self, call: EngineCall) -> Comparison | None:
+        """The comparison with full attention, if asked for; its parameters are those of ``call``."""
+        if self._request.mode != "compare":
+            return None
+        return Comparison.of_call(call.within_positions(self._num_prompt_tokens))
 
     async def _compare(self, comparison: Comparison, output: RequestOutput) -> None:
         """Records an output; after the last one, full attention answers too."""

@@ -38,7 +38,7 @@ class KVForm:
     """A prompt's KV as this engine computes or composes it.
 
     ``prompt`` has the cache salt, ``added`` are ``kv_transfer_params`` of this project's connectors. ``layout_salt``
-    names the form in all engines.
+    names the form in all engines. ``reach`` is the largest distance in positions within the prompt.
     """
 
     mode: Mode
@@ -46,6 +46,7 @@ class KVForm:
     layout_salt: str
     prompt: dict[str, Any]
     added: Mapping[str, Any]
+    reach: int
 
     def record(self) -> Handover:
         """The form's record for another engine."""
@@ -97,7 +98,7 @@ class HandedOver:
         """The answer over the KV, if it has this form; raises :class:`HandoverError`."""
         if (why := self._difference(call, form.record())) is not None:
             raise await self.refused(call, why, metrics)
-        params = with_transfer_params(call.params, {**self.address, **form.added})
+        params = with_transfer_params(call.within_positions(form.reach).params, {**self.address, **form.added})
         has_output = False
         async with aclosing(call.generate(form.prompt, params)) as outputs:
             async for output in outputs:

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Longer prompts than the model was trained for (:mod:`engine_ext.wire.position_limit`)."""
+
+import os
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from engine_ext.start.support import UnsupportedFlagError
+from engine_ext.wire.position_limit import TRAINED_POSITIONS
+
+
+def extend_positions(engine_args: AsyncEngineArgs) -> None:
+    """Lets ``max_model_len`` exceed the trained positions; raises :class:`UnsupportedFlagError` if they are scaled."""
+    asked, engine_args.max_model_len = engine_args.max_model_len, None
+    model = engine_args.create_model_config()
+    engine_args.max_model_len = asked
+    if asked is None or asked <= model.max_model_len:
+        return
+    rope = getattr(model.hf_config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "default" or not isinstance(engine_args.hf_overrides, dict):
+        raise UnsupportedFlagError(
+            f"--max-model-len {asked} exceeds the {model.max_model_len} positions that the model was trained for; "
+            "window positions go beyond them for plain RoPE only"
+        )
+    engine_args.hf_overrides |= {"max_position_embeddings": asked, TRAINED_POSITIONS: model.max_model_len}
+    os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # tokenizers have a limit as well

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts longer than the model was trained for, as long as chunks stay near the question (strategy ``window``).
+
+RoPE attention depends on distances alone. So indices may exceed the trained positions, if the engine's table of angles
+is long enough and no token attends to one that is farther than the model has ever seen.
+"""
+
+from typing import Any, Final
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+
+TRAINED_POSITIONS: Final = "tessera_trained_positions"
+"""Field of the model's configuration in a running engine."""
+
+
+def trained_positions(model: Any) -> int:
+    """The longest prompt with its answer in full attention; ``model`` is vLLM's ``ModelConfig``."""
+    limit: int = model.max_model_len
+    return min(limit, getattr(model.hf_config, TRAINED_POSITIONS, limit))
+
+
+def window_of(model: Any) -> int:
+    """The window of the strategy: half of the trained positions; question and answer have the other half."""
+    return trained_positions(model) // 2
+
+
+def longest_chunk(model: Any) -> int:
+    """Longest chunk, in tokens: the window, if prompts may exceed the trained positions."""
+    return window_of(model) if trained_positions(model) < model.max_model_len else int(model.max_model_len)
+
+
+def within_positions(model: Any, reach: int, params: SamplingParams) -> SamplingParams:
+    """The parameters, with an answer that stays within the trained positions.
+
+    ``reach`` is the distance from the farthest token that the answer attends to. Raises ``VLLMValidationError``.
+    """
+    limit = trained_positions(model)
+    if limit == model.max_model_len:
+        return params
+    if reach >= limit:
+        raise VLLMValidationError(
+            f"the prompt spans {reach} positions, and the model was trained for {limit}; more fit as documents, "
+            "in chunks of their own and with window positions",
+            parameter="prompt",
+        )
+    if params.max_tokens is None or params.max_tokens > limit - reach:
+        params = params.clone()
+        params.max_tokens = limit - reach
+        params.min_tokens = min(params.min_tokens, params.max_tokens)
+    return params

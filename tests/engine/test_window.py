@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks that together exceed the positions that the model was trained for (strategy `window`)."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import arguments_of
+from tests.engine.server import ServerPool, TesseraServer
+from tests.engine.test_exactness import STEPS, ask, assert_exact, statuses
+from tests.oracle import Oracle
+from tools.random_model import build_random_model
+
+TRAINED, WINDOW = 512, 256
+FLAGS = ("--max-model-len", "4096", "--chunk-position-strategy", "window", "--block-size", "32")
+LENGTHS = (180, 250, 90, 254, 130, 60, 200, 240)
+"""Together three times what the model was trained for."""
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for 512 positions."""
+    return build_random_model(tmp_path_factory.mktemp("models") / "short", max_position_embeddings=TRAINED)
+
+
+@pytest.fixture(scope="module", params=["copy", "attend"])
+def windowed(request: pytest.FixtureRequest, pool: ServerPool, short: Path) -> TesseraServer:
+    return pool.get(*arguments_of(short), *FLAGS, "--chunk-cache-placement", request.param)
+
+
+@pytest.fixture(scope="module")
+def reference(short: Path) -> Oracle:
+    return Oracle(short)
+
+
+def answer(server: TesseraServer, chunks: list[str], question: str, **fields: Any) -> dict[str, Any]:
+    return ask(server, "window", chunks, question, **fields)
+
+
+def test_all_lengths_and_orders_are_exact(
+    windowed: TesseraServer, reference: Oracle, text: Callable[[int], str]
+) -> None:
+    chunks = [text(length) for length in LENGTHS]
+    for number in (1, 2, 3, 5, 8):
+        response = answer(windowed, chunks[:number], text(20))
+        assert_exact(response, reference, f"window-{WINDOW}")
+    for order in itertools.islice(itertools.permutations(chunks), 0, 40_000, 9_000):
+        response = answer(windowed, list(order), text(15), cache={"scope": "system"})
+        assert statuses(response) == ["hit"] * len(chunks)
+        assert_exact(response, reference, f"window-{WINDOW}")
+    response = answer(windowed, [*chunks[3:], text(100)], text(9), system="", cache={"scope": "isolated"})
+    assert_exact(response, reference, f"window-{WINDOW}")
+
+
+def test_a_long_document_is_split_into_chunks_within_the_window(
+    windowed: TesseraServer, reference: Oracle, text: Callable[[int], str]
+) -> None:
+    response = answer(windowed, [text(900)], text(20))
+    assert len(response["cache"]["chunks"]) == 4
+    assert_exact(response, reference, f"window-{WINDOW}")
+
+
+def test_prompts_in_full_attention_stay_within_the_trained_positions(
+    windowed: TesseraServer, text: Callable[[int], str]
+) -> None:
+    chunks = [text(length) for length in LENGTHS]
+    for cache in ({"mode": "full"}, {"mode": "compare"}, {"position_strategy": "offset"}):
+        body = {"chunks": chunks, "question": "?", "max_tokens": 4}
+        refused = windowed.post("/v1/rag/chat", {**body, "cache": {"position_strategy": "window", **cache}}, status=400)
+        assert f"the model was trained for {TRAINED}" in refused["error"]["message"]
+    refused = windowed.post("/v1/completions", {"prompt": text(600), "max_tokens": 4}, status=400)
+    assert f"the model was trained for {TRAINED}" in refused["error"]["message"]
+
+
+def test_answers_end_at_the_trained_positions(windowed: TesseraServer, text: Callable[[int], str]) -> None:
+    prompt = text(TRAINED - 20)
+    body = {"prompt": prompt, "max_tokens": 100, "ignore_eos": True, "temperature": 0}
+    usage = windowed.post("/v1/completions", body)["usage"]
+    assert usage["total_tokens"] == TRAINED
+    response = answer(windowed, [text(length) for length in LENGTHS], text(20), max_tokens=1000)
+    report = response["cache"]
+    reach = WINDOW + report["segments"][0]["num_tokens"] + report["segments"][-1]["num_tokens"]
+    assert reach + response["usage"]["completion_tokens"] == TRAINED
+    assert response["usage"]["total_tokens"] > 2 * TRAINED + STEPS

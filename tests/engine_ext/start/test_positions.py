@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine for longer prompts than its model was trained for."""
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from engine_ext.start.positions import extend_positions
+from engine_ext.start.support import UnsupportedFlagError
+from engine_ext.wire.position_limit import longest_chunk, trained_positions, window_of
+from tools.random_model import build_random_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+def arguments(folder, limit, **fields):
+    model = build_random_model(folder / f"model-{fields}", max_position_embeddings=512, **fields)
+    return AsyncEngineArgs(str(model), max_model_len=limit, dtype="float32")
+
+
+def test_longer_prompts_than_the_model_was_trained_for(folder, monkeypatch):
+    monkeypatch.delenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", raising=False)
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0")  # restored at the end
+    extended = arguments(folder, 4096)
+    extend_positions(extended)
+    model = extended.create_model_config()
+    assert (model.max_model_len, model.hf_config.max_position_embeddings) == (4096, 4096)
+    assert (trained_positions(model), window_of(model), longest_chunk(model)) == (512, 256, 256)
+
+
+@pytest.mark.parametrize("limit", [None, 512, 100])
+def test_models_keep_their_own_length_otherwise(folder, limit):
+    same = arguments(folder, limit)
+    extend_positions(same)
+    assert (same.max_model_len, same.hf_overrides) == (limit, {})
+    model = same.create_model_config()
+    assert trained_positions(model) == longest_chunk(model) == model.max_model_len == (limit or 512)
+
+
+def test_scaled_positions_are_refused(folder):
+    scaled = arguments(folder, 4096, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    with pytest.raises(UnsupportedFlagError, match="1024 positions that the model was trained for"):
+        extend_positions(scaled)
