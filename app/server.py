@@ -180,9 +180,9 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
     marks, tenants = Marks(), _tenants(args, settings)
 
     def renderer(vllms: Any, block_tokens: int | None) -> SegmentRenderer:
-        chunk_tokens = ChunkTokens.of(vllms.model_config.hf_config)
-        most_tokens = min(settings.chunk_max_tokens, longest_chunk(vllms.model_config))
-        return SegmentRenderer(vllms, marks, most_tokens, block_tokens, chunk_tokens)
+        model = vllms.model_config
+        most_tokens = min(settings.chunk_max_tokens, longest_chunk(model))
+        return SegmentRenderer(vllms, marks, most_tokens, block_tokens, ChunkTokens.of(model.hf_config))
 
     options = _cache_options(settings, profile)
     quotas = tenants.quota_of if tenants is not None else no_quotas
@@ -250,9 +250,7 @@ def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | 
     """The position strategy of flags or profile; ``None`` leaves it to the model."""
     if settings.chunk_position_strategy is not None:
         return DefaultStrategy(settings.chunk_position_strategy, "--chunk-position-strategy")
-    if profile is None:
-        return None
-    return profile.placed(settings.chunk_cache_placement).strategy
+    return None if profile is None else profile.placed(settings.chunk_cache_placement).strategy
 
 
 def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:

@@ -29,7 +29,7 @@ class FakeLLM:
     renderer = None
 
     def __init__(self) -> None:
-        self.model_config = SimpleNamespace(max_model_len=100_000)
+        self.model_config = SimpleNamespace(max_model_len=100_000, hf_config=SimpleNamespace())
         self.vllm_config = SimpleNamespace(
             scheduler_config=SimpleNamespace(policy="fcfs"),
             observability_config=SimpleNamespace(otlp_traces_endpoint=None),
