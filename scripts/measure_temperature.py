@@ -218,24 +218,33 @@ def measure(folder: Path, output: Path, limit: int, temperatures: Sequence[float
 
 
 def table(paths: Iterable[Path]) -> None:
-    """Prints accuracy in percent, and each temperature's difference from 1 in the same context, with 95 % intervals."""
+    """Prints what each temperature gives composed chunks, full attention, and the former beyond the latter.
+
+    Accuracy in points and log probability of the right answer in nats, with 95 % intervals of paired questions.
+    """
     by_chunks = defaultdict(list)
     for line in _lines(paths):
-        by_chunks[line["chunks"]].append(line["rows"])
-    by_chunks["all"] = [rows for each in list(by_chunks.values()) for rows in each]
-    for chunks, lines in sorted(by_chunks.items(), key=str):
-        print(f"{chunks} chunks, {len(lines)} questions")
-        for name in lines[0]:
-            context = name.split()[0]
-            accuracies = [rows[name]["accuracy"] for rows in lines]
-            told = f"  {name:12} {100 * sum(accuracies) / len(accuracies):5.1f} %"
-            for base in dict.fromkeys((f"{context} 1", "full 1")):
-                for measure, factor, unit in (("accuracy", 100, "points"), ("logprob", 1, "nats")):
-                    pairs = [(rows[name][measure], rows[base][measure]) for rows in lines]
-                    differences = [factor * (one - other) for one, other in pairs if one is not None]
-                    mean, (low, high) = sum(differences) / len(differences), mean_interval(differences, 0.95)
-                    told += f"  {mean:+.2f} ({low:+.2f} to {high:+.2f}) {unit} on {base}"
-            print(told)
+        by_chunks[str(line["chunks"])].append(line["rows"])
+    everything = [rows for each in by_chunks.values() for rows in each]
+    for chunks, lines in [*sorted(by_chunks.items(), key=lambda pair: int(pair[0])), ("all", everything)]:
+        means = {way: 100 * sum(rows[f"{way} 1"]["accuracy"] for rows in lines) / len(lines) for way in CONTEXTS}
+        print(f"{chunks} chunks, {len(lines)} questions: " + ", ".join(f"{w} {m:.1f} %" for w, m in means.items()))
+        for temperature in dict.fromkeys(name.partition(" ")[2] for name in lines[0] if not name.endswith(" 1")):
+            for measure, factor, unit in (("accuracy", 100, "points"), ("logprob", 1, "nats")):
+                known = [rows for rows in lines if rows["full 1"][measure] is not None]
+                names = [(way, f"{way} {temperature}", f"{way} 1") for way in CONTEXTS]
+                gains = {
+                    way: [factor * (rows[name][measure] - rows[base][measure]) for rows in known]
+                    for way, name, base in names
+                }
+                gains["beyond"] = [one - other for one, other in zip(gains["offset"], gains["full"], strict=True)]
+                told = (f"{way} {_mean(each)}" for way, each in gains.items())
+                print(f"  {temperature}, {unit}: " + ", ".join(told))
+
+
+def _mean(values: Sequence[float]) -> str:
+    low, high = mean_interval(values, 0.95)
+    return f"{sum(values) / len(values):+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
