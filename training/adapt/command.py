@@ -175,9 +175,9 @@ def _parser() -> Parser:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the adapted model")
     way = "what is trained: tokens or lora (default: tokens)"
     parser.add_argument("--with", dest="way", choices=("tokens", "lora"), default="tokens", help=way)
-    positions = "positions of chunks: offset, shared, parallel or all (default: offset)"
+    positions = "positions of chunks: some of offset, shared, parallel, or all (default: offset)"
     choices = ("offset", "shared", "parallel", "all")
-    parser.add_argument("--positions", choices=choices, default="offset", help=positions)
+    parser.add_argument("--positions", nargs="+", choices=choices, default=["offset"], help=positions)
     steps = "most steps, of four prompts each (default: 1000); it ends before when the held-out loss no longer falls"
     parser.add_argument("--steps", type=positive, default=1000, metavar="N", help=steps)
     tokens = "longest passage, in tokens (default: 128)"

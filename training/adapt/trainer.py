@@ -151,7 +151,7 @@ class Trainer:
         return {name: value.detach().clone() for name, value in self._parameters.items()}
 
 
-def ways_of(positions: str) -> tuple[Way, ...]:
-    """The ways that a value of ``--positions`` names."""
+def ways_of(positions: Sequence[str]) -> tuple[Way, ...]:
+    """The ways that the values of ``--positions`` name."""
     every: Sequence[Way] = ("offset", "shared", "parallel")
-    return tuple(way for way in every if positions in (way, "all"))
+    return tuple(way for way in every if {way, "all"}.intersection(positions))
