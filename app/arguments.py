@@ -24,6 +24,7 @@ def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespa
     add_flags(parser)
     parser = make_arg_parser(parser)
     add_missing_flags(parser)
+    parser.set_defaults(enable_prompt_tokens_details=True)  # clients show usage's cached tokens
     args: argparse.Namespace = parser.parse_args(arguments)
     validate_parsed_serve_args(args)
     return args

@@ -16,6 +16,11 @@ def test_serve_has_vllms_flags_and_ours():
     assert (args.chunk_cache_memory, args.log_level, args.max_model_len) == ("1GiB", "INFO", 100)
 
 
+def test_usage_tells_cached_tokens_unless_told_otherwise():
+    assert arguments.parse(["model"]).enable_prompt_tokens_details
+    assert not arguments.parse(["model", "--no-enable-prompt-tokens-details"]).enable_prompt_tokens_details
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
 def test_help_is_on_standard_output(arguments, capsys):
     assert cli.main(arguments) == 0

@@ -174,7 +174,10 @@ def test_openai_chat(client: openai.OpenAI, server: TesseraServer) -> None:
     chunks = list(client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True}))
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert streamed == answer.choices[0].message.content
-    assert chunks[-1].usage == answer.usage
+    assert chunks[-1].usage is not None
+    assert answer.usage is not None
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(chunks[-1].usage, name) == getattr(answer.usage, name)
 
 
 def test_openai_completions(client: openai.OpenAI, server: TesseraServer) -> None:
@@ -225,8 +228,9 @@ def same_request(text: Text) -> dict[str, Any]:
 COMMON: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "cache": {"explain": True}}
 
 
-def assert_same(report: dict[str, Any], answer: str, expected: dict[str, Any]) -> None:
-    """Same layout, keys and answer as the same request to `/v1/rag/chat`."""
+def assert_same(report: dict[str, Any], answer: str, cached_tokens: int, expected: dict[str, Any]) -> None:
+    """Same layout, keys and answer as the same request to `/v1/rag/chat`; usage tells the reused tokens."""
+    assert cached_tokens == report["tokens"]["reused"] > 0
     assert report["mode"] == "chunked"
     assert report["segments"] == expected["cache"]["segments"]
     assert keys(report) == keys(expected["cache"])
@@ -251,8 +255,11 @@ def test_documents_of_chat_completions(shape: str, server: TesseraServer, text: 
         {"role": "user", "content": request["question"]},
     ]
     response = server.post("/v1/chat/completions", {"messages": messages, "documents": documents, **COMMON})
-    assert_same(response["kv_transfer_params"]["cache"], response["choices"][0]["message"]["content"], expected)
-    assert response["usage"] == expected["usage"]
+    usage, report = response["usage"], response["kv_transfer_params"]["cache"]
+    cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+    assert_same(report, response["choices"][0]["message"]["content"], cached_tokens, expected)
+    assert expected["usage"]["prompt_tokens_details"]["cached_tokens"] == expected["cache"]["tokens"]["reused"]
+    assert usage["total_tokens"] == expected["usage"]["total_tokens"]
     ids = [chunk["id"] for chunk in response["kv_transfer_params"]["cache"]["chunks"]]
     assert ids == (["d0", "d1"] if shape == "cohere" else [None, None])
 
@@ -270,7 +277,8 @@ def test_documents_of_responses(server: TesseraServer, text: Text) -> None:
     }
     response = server.post("/v1/responses", body)
     answer = response["output"][-1]["content"][0]["text"]
-    assert_same(response["kv_transfer_params"]["cache"], answer, expected)
+    cached_tokens = response["usage"]["input_tokens_details"]["cached_tokens"]
+    assert_same(response["kv_transfer_params"]["cache"], answer, cached_tokens, expected)
 
 
 def anthropic_body(request: dict[str, Any], model: str) -> dict[str, Any]:
@@ -295,7 +303,8 @@ def test_documents_of_anthropic_messages(server: TesseraServer, text: Text) -> N
     expected = server.chat(**request, **COMMON)
     body = anthropic_body(request, server.model)
     response = server.post("/v1/messages", {**body, "cache": {"explain": True}})
-    assert_same(response["kv_transfer_params"]["cache"], response["content"][0]["text"], expected)
+    cached_tokens = response["usage"]["cache_read_input_tokens"]
+    assert_same(response["kv_transfer_params"]["cache"], response["content"][0]["text"], cached_tokens, expected)
 
 
 def test_documents_of_a_streamed_anthropic_message(server: TesseraServer, text: Text) -> None:
@@ -318,7 +327,9 @@ def test_separators(by: str, server: TesseraServer, serve: Any, text: Text) -> N
     messages = [{"role": "system", "content": request["system"]}, {"role": "user", "content": joined}]
     body = {"messages": messages, **COMMON, "cache": cache}
     response = target.post("/v1/chat/completions", body)
-    assert_same(response["kv_transfer_params"]["cache"], response["choices"][0]["message"]["content"], expected)
+    cached_tokens = response["usage"]["prompt_tokens_details"]["cached_tokens"]
+    answer = response["choices"][0]["message"]["content"]
+    assert_same(response["kv_transfer_params"]["cache"], answer, cached_tokens, expected)
     opening = CHATML.format(role="system", content=request["system"]) + "<|im_start|>user\n"
     closing = f"{request['question']}<|im_end|>\n<|im_start|>assistant\n"
     prompt = separator.join([opening, *request["chunks"], closing])

@@ -50,7 +50,7 @@ def tenants_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(serve: Any, tenants_file: Path) -> TesseraServer:
-    flags = ("--tenants", str(tenants_file), "--enable-prompt-tokens-details")
+    flags = ("--tenants", str(tenants_file))
     server = serve("tiny-llama", *flags, environment={"TESSERA_LOG_LEVEL": "INFO"})
     server.client.headers.update(key_of("root"))
     return server

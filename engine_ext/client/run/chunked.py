@@ -171,7 +171,7 @@ class ChunkedRun:
             self._reporter.compared(await comparison.with_full(self._plain_prompt(), self._stages.timings_ms))
 
     def _reported(self, output: RequestOutput, form: KVForm) -> RequestOutput:
-        self._reporter.note_times(output)
+        self._reporter.note(output)
         if output.finished:
             self._ticket.report = self._reporter.report
             self._reporter.finish(output, self._call.request_id, self._span)

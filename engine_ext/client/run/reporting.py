@@ -96,25 +96,34 @@ class Reporter:
             timings.update(_engine_timings_ms(output))
             timings["total"] = self._stages.elapsed_ms()
 
+    def note(self, output: RequestOutput) -> None:
+        """Records the output's times; its cached tokens, which usage tells, become the reused ones."""
+        self.note_times(output)
+        if self.report.mode == "chunked" and not self._is_handed_over and output.num_cached_tokens:
+            output.num_cached_tokens -= self._num_computed_of_saved
+
     def finish(self, output: RequestOutput, request_id: str, span: Span) -> None:
-        """Counts tokens, traces and logs the report, and attaches it to the last output."""
+        """Counts tokens, traces and logs the report, and attaches it to the last output, a noted one."""
         self._count(output)
         span.describe({"request_id": request_id, **summary(self.report)})
         log_finished(request_id, self.report)
         output.kv_transfer_params = {**(output.kv_transfer_params or {}), "cache": self.report.to_dict()}
 
+    @property
+    def _is_handed_over(self) -> bool:
+        handover = self.report.handover
+        return handover is not None and handover.outcome == "taken"
+
     def _count(self, output: RequestOutput) -> None:
         tokens, metrics, handover = self.report.tokens, self._metrics, self.report.handover
         metrics.requests[self.report.mode] += 1
-        if handover is not None and handover.outcome == "taken":  # the other engine has counted its tokens
+        if handover is not None and self._is_handed_over:  # the other engine has counted its tokens
             if LOST_KEY in (output.kv_transfer_params or {}):
                 handover.outcome, handover.why = "lost", "computed again in full attention: its blocks were needed"
                 metrics.handovers["lost"] += 1
             return
-        tokens.computed = tokens.prompt - (output.num_cached_tokens or 0)
-        if self.report.mode == "chunked":
-            tokens.computed += self._num_computed_of_saved
-        tokens.reused = tokens.prompt - tokens.computed
+        tokens.reused = output.num_cached_tokens or 0
+        tokens.computed = tokens.prompt - tokens.reused
         tokens.fill_computed = self._num_computed
         for name in ("reused", "computed", "fill_computed"):
             metrics.tokens[name] += getattr(tokens, name)

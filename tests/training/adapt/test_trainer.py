@@ -76,5 +76,6 @@ def test_it_ends_when_the_held_out_loss_falls_no_longer(
 
 
 def test_positions() -> None:
-    assert ways_of("all") == ("offset", "shared", "parallel")
-    assert ways_of("shared") == ("shared",)
+    assert ways_of(["all"]) == ("offset", "shared", "parallel")
+    assert ways_of(["shared"]) == ("shared",)
+    assert ways_of(["parallel", "offset"]) == ("offset", "parallel")
