@@ -7,6 +7,8 @@ they do to composed chunks. What the chunks' own tokens see is the same at every
 
     python scripts/measure_temperature.py ~/.cache/tessera/models/SmolLM2-135M-Instruct results.jsonl --limit 400
     python scripts/measure_temperature.py --table results.jsonl
+    python scripts/measure_temperature.py adapted adapted.jsonl --temperatures 1 --contexts full offset parallel
+    python scripts/measure_temperature.py --table adapted.jsonl --against results.jsonl
 
 An interrupted run goes on where it was. Models: one kind of RoPE for each kind of layer, without scaling.
 """
@@ -35,6 +37,7 @@ from measuring.quality.questions.questions import Question
 from training.adapt.material import Task, Template
 
 CONTEXTS: Final = ("full", "offset")
+"""Contexts by default; ``parallel`` is another one."""
 _MASKED: Final = torch.finfo(torch.float32).min
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """K and V of each layer, ``[rows, KV heads, tokens, head size]``."""
@@ -67,7 +70,14 @@ ALL_ATTENTION_FUNCTIONS.register("rows_tempered", tempered)
 class Reader:
     """A model that reads prompts both ways and answers in rows: each context at each temperature."""
 
-    def __init__(self, folder: Path, temperatures: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        temperatures: Sequence[float],
+        contexts: Sequence[str] = CONTEXTS,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._contexts = contexts
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self._template = Template(self.tokenizer)
         self._model: Any = AutoModelForCausalLM.from_pretrained(
@@ -78,7 +88,7 @@ class Reader:
         config = self._model.config
         self._layer_types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
         self._window = config.sliding_window if "sliding_attention" in self._layer_types else None
-        self._temperatures = torch.tensor([*temperatures] * len(CONTEXTS))
+        self._temperatures = torch.tensor([*temperatures] * len(contexts))
         self._chunks: dict[tuple[int, ...], KeysAndValues] = {}
 
     def prompt(self, question: Question) -> ChunkedPrompt:
@@ -90,10 +100,10 @@ class Reader:
     def answers(self, question: Question, max_tokens: int) -> list[tuple[str, float | None]]:
         """Each row's greedy answer, and the log probability of the right one behind :data:`LEAD`."""
         prompt = self.prompt(question)
-        rows = len(self._temperatures) // len(CONTEXTS)
-        both = zip(self._read(prompt), self._composed(prompt), strict=True)
+        rows = len(self._temperatures) // len(self._contexts)
+        contexts = (self._read(prompt) if way == "full" else self._composed(prompt, way) for way in self._contexts)
         cache = DynamicCache()
-        for layer, pairs in enumerate(both):
+        for layer, pairs in enumerate(zip(*contexts, strict=True)):
             keys, values = (
                 torch.cat([each.expand(rows, -1, -1, -1) for each in kind]) for kind in zip(*pairs, strict=True)
             )
@@ -135,14 +145,14 @@ class Reader:
         """The context in full attention."""
         return self._computed(prompt.token_ids[: prompt.num_context_tokens])
 
-    def _composed(self, prompt: ChunkedPrompt) -> KeysAndValues:
-        """The context of chunks, each computed behind the system segment and moved to its place."""
+    def _composed(self, prompt: ChunkedPrompt, way: str) -> KeysAndValues:
+        """The context of chunks, each computed behind the system segment; ``offset`` moves them to their places."""
         start = at = len(prompt.system)
         parts = [self._remembered(prompt.system)]
         for chunk in prompt.chunks:
             computed = self._remembered([*prompt.system, *chunk.token_ids])
             cut = [(keys[:, :, start:], values[:, :, start:]) for keys, values in computed]
-            parts.append(self._moved(cut, at - start))
+            parts.append(self._moved(cut, at - start) if way == "offset" else cut)
             at += chunk.num_tokens
         return [tuple(torch.cat(kind, 2) for kind in zip(*layer, strict=True)) for layer in zip(*parts, strict=True)]
 
@@ -197,11 +207,13 @@ class Reader:
         return self.tokenizer.encode(text, add_special_tokens=False)  # type: ignore[no-any-return]
 
 
-def measure(folder: Path, output: Path, limit: int, temperatures: Sequence[float], max_tokens: int) -> None:
+def measure(
+    folder: Path, output: Path, limit: int, temperatures: Sequence[float], contexts: Sequence[str], max_tokens: int
+) -> None:
     """Appends a line to ``output`` for each question: accuracy and log probability of each row."""
     done = {each["id"] for each in _lines([output])} if output.exists() else set()
-    reader = Reader(folder, temperatures)
-    names = [f"{context} {temperature:g}" for context in CONTEXTS for temperature in temperatures]
+    reader = Reader(folder, temperatures, contexts)
+    names = [f"{context} {temperature:g}" for context in contexts for temperature in temperatures]
     questions = plain_questions(limit)
     random.Random("temperature").shuffle(questions)  # an interrupted run has all numbers of chunks
     with output.open("a") as file:
@@ -242,6 +254,22 @@ def table(paths: Iterable[Path]) -> None:
                 print(f"  {temperature}, {unit}: " + ", ".join(told))
 
 
+def against(paths: Iterable[Path], original: Path) -> None:
+    """Prints how far answers are from full attention of the original model, on the same questions."""
+    full = {line["id"]: line["rows"]["full 1"] for line in _lines([original])}
+    by_chunks = defaultdict(list)
+    for line in _lines(paths):
+        if (base := full.get(line["id"])) is not None:
+            by_chunks[str(line["chunks"])].append((line["rows"], base))
+    everything = [pair for each in by_chunks.values() for pair in each]
+    for chunks, pairs in [*sorted(by_chunks.items(), key=lambda pair: int(pair[0])), ("all", everything)]:
+        print(f"{chunks} chunks, {len(pairs)} questions")
+        for name in pairs[0][0]:
+            points = [100 * (rows[name]["accuracy"] - base["accuracy"]) for rows, base in pairs]
+            nats = [rows[name]["logprob"] - base["logprob"] for rows, base in pairs if base["logprob"] is not None]
+            print(f"  {name}: {_mean(points)} points, {_mean(nats)} nats")
+
+
 def _mean(values: Sequence[float]) -> str:
     low, high = mean_interval(values, 0.95)
     return f"{sum(values) / len(values):+.2f} ({low:+.2f} to {high:+.2f})"
@@ -258,15 +286,22 @@ def main() -> None:
     parser.add_argument("output", nargs="?", type=Path, help="file of results, a line for each question")
     parser.add_argument("--limit", type=int, default=400, help="questions for each number of chunks (default: 400)")
     parser.add_argument("--temperatures", type=float, nargs="+", default=(1.0, 0.9), help="the first must be 1")
+    ways = ("full", "offset", "parallel")
+    parser.add_argument("--contexts", nargs="+", choices=ways, default=CONTEXTS, help="contexts (default: full offset)")
     parser.add_argument("--max-tokens", type=int, default=32, help="longest answer (default: 32)")
     parser.add_argument("--threads", type=int, default=2, help="threads (default: 2)")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these results")
+    other = "with --table: print differences from full attention in these results, of the original model"
+    parser.add_argument("--against", type=Path, metavar="FILE", help=other)
     args = parser.parse_args()
+    if args.against:
+        against(args.table, args.against)
+        return
     if args.table:
         table(args.table)
         return
     torch.set_num_threads(args.threads)
-    measure(args.model, args.output, args.limit, args.temperatures, args.max_tokens)
+    measure(args.model, args.output, args.limit, args.temperatures, args.contexts, args.max_tokens)
 
 
 if __name__ == "__main__":
