@@ -17,10 +17,16 @@ def extend_positions(engine_args: AsyncEngineArgs) -> None:
     if asked is None or asked <= model.max_model_len:
         return
     rope = getattr(model.hf_config, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "default" or not isinstance(engine_args.hf_overrides, dict):
+    drafts = engine_args.speculative_config or {}
+    checks = [
+        (rope.get("rope_type") != "default", "its RoPE is not a plain one"),
+        (not isinstance(engine_args.hf_overrides, dict), "--hf-overrides is a function"),
+        (drafts.get("method") not in (None, "ngram", "suffix"), "a draft model has its own positions"),
+    ]
+    if reason := next((reason for holds, reason in checks if holds), None):
         raise UnsupportedFlagError(
-            f"--max-model-len {asked} exceeds the {model.max_model_len} positions that the model was trained for; "
-            "window positions go beyond them for plain RoPE only"
+            f"--max-model-len {asked} exceeds the {model.max_model_len} positions that the model was trained for, "
+            f"and window positions can't go beyond them: {reason}"
         )
     engine_args.hf_overrides |= {"max_position_embeddings": asked, TRAINED_POSITIONS: model.max_model_len}
     os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # tokenizers have a limit as well

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine for longer prompts than its model was trained for."""
 
+from contextlib import nullcontext
+
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -41,5 +43,14 @@ def test_models_keep_their_own_length_otherwise(folder, limit):
 
 def test_scaled_positions_are_refused(folder):
     scaled = arguments(folder, 4096, rope_scaling={"rope_type": "linear", "factor": 2.0})
-    with pytest.raises(UnsupportedFlagError, match="1024 positions that the model was trained for"):
+    with pytest.raises(UnsupportedFlagError, match=r"1024 positions .* not a plain one"):
         extend_positions(scaled)
+
+
+@pytest.mark.parametrize(("method", "refused"), [("eagle", True), ("draft_model", True), ("ngram", False)])
+def test_draft_models_are_refused(method, refused, folder, monkeypatch):
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0")
+    drafting = arguments(folder, 4096)
+    drafting.speculative_config = {"method": method, "num_speculative_tokens": 2}
+    with pytest.raises(UnsupportedFlagError, match="a draft model") if refused else nullcontext():
+        extend_positions(drafting)
