@@ -2,10 +2,11 @@
 """Longer prompts than the model was trained for (:mod:`engine_ext.wire.position_limit`)."""
 
 import os
+from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from engine_ext.start.support import UnsupportedFlagError
+from engine_ext.start.support import DRAFTS_BY_TEXT, UnsupportedFlagError
 from engine_ext.wire.position_limit import TRAINED_POSITIONS
 
 
@@ -17,11 +18,11 @@ def extend_positions(engine_args: AsyncEngineArgs) -> None:
     if asked is None or asked <= model.max_model_len:
         return
     rope = getattr(model.hf_config, "rope_parameters", None) or {}
-    drafts = engine_args.speculative_config or {}
-    checks = [
+    drafts = engine_args.speculative_config
+    checks: list[tuple[Any, str]] = [
         (rope.get("rope_type") != "default", "its RoPE is not a plain one"),
         (not isinstance(engine_args.hf_overrides, dict), "--hf-overrides is a function"),
-        (drafts.get("method") not in (None, "ngram", "suffix"), "a draft model has its own positions"),
+        (drafts and drafts.get("method") not in DRAFTS_BY_TEXT, "a draft model has its own positions"),
     ]
     if reason := next((reason for holds, reason in checks if holds), None):
         raise UnsupportedFlagError(

@@ -43,7 +43,7 @@ def in_place_reason(config: VllmConfig) -> str | None:
     return _first(checks)
 
 
-_DRAFTS_BY_TEXT = ("ngram", "suffix")
+DRAFTS_BY_TEXT = ("ngram", "suffix")
 """Methods of speculative decoding without a model."""
 
 
@@ -53,7 +53,7 @@ def attention_reason(config: VllmConfig) -> str | None:
     checks: list[tuple[Any, str]] = [
         (not current_platform.is_cpu(), "proven on CPUs only"),
         (
-            drafts is not None and drafts.method not in _DRAFTS_BY_TEXT,
+            drafts is not None and drafts.method not in DRAFTS_BY_TEXT,
             "a model that drafts tokens has layers of its own",
         ),
         (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
