@@ -44,10 +44,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 Segments = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]]
 Strategy = str
-"""`window-N` has the window in its name."""
+"""`window-256` has the window in its name; with `window` it is longer than any prompt."""
 Part = list[tuple[torch.Tensor, torch.Tensor]]
 """K and V of each layer, [1, heads, tokens, size]."""
-STRATEGIES = ("full", "shared", "parallel", "offset", "window-N")
+STRATEGIES = ("full", "shared", "parallel", "offset")
 
 SYSTEM, TAIL = -1, -2
 """Mask groups of tokens: system, and question or answer. Chunk i has group i."""
@@ -148,7 +148,7 @@ class Oracle:
             return self._read_full([*system, *(token for chunk in chunks for token in chunk), *question], last=last)
         if strategy in ("shared", "parallel"):
             return self._read_overlapping(strategy, segments, last)
-        if strategy == "offset" or strategy.startswith("window-"):
+        if strategy == "offset" or strategy.startswith("window"):
             return self._compose(strategy, segments, segments[0], last=last)
         raise ValueError(f"strategy must be one of {STRATEGIES}, not {strategy!r}")
 
@@ -325,7 +325,7 @@ def chunk_places(strategy: Strategy, start: int, chunks: Sequence[Sequence[int]]
 def window_of(strategy: Strategy) -> int:
     """The window of `window-N`; in all others, all tokens are within it."""
     name, _, number = strategy.partition("-")
-    return int(number) if name == "window" else 1 << 30
+    return int(number) if name == "window" and number else 1 << 30
 
 
 def running_offsets(start: int, chunks: Sequence[Sequence[int]]) -> list[int]:

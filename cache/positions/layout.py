@@ -170,7 +170,7 @@ class Layout:
 
     @property
     def reach(self) -> int:
-        """Distance from the token of the context that is farthest from the question to the question's end."""
+        """Positions from the first token of the context to the end of the question."""
         first = min(each.position for each in (self.system, *self.chunks) if each.length)
         return self.question.position + self.question.length - first
 

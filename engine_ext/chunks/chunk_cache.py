@@ -128,6 +128,8 @@ class ChunkCache:
         )
         self._linker = Linker(llm, self.manager)
         self._llm = llm
+        self.trained_positions = trained_positions(llm.model_config)
+        """Longest sequence in which a segment can be computed, in tokens."""
         self._reindexer = reindexer or PositionReindexer()
         self._next_integrity_check = 0.0
 
@@ -183,11 +185,6 @@ class ChunkCache:
     def is_crowded(self) -> bool:
         """Whether as many fills wait as may wait."""
         return self.fills.is_crowded
-
-    @property
-    def trained_positions(self) -> int:
-        """Longest sequence in which a segment can be computed, in tokens."""
-        return trained_positions(self._llm.model_config)
 
     def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
         """The place of each of the prompt's segments."""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts longer than the model was trained for, as long as chunks stay near the question (strategy ``window``).
+"""Prompts longer than the model was trained for, whose chunks stay near the question.
+
+The position strategy is ``window``.
 
 RoPE attention depends on distances alone. So indices may exceed the trained positions, if the engine's table of angles
 is long enough and no token attends to one that is farther than the model has ever seen.

@@ -82,6 +82,7 @@ def test_answers_end_at_the_trained_positions(windowed: TesseraServer, text: Cal
     assert usage["total_tokens"] == TRAINED
     response = answer(windowed, [text(length) for length in LENGTHS], text(20), max_tokens=1000)
     report = response["cache"]
-    reach = WINDOW + report["segments"][0]["num_tokens"] + report["segments"][-1]["num_tokens"]
+    system, *_, question = (len(segment["token_ids"]) for segment in report["segments"])
+    reach = WINDOW + system + question
     assert reach + response["usage"]["completion_tokens"] == TRAINED
     assert response["usage"]["total_tokens"] > 2 * TRAINED + STEPS

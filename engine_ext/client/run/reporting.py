@@ -103,7 +103,7 @@ class Reporter:
             output.num_cached_tokens -= self._num_computed_of_saved
 
     def finish(self, output: RequestOutput, request_id: str, span: Span) -> None:
-        """Counts tokens, traces and logs the report, and attaches it to the last output, a noted one."""
+        """Counts tokens, logs the report, and attaches it to the last, noted output."""
         self._count(output)
         span.describe({"request_id": request_id, **summary(self.report)})
         log_finished(request_id, self.report)

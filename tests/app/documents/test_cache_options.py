@@ -33,7 +33,7 @@ def test_every_choice_reaches_the_engine():
     ("value", "parameter", "message"),
     [
         ({"mode": "fast"}, "cache.mode", "'auto', 'chunked', 'full' or 'compare'"),
-        ({"position_strategy": "x"}, "cache.position_strategy", "'shared', 'parallel' or 'offset'"),
+        ({"position_strategy": "x"}, "cache.position_strategy", "'shared', 'parallel', 'offset' or 'window'"),
         ({"scope": "global"}, "cache.scope", "'system' or 'isolated'"),
         ({"namespace": ""}, "cache.namespace", "at least 1 character"),
         ({"namespace": "n" * 129}, "cache.namespace", "at most 128 characters"),
