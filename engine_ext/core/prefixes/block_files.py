@@ -54,7 +54,8 @@ class BlockFiles:
         self._lock = threading.Condition()
         self._staged: dict[str, dict[str, Tensors]] = {}
         self._waiting: deque[tuple[Address, Tensors]] = deque()
-        self._is_writing = self._is_stopped = False
+        self._writing: Address | None = None
+        self._is_stopped = False
         self._last_step = 0.0
         self._events: list[tuple[str, str]] = []
         threading.Thread(target=self._write_all, name="blocks", daemon=True).start()
@@ -89,7 +90,7 @@ class BlockFiles:
             tensors = self._mover.read(block_ids[number * per_file : (number + 1) * per_file])
             with self._lock:
                 self._waiting.append((self._address(namespace, key), tensors))
-                self._lock.notify()
+                self._lock.notify_all()
             copied += self._mover.num_bytes
         return copied
 
@@ -120,7 +121,7 @@ class BlockFiles:
             "release": self._release,
             "drop": self._drop,
             "stop": self._stop,
-            "status": lambda _: len(self._waiting) + self._is_writing + self._is_busy,
+            "status": lambda _: len(self._waiting) + (self._writing is not None) + self._is_busy,
         }
 
     def _stage(self, command: BlockCommand) -> int:
@@ -163,6 +164,7 @@ class BlockFiles:
 
         with self._lock:
             self._waiting = deque(each for each in self._waiting if not is_meant(each[0]))
+            self._lock.wait_for(lambda: self._writing is None or not is_meant(self._writing))
         events = Events()
         self._chain.delete_all(is_meant, events)
         self._note_all(events)
@@ -178,10 +180,11 @@ class BlockFiles:
         torch.set_num_threads(1)
         while True:
             with self._lock:
-                self._is_writing = False
+                self._writing = None
+                self._lock.notify_all()
                 self._lock.wait_for(lambda: self._waiting)
                 address, tensors = self._waiting.popleft()
-                self._is_writing = True
+                self._writing = address
             started, events = time.monotonic(), Events()
             self._chain.put(address, pack_file(self._label(address), tensors), events)
             self._note_all(events)
