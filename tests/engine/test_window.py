@@ -26,7 +26,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_random_model(tmp_path_factory.mktemp("models") / "short", max_position_embeddings=TRAINED)
 
 
-@pytest.fixture(scope="module", params=["copy", "attend"])
+@pytest.fixture(scope="module", params=["copy", pytest.param("attend", marks=pytest.mark.matrix)])
 def windowed(request: pytest.FixtureRequest, pool: ServerPool, short: Path) -> TesseraServer:
     return pool.get(*arguments_of(short), *FLAGS, "--chunk-cache-placement", request.param)
 
