@@ -70,18 +70,12 @@ ALL_ATTENTION_FUNCTIONS.register("rows_tempered", tempered)
 class Reader:
     """A model that reads prompts both ways and answers in rows: each context at each temperature."""
 
-    def __init__(
-        self,
-        folder: Path,
-        temperatures: Sequence[float],
-        contexts: Sequence[str] = CONTEXTS,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, folder: Path, temperatures: Sequence[float], contexts: Sequence[str] = CONTEXTS) -> None:
         self._contexts = contexts
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self._template = Template(self.tokenizer)
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="rows_tempered", local_files_only=True
+            folder, dtype=torch.float32, attn_implementation="rows_tempered", local_files_only=True
         ).eval()
         ends = self._model.generation_config.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [ends])
@@ -234,21 +228,16 @@ def table(paths: Iterable[Path]) -> None:
 
     Accuracy in points and log probability of the right answer in nats, with 95 % intervals of paired questions.
     """
-    by_chunks = defaultdict(list)
-    for line in _lines(paths):
-        by_chunks[str(line["chunks"])].append(line["rows"])
-    everything = [rows for each in by_chunks.values() for rows in each]
-    for chunks, lines in [*sorted(by_chunks.items(), key=lambda pair: int(pair[0])), ("all", everything)]:
+    for chunks, lines in _by_chunks((line["chunks"], line["rows"]) for line in _lines(paths)):
         means = {way: 100 * sum(rows[f"{way} 1"]["accuracy"] for rows in lines) / len(lines) for way in CONTEXTS}
         print(f"{chunks} chunks, {len(lines)} questions: " + ", ".join(f"{w} {m:.1f} %" for w, m in means.items()))
         for temperature in dict.fromkeys(name.partition(" ")[2] for name in lines[0] if not name.endswith(" 1")):
             for measure, factor, unit in (("accuracy", 100, "points"), ("logprob", 1, "nats")):
                 known = [rows for rows in lines if rows["full 1"][measure] is not None]
-                names = [(way, f"{way} {temperature}", f"{way} 1") for way in CONTEXTS]
-                gains = {
-                    way: [factor * (rows[name][measure] - rows[base][measure]) for rows in known]
-                    for way, name, base in names
-                }
+                gains = {}
+                for way in CONTEXTS:
+                    pairs = [(rows[f"{way} {temperature}"], rows[f"{way} 1"]) for rows in known]
+                    gains[way] = [factor * (one[measure] - other[measure]) for one, other in pairs]
                 gains["beyond"] = [one - other for one, other in zip(gains["offset"], gains["full"], strict=True)]
                 told = (f"{way} {_mean(each)}" for way, each in gains.items())
                 print(f"  {temperature}, {unit}: " + ", ".join(told))
@@ -257,17 +246,22 @@ def table(paths: Iterable[Path]) -> None:
 def against(paths: Iterable[Path], original: Path) -> None:
     """Prints how far answers are from full attention of the original model, on the same questions."""
     full = {line["id"]: line["rows"]["full 1"] for line in _lines([original])}
-    by_chunks = defaultdict(list)
-    for line in _lines(paths):
-        if (base := full.get(line["id"])) is not None:
-            by_chunks[str(line["chunks"])].append((line["rows"], base))
-    everything = [pair for each in by_chunks.values() for pair in each]
-    for chunks, pairs in [*sorted(by_chunks.items(), key=lambda pair: int(pair[0])), ("all", everything)]:
+    found = ((line["chunks"], (line["rows"], full.get(line["id"]))) for line in _lines(paths))
+    for chunks, pairs in _by_chunks(each for each in found if each[1][1] is not None):
         print(f"{chunks} chunks, {len(pairs)} questions")
         for name in pairs[0][0]:
             points = [100 * (rows[name]["accuracy"] - base["accuracy"]) for rows, base in pairs]
             nats = [rows[name]["logprob"] - base["logprob"] for rows, base in pairs if base["logprob"] is not None]
             print(f"  {name}: {_mean(points)} points, {_mean(nats)} nats")
+
+
+def _by_chunks(numbered: Iterable[tuple[int, Any]]) -> list[tuple[str, list[Any]]]:
+    """Items by their number of chunks, in order, and all of them."""
+    groups = defaultdict(list)
+    for chunks, item in numbered:
+        groups[chunks].append(item)
+    everything = [item for items in groups.values() for item in items]
+    return [*((str(chunks), items) for chunks, items in sorted(groups.items())), ("all", everything)]
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -294,11 +288,8 @@ def main() -> None:
     other = "with --table: print differences from full attention in these results, of the original model"
     parser.add_argument("--against", type=Path, metavar="FILE", help=other)
     args = parser.parse_args()
-    if args.against:
-        against(args.table, args.against)
-        return
     if args.table:
-        table(args.table)
+        against(args.table, args.against) if args.against else table(args.table)
         return
     torch.set_num_threads(args.threads)
     measure(args.model, args.output, args.limit, args.temperatures, args.contexts, args.max_tokens)

@@ -39,7 +39,6 @@ from engine_ext.chunks.prefixes import Prefixes
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
-from engine_ext.wire.position_limit import trained_positions
 from engine_ext.wire.request import FullAttentionError
 
 logger = logging.getLogger(__name__)
@@ -128,8 +127,6 @@ class ChunkCache:
         )
         self._linker = Linker(llm, self.manager)
         self._llm = llm
-        self.trained_positions = trained_positions(llm.model_config)
-        """Longest sequence in which a segment can be computed, in tokens."""
         self._reindexer = reindexer or PositionReindexer()
         self._next_integrity_check = 0.0
 

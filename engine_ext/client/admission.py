@@ -31,10 +31,6 @@ def admit(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> Admission:
     """Admits ``request``, changing nothing; raises :class:`FullAttentionError` if refused."""
     prompt, usable, options = request.chunked(), cache.usable(), request.options
     layout = usable.layout(prompt, options.position_strategy)
-    longest = len(prompt.chunk_prefix) + max(chunk.num_tokens for chunk in prompt.chunks)
-    if longest > usable.trained_positions:
-        positions = f"the {usable.trained_positions} positions that the model was trained for"
-        raise FullAttentionError("too long", f"a chunk ends {longest} tokens behind its beginning, beyond {positions}")
     if options.temperature != 1 and layout.placement != "attend":
         raise FullAttentionError("temperature", "a temperature needs chunks that are attended to in the pool")
     links = link_placements(layout, options.link_tokens)

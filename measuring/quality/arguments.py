@@ -136,7 +136,7 @@ def _add_options(parser: Parser, default: str) -> None:
     parser.add_argument("--demo", action="store_true", help=demo)
     long_chunks = "the questions in plain English behind chunks of some 400 tokens, not 60"
     parser.add_argument("--long-chunks", action="store_true", help=long_chunks)
-    known = f"some of {', '.join(MODES)}, link-N, each but full with @T or without (default: {default})"
+    known = f"some of {', '.join(MODES)}, window, link-N, each but full with @T or without (default: {default})"
     parser.add_argument("--modes", type=_modes, help=known)
     limit = (
         "ask the first N questions only; without a file N for each number of chunks "

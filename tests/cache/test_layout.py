@@ -28,51 +28,22 @@ def layout(system: int, lengths: list[int], question: int, strategy: PositionStr
     return PositionReindexer(window=window).layout(ChunkedPrompt((7,) * system, chunks, (7,) * question), strategy)
 
 
-def test_shared_positions_and_rotations():
-    # N = 5 + 3 + 6 + 2 = 16, S + max(L) = 11, D = 5
-    made = layout(5, [3, 6, 2], 4, SHARED)
-    assert made.system == Placement(start=0, length=5, position=0, delta=5)
-    assert made.chunks == (
-        Placement(start=5, length=3, position=5, delta=5),
-        Placement(start=8, length=6, position=5, delta=5),
-        Placement(start=14, length=2, position=5, delta=5),
-    )
-    assert made.question == Placement(start=16, length=4, position=11, delta=0)
+POSITIONS = {  # position and delta of system segment, three chunks and question
+    SHARED: ((0, 5), (5, 5), (5, 5), (5, 5), (11, 0)),  # S + max(L) = 11, D = 5
+    PARALLEL: ((0, 0), (5, 0), (5, 0), (5, 0), (16, 0)),
+    OFFSET: ((0, 0), (5, 0), (8, 3), (14, 9), (16, 0)),
+    WINDOW: ((7, 7), (12, 7), (10, 5), (14, 9), (16, 0)),  # the chunk of 6 tokens is longer than the window
+}
+REACH = {SHARED: 15, PARALLEL: 20, OFFSET: 20, WINDOW: 20 - 7}
 
 
-def test_parallel_positions_and_rotations():
-    made = layout(5, [3, 6, 2], 4, PARALLEL)
-    assert made.system == Placement(start=0, length=5, position=0, delta=0)
-    assert made.chunks == (
-        Placement(start=5, length=3, position=5, delta=0),
-        Placement(start=8, length=6, position=5, delta=0),
-        Placement(start=14, length=2, position=5, delta=0),
-    )
-    assert made.question == Placement(start=16, length=4, position=16, delta=0)
-
-
-def test_offset_positions_and_rotations():
-    made = layout(5, [3, 6, 2], 4, OFFSET)
-    assert made.system == Placement(start=0, length=5, position=0, delta=0)
-    assert made.chunks == (
-        Placement(start=5, length=3, position=5, delta=0),
-        Placement(start=8, length=6, position=8, delta=3),
-        Placement(start=14, length=2, position=14, delta=9),
-    )
-    assert made.question == Placement(start=16, length=4, position=16, delta=0)
-
-
-def test_window_positions_and_rotations():
-    # N = 16, and the chunk of 6 tokens is longer than the window
-    made = layout(5, [3, 6, 2], 4, WINDOW, window=4)
-    assert made.system == Placement(start=0, length=5, position=7, delta=7)
-    assert made.chunks == (
-        Placement(start=5, length=3, position=12, delta=7),
-        Placement(start=8, length=6, position=10, delta=5),
-        Placement(start=14, length=2, position=14, delta=9),
-    )
-    assert made.question == Placement(start=16, length=4, position=16, delta=0)
-    assert made.reach == 20 - 7
+@pytest.mark.parametrize("strategy", PositionStrategy)
+def test_positions_and_rotations(strategy):
+    made = layout(5, [3, 6, 2], 4, strategy, window=4)  # N = 5 + 3 + 6 + 2 = 16
+    starts, lengths = (0, 5, 8, 14, 16), (5, 3, 6, 2, 4)
+    expected = [Placement(*each, *at) for *each, at in zip(starts, lengths, POSITIONS[strategy], strict=True)]
+    assert [made.system, *made.chunks, made.question] == expected
+    assert made.reach == REACH[strategy]
 
 
 def test_within_the_window_positions_are_those_of_offset():

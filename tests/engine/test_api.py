@@ -174,10 +174,12 @@ def test_openai_chat(client: openai.OpenAI, server: TesseraServer) -> None:
     chunks = list(client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True}))
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert streamed == answer.choices[0].message.content
-    assert chunks[-1].usage is not None
-    assert answer.usage is not None
-    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        assert getattr(chunks[-1].usage, name) == getattr(answer.usage, name)
+    told, streamed_told = answer.usage, chunks[-1].usage
+    assert told is not None
+    assert streamed_told is not None
+    # Not equal in cached tokens: the second request finds the first one's in vLLM's prefix cache.
+    no_details = {"prompt_tokens_details": None}
+    assert streamed_told.model_copy(update=no_details) == told.model_copy(update=no_details)
 
 
 def test_openai_completions(client: openai.OpenAI, server: TesseraServer) -> None:
@@ -259,7 +261,8 @@ def test_documents_of_chat_completions(shape: str, server: TesseraServer, text: 
     cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
     assert_same(report, response["choices"][0]["message"]["content"], cached_tokens, expected)
     assert expected["usage"]["prompt_tokens_details"]["cached_tokens"] == expected["cache"]["tokens"]["reused"]
-    assert usage["total_tokens"] == expected["usage"]["total_tokens"]
+    # Not equal in cached tokens: the first request has computed the chunks.
+    assert {**usage, "prompt_tokens_details": None} == {**expected["usage"], "prompt_tokens_details": None}
     ids = [chunk["id"] for chunk in response["kv_transfer_params"]["cache"]["chunks"]]
     assert ids == (["d0", "d1"] if shape == "cohere" else [None, None])
 

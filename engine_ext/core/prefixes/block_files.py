@@ -180,13 +180,14 @@ class BlockFiles:
         torch.set_num_threads(1)
         while True:
             with self._lock:
-                self._writing = None
-                self._lock.notify_all()
                 self._lock.wait_for(lambda: self._waiting)
                 address, tensors = self._waiting.popleft()
                 self._writing = address
             started, events = time.monotonic(), Events()
             self._chain.put(address, pack_file(self._label(address), tensors), events)
+            with self._lock:
+                self._writing = None
+                self._lock.notify_all()
             self._note_all(events)
             if self._is_busy:
                 time.sleep(PAUSE * (time.monotonic() - started))

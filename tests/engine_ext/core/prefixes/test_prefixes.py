@@ -22,6 +22,7 @@ from engine_ext.core.prefixes.manager import TierOffloadingManager
 from engine_ext.core.prefixes.mover import BlockMover
 from engine_ext.core.prefixes.worker_links import WorkerLinks
 from engine_ext.core.worker import WorkerHalf
+from engine_ext.wire.chunk_file import pack_file
 from engine_ext.wire.prefix import BlockCommand, PrefixTag, blocks_address, is_block, namespace_digest
 from kernels.paged import LayerKV, make_pool
 from measuring.device.memory import frequencies
@@ -245,6 +246,28 @@ def test_what_waits_is_dropped_too(tmp_path: Path) -> None:
     dropping.join(30)
     server.settle()
     assert {stored.address.rank for stored in tier.list()} == {1}
+
+
+def test_what_is_being_written_is_dropped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, hold, tier = threading.Event(), threading.Event(), MemoryTier(1 << 30)
+
+    def held(*arguments: Any) -> bytes:
+        begun.set()
+        hold.wait(30)
+        return pack_file(*arguments)
+
+    monkeypatch.setattr(block_files, "pack_file", held)
+    server = Server(tmp_path / "sockets", tier)
+    files = server.workers[0].files
+    files.store(namespace_digest("default"), [KEYS[0].hex()], SIX)
+    assert begun.wait(30)
+    dropping = threading.Thread(target=files._carried_out, args=(BlockCommand("drop"),))
+    dropping.start()
+    dropping.join(0.2)  # without waiting for the write, it would find nothing to drop yet
+    hold.set()
+    dropping.join(30)
+    server.settle()
+    assert list(tier.list()) == []
 
 
 def test_a_failing_tier_is_a_miss(tmp_path: Path) -> None:
