@@ -8,8 +8,9 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from app.modes import is_mode, link_tokens, strategy_of, temperature_of
+from app.modes import budget_share_of, is_mode, link_tokens, strategy_of, temperature_of
 from cache.positions.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
+from cache.selection import Sparse
 from engine_ext.wire.request import CacheOptions, Decision
 
 PROFILE_NAME: Final = "profile.json"
@@ -74,12 +75,14 @@ class Kind(_Part):
     holds: tuple[Mode, ...] = ()
     measured: tuple[Measured, ...]
 
-    def placed(self, placement: str | None) -> Self:
+    def placed(self, placement: str | None, *, leaves_out: bool = False) -> Self:
         """The kind on a server with this placement, among the modes that hold.
 
-        In place it is a mode with shared chunks, if one holds. A temperature other than 1 needs ``attend``.
+        In place it is a mode with shared chunks, if one holds. A temperature other than 1 needs ``attend``, a budget a
+        server that ``leaves_out`` chunks.
         """
-        possible = [each for each in (self.mode, *self.holds) if placement == "attend" or temperature_of(each) == 1]
+        whole = [each for each in (self.mode, *self.holds) if budget_share_of(each) == 1 or leaves_out]
+        possible = [each for each in whole if placement == "attend" or temperature_of(each) == 1]
         shareable = [each for each in _SHARED_IN_PLACE if each in self.holds] if placement == "in-place" else []
         chosen = [*shareable, *possible, "full"] if self.mode != "full" else ["full"]
         return self.model_copy(update={"mode": chosen[0]})
@@ -135,9 +138,10 @@ class Profile(_Part):
             where = ".".join(map(str, fault["loc"])) or "it"
             raise ProfileError(f"{path} is not a profile of tessera calibrate: {where}: {fault['msg']}") from error
 
-    def placed(self, placement: str | None) -> Self:
-        """The profile for a server with this placement of chunks."""
-        return self.model_copy(update={"kinds": tuple(kind.placed(placement) for kind in self.kinds)})
+    def placed(self, placement: str | None, *, leaves_out: bool = False) -> Self:
+        """The profile for a server with this placement of chunks, which may leave chunks out."""
+        kinds = tuple(kind.placed(placement, leaves_out=leaves_out) for kind in self.kinds)
+        return self.model_copy(update={"kinds": kinds})
 
     @property
     def strategy(self) -> DefaultStrategy:
@@ -172,5 +176,6 @@ class Profile(_Part):
             position_strategy=strategy_of(decision.mode),
             link_tokens=link_tokens(decision.mode),
             temperature=temperature_of(decision.mode),
+            sparse=Sparse(budget_share=share) if (share := budget_share_of(decision.mode)) < 1 else options.sparse,
             decision=decision,
         )

@@ -16,7 +16,8 @@ from cache.config import ChunkCacheConfig
 from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus
 from cache.metrics import TIER_EVENTS, ChunkCacheMetrics
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 
 if TYPE_CHECKING:
     from engine_ext.client.engine import ChunkEngine
@@ -104,9 +105,9 @@ def _counters(counted: ChunkCacheMetrics) -> Iterator[Metric]:
     )
     yield _counter_by(
         "tokens",
-        "Prompt tokens of finished requests over chunks: reused, computed; fill_computed: in their fill requests",
+        "Prompt tokens of finished requests over chunks: reused, computed, left_out; fill_computed: in fill requests",
         "kind",
-        _with_zeros(counted.tokens, "reused", "computed", "fill_computed"),
+        _with_zeros(counted.tokens, "reused", "computed", "left_out", "fill_computed"),
     )
     outcomes = _with_zeros(counted.fills, "succeeded", "fetched", "loaded", "linked", "failed", "aborted")
     yield _counter_by("fills", "Fills ended, by outcome", "outcome", outcomes)

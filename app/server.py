@@ -40,7 +40,7 @@ from app.routes import cache, chunks, cluster, peer, rag, split
 from app.settings import Settings
 from cache.positions.strategy import ChunkTokens, DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
-from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.fills import FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
@@ -101,11 +101,10 @@ def _fill_state(
     tenants: Tenants | None,
 ) -> None:
     """Sets all that Tessera's endpoints and middleware read from the application's state."""
-    state.tessera_marks = marks
+    state.tessera_marks, state.tessera_tenants = marks, tenants
     state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
     state.tessera_example = page.read(example_file(args.model))
-    state.tessera_profile = profile and profile.placed(engine.cache.placement)
-    state.tessera_tenants = tenants
+    state.tessera_profile = profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out)
 
 
 async def _check_model(profile: Profile, engine: ChunkEngine) -> None:
@@ -204,6 +203,7 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         fill_limits=FillLimits(settings.chunk_cache_max_fills, settings.chunk_cache_max_queued_fills),
         tiers=tuple(parse_tiers(settings.chunk_cache_tiers or "")),
         tier_timeout_s=settings.chunk_cache_tier_timeout,
+        scoring=settings.scoring(),
         shares=settings.registry is not None and settings.peer_secret is not None,
     )
 

@@ -17,6 +17,7 @@ from cache.config import HashAlgorithm
 from cache.eviction.policies import EvictionPolicyName
 from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
+from cache.selection import PolicyName, Scoring, Sparse
 from cache.tiers.config import parse_tiers
 from engine_ext.wire.request import MAX_LINK_TOKENS, TEMPERATURES, CacheOptions
 from replicas.registry import Role
@@ -85,6 +86,21 @@ class Settings(AccessSettings):
         description="default temperature of attention to the chunks, for --chunk-cache-placement attend "
         "(docs/chunk-attention.md)",
     )
+    chunk_sparse_budget: int | None = Field(
+        None,
+        ge=1,
+        description="default tokens of chunks that an answer may use, the chunks that the question attends to most "
+        "(docs/sparse.md); default: all, and requests can't ask for fewer",
+    )
+    chunk_sparse_policy: PolicyName = Field(
+        "attention", description="what chunks are scored by, for --chunk-sparse-budget (docs/sparse.md)"
+    )
+    chunk_sparse_layers: str | None = Field(
+        None,
+        pattern=r"^\d+(,\d+)*$",
+        description="layers whose attention scores chunks, for --chunk-sparse-budget, e.g. 14,17; default: the one at "
+        "two thirds of the model's depth",
+    )
     profile: Path | None = Field(
         None,
         description="profile of tessera calibrate, for requests that leave positions and link tokens open: the "
@@ -150,11 +166,21 @@ class Settings(AccessSettings):
         parse_tiers(text or "")
         return text
 
+    def scoring(self) -> Scoring | None:
+        """How chunks are scored; ``None`` without sparse requests."""
+        if self.chunk_sparse_budget is None:
+            return None
+        layers = self.chunk_sparse_layers
+        return Scoring(self.chunk_sparse_policy, tuple(map(int, layers.split(","))) if layers else None)
+
     def cache_defaults(self) -> CacheOptions:
         """The default cache options of requests."""
         strategy = self.chunk_position_strategy or UNKNOWN.strategy
         return CacheOptions(
-            position_strategy=strategy, link_tokens=self.chunk_link_tokens, temperature=self.chunk_temperature
+            position_strategy=strategy,
+            link_tokens=self.chunk_link_tokens,
+            temperature=self.chunk_temperature,
+            sparse=Sparse(self.chunk_sparse_budget) if self.chunk_sparse_budget else None,
         )
 
 

@@ -267,7 +267,7 @@ class ChunkCacheManager:
         return entry
 
     def _lease(self, found: Lookup, created: dict[ChunkHash, ChunkKVCache], layout: Layout) -> Lease:
-        has_system = found.segments[0].is_system
+        has_system = bool(layout.system.length)
         placements = [*([layout.system] if has_system else []), *layout.chunks]
         segments = []
         for wanted, placement in zip(found.segments, placements, strict=True):

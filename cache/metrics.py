@@ -38,7 +38,7 @@ class ChunkCacheMetrics:
     full_reasons: Counter[str] = field(default_factory=Counter)
     """Requests with chunks in full attention, by reason."""
     tokens: Counter[str] = field(default_factory=Counter)
-    """Prompt tokens of requests with chunks: reused, computed; and fill_computed by fill requests."""
+    """Prompt tokens of requests with chunks: reused, computed, left_out; and fill_computed by fill requests."""
     fills: Counter[str] = field(default_factory=Counter)
     """Fills by outcome: succeeded, fetched (instead of computed), failed, aborted."""
     handovers: Counter[str] = field(default_factory=Counter)

@@ -39,13 +39,19 @@ class ChunkLabel(Shape):
 
 
 class ReportedChunk(ChunkLabel):
-    """``key`` and ``status`` are ``null`` in full attention. ``origin``: replica or tier; ``why`` it was computed."""
+    """``key`` and ``status`` are ``null`` in full attention. ``origin``: replica or tier; ``why`` it was computed.
+
+    In a sparse request, ``share`` is the chunk's share of the question's attention, and chunks that are not ``kept``
+    have no status.
+    """
 
     key: str | None
     tokens: int
     status: ChunkStatus | None
     origin: str | None = None
     why: str | None = None
+    share: float | None = None
+    kept: bool = True
 
     @classmethod
     def of(cls, chunk: Chunk) -> Self:
@@ -54,7 +60,7 @@ class ReportedChunk(ChunkLabel):
 
 
 class ReportedTokens(Shape):
-    """Prompt tokens; ``reused + computed == prompt``."""
+    """Prompt tokens; ``reused + computed + left_out == prompt``."""
 
     # computed: in the main request, and in fill requests for segments that this request had filled; fill_computed:
     # everything that the engine computed in those fill requests, the system segment in front of each chunk included.
@@ -62,6 +68,8 @@ class ReportedTokens(Shape):
     reused: int
     computed: int
     fill_computed: int
+    left_out: int = 0
+    """Of chunks that a sparse request has not kept."""
 
 
 class Segment(Shape):
@@ -129,6 +137,8 @@ class Report(Shape):
     """``None``: the engine's blocks of the chunks were copies."""
     temperature: float = 1
     """Of attention to the chunks."""
+    budget_share: float = 1
+    """Share of the chunks' tokens that a sparse request may keep."""
     links: Links | None = None
     handover: Handed | None = None
     compare: Compared | None = None

@@ -30,6 +30,9 @@ their own first tokens already replaced (`chained`). The question then sees the 
 
 A `temperature` (`score`) is one of all tokens' attention to the chunks, but not of the chunks' own tokens.
 
+A sparse request keeps some chunks (`score` with `kept`): the others' K and V are left out, all positions stay. It
+chooses by `shares`: attention of the question, read behind the system segment alone, to each chunk's K.
+
 Scope `isolated` is `score` with an `opening`: each chunk's K and V are computed behind the opening alone, and K is
 then moved to the chunk's place in the strategy; the system segment is computed alone, at position 0.
 """
@@ -69,6 +72,15 @@ def attend(module, query, key, value, attention_mask, scaling, context, temperat
 
 
 ALL_ATTENTION_FUNCTIONS.register("tempered", attend)
+
+
+def catch(module, query, key, value, attention_mask, scaling, caught, **_):
+    """Attention that adds each layer's queries, `[heads, tokens, size]`, to `caught`."""
+    caught.append(query[0] * scaling)
+    return attend(module, query, key, value, attention_mask, scaling, (0, 0), 1)
+
+
+ALL_ATTENTION_FUNCTIONS.register("caught", catch)
 
 
 class Answer(NamedTuple):
@@ -123,13 +135,35 @@ class Oracle:
         opening: Sequence[int] | None = None,
         links: tuple[int, str] | None = None,
         temperature: float = 1,
+        kept: Sequence[int] | None = None,
     ) -> Answer:
         """Like the strategy's method, but forced to follow `tokens`."""
-        if opening is None and links is None and temperature == 1:
+        if opening is None and links is None and temperature == 1 and kept is None:
             return self._decode(self._read(strategy, segments), forced=tokens)
         opening = segments[0] if opening is None else opening
-        context = self._compose(strategy, segments, opening, links, temperature=temperature)
+        context = self._compose(strategy, segments, opening, links, temperature=temperature, kept=kept)
         return self._decode(context, forced=tokens)
+
+    def shares(
+        self, strategy: Strategy, segments: Segments, layer: int, opening: Sequence[int] | None = None
+    ) -> list[float]:
+        """Each chunk's share of the question's attention to all chunks in one layer: heads and tokens are averaged."""
+        system, chunks, question = segments
+        opening = system if opening is None else opening
+        places, first = chunk_places(strategy, len(system), chunks)
+        system_at = max(0, first - len(system) - window_of(strategy))
+        seen = in_a_row([self._keys_and_values(system, moved_by=system_at)] if system else [])
+        masks = self._masks([TAIL] * len(question), [TAIL] * (len(system) + len(question)))
+        caught: list[torch.Tensor] = []
+        positions = range(first, first + len(question))
+        self._forward(question, positions, masks, seen, ways={"caught": caught})
+        queries = caught[layer]
+        totals = []
+        for chunk, place in zip(chunks, places, strict=True):
+            keys = self._keys_and_values([*opening, *chunk], moved_by=place - len(opening))[layer][0][0]
+            keys = keys[:, len(opening) :].repeat_interleave(len(queries) // len(keys), dim=0)
+            totals.append((queries @ keys.transpose(1, 2)).logsumexp(-1))
+        return torch.stack(totals).softmax(0).mean((1, 2)).tolist()
 
     def choices(self, strategy: Strategy, segments: Segments, tokens: Sequence[int]) -> list[int]:
         """Distributions at each of `tokens` after its predecessors, in one pass."""
@@ -169,6 +203,7 @@ class Oracle:
         links: tuple[int, str] | None = None,
         last: int = 1,
         temperature: float = 1,
+        kept: Sequence[int] | None = None,
     ) -> Context:
         """A context composed of parts, each chunk computed behind `opening` and moved to its place."""
         system, chunks, question = segments
@@ -183,6 +218,9 @@ class Oracle:
         if links is not None:
             assert strategy == "offset"
             parts = self._linked(parts, start, chunks, *links, temperature)
+        if kept is not None:
+            parts = [*parts[: len(parts) - len(chunks)], *(parts[len(parts) - len(chunks) + index] for index in kept)]
+            chunks = [chunks[index] for index in kept]
         composed = in_a_row(parts)
         before = start + sum(map(len, chunks))
         assert composed.get_seq_length() == before
@@ -253,7 +291,7 @@ class Oracle:
             distributions.append(distribution)
             if step + 1 < steps:
                 masks = self._masks([TAIL], [TAIL] * (cache.get_seq_length() + 1))
-                logits = self._forward(tokens[-1:], [position], masks, cache, tempered=tempered)
+                logits = self._forward(tokens[-1:], [position], masks, cache, ways=tempered)
                 distribution, position = logits[-1].log_softmax(-1), position + 1
         logprobs = [float(row[token]) for row, token in zip(distributions, tokens, strict=True)]
         return Answer(tokens, logprobs, torch.stack(distributions) if distributions else torch.empty(0))
@@ -266,9 +304,13 @@ class Oracle:
         return {"full_attention": rows, "sliding_attention": rows + window_mask(rows, self.window)}
 
     @torch.no_grad()
-    def _forward(self, ids, positions, additive_mask, cache, last: int = 1, tempered=None) -> torch.Tensor:
-        """Logits [rows, vocabulary] in float32 of the `last` rows, or of all rows if 0."""
-        self.model.config._attn_implementation = "tempered" if tempered else "eager"
+    def _forward(self, ids, positions, additive_mask, cache, last: int = 1, ways=None) -> torch.Tensor:
+        """Logits [rows, vocabulary] in float32 of the `last` rows, or of all rows if 0.
+
+        `ways` are arguments of `attend` or `catch`.
+        """
+        name = "eager" if not ways else "caught" if "caught" in ways else "tempered"
+        self.model.config._attn_implementation = name
         output = self.model(
             torch.tensor([list(ids)]),
             position_ids=torch.tensor([list(positions)]),
@@ -276,7 +318,7 @@ class Oracle:
             past_key_values=cache,
             use_cache=cache is not None,
             logits_to_keep=last,
-            **(tempered or {}),
+            **(ways or {}),
         )
         return output.logits[0].float()
 

@@ -16,7 +16,7 @@ from starlette.datastructures import State
 from app.cluster.peers import Peers, peer_headers
 from app.cluster.prefillers import Prefillers
 from app.settings import Settings
-from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import num_unfinished_requests
 from replicas.publisher import Publisher

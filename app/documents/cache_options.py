@@ -11,6 +11,7 @@ from app.profile import Profile
 from app.settings import Settings
 from cache.positions.layout import PositionStrategy
 from cache.report import LinkContext, ScopeName
+from cache.selection import Sparse
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
 from engine_ext.wire.request import (
     MAX_LINK_TOKENS,
@@ -21,6 +22,25 @@ from engine_ext.wire.request import (
     Decide,
     salted_namespace,
 )
+
+
+class SparseField(BaseModel):
+    """Which chunks an answer may use."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    budget_tokens: int | None = Field(
+        None, ge=1, description="tokens of the chunks that are kept, at most; default: the server's budget"
+    )
+    budget_share: float = Field(1.0, gt=0, le=1, description="share of the chunks' tokens that is kept, at most")
+    mass: float = Field(
+        1.0, gt=0, le=1, description="keep no more chunks than get this share of the question's attention"
+    )
+
+    def completed(self, default: Sparse | None) -> Sparse:
+        """The budget, with the server's tokens if the request names none."""
+        tokens = self.budget_tokens or (default and default.budget_tokens)
+        return Sparse(tokens, self.budget_share, self.mass)
 
 
 class CacheField(BaseModel):
@@ -78,10 +98,17 @@ class CacheField(BaseModel):
         "Needs a server with --chunk-cache-placement attend; default: the server's",
     )
 
+    sparse: SparseField | None = Field(
+        None,
+        description="keep the chunks that the question attends to most, and leave out the others (docs/sparse.md). "
+        "Needs a server with --chunk-sparse-budget, whose budget is the default",
+    )
+
     @property
     def leaves_the_choice(self) -> bool:
         """Whether a profile may decide: the request sets none of the profile's options."""
         is_open = self.position_strategy is None and self.link_tokens is None and self.temperature is None
+        is_open = is_open and self.sparse is None
         return is_open and (self.mode, self.scope, self.link_context) == ("auto", "system", "chained")
 
     def options(self, cache_salt: str | None, defaults: CacheOptions | None = None) -> CacheOptions:
@@ -113,6 +140,7 @@ class CacheField(BaseModel):
             self.link_context,
             self.order,
             temperature,
+            defaults.sparse if self.sparse is None else self.sparse.completed(defaults.sparse),
         )
 
 

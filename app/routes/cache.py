@@ -11,7 +11,8 @@ from app.http.answers import CacheStats, Cleared, Slept
 from app.http.openapi import answers
 from app.routes.dependencies import Engine, Tiers
 from cache.config import ChunkCacheConfig
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.engine import ChunkEngine
 
 router = APIRouter(prefix="/v1/cache", tags=["Chunk cache"])
@@ -92,6 +93,7 @@ def cache_stats(engine: ChunkEngine, *, is_checked: bool = True) -> dict[str, An
         "enabled": cache.reason is None,
         "reason": cache.reason,
         "placement": cache.placement,
+        "leaves_out": cache.leaves_out,
         "position_strategy": engine.strategy.strategy,
         **_contents(cache),
     }

@@ -12,7 +12,7 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.settings import Settings
 from cache.manager import ChunkCacheManager
-from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.caller import CALLER

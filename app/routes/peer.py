@@ -13,7 +13,8 @@ from app.routes.dependencies import Engine, RequestSettings
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
 from cache.segments.hashing import ChunkHash
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.peer_fills import fill_for_peer
 from engine_ext.wire.peer_fill import PeerFill

@@ -128,6 +128,10 @@ class ChunkedPrompt:
         if any(not chunk.packed for chunk in self.chunks):
             raise ValueError("a chunk has no tokens")
 
+    def keeping(self, kept: Sequence[int]) -> "ChunkedPrompt":
+        """The prompt with these chunks only, by index."""
+        return replace(self, chunks=tuple(self.chunks[index] for index in kept))
+
     @cached_property
     def token_ids(self) -> list[int]:
         """All tokens in the order in which the engine sees them."""
@@ -157,6 +161,10 @@ class Placement:
     position: int
     delta: int
 
+    def turned_back(self, positions: int) -> "Placement":
+        """The same place with keys rotated by fewer positions."""
+        return replace(self, delta=self.delta - positions)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -167,6 +175,29 @@ class Layout:
     chunks: tuple[Placement, ...]
     question: Placement
     placement: PlacementName = "copy"
+    num_left_out: int = 0
+    """Tokens of chunks that :meth:`keeping` has left out."""
+
+    def keeping(self, kept: Sequence[int]) -> "Layout":
+        """The layout of the sequence with these chunks only, by index; all positions stay.
+
+        The question's index is smaller then, so every key turns by as many positions less. Blocks of chunks in place
+        can't turn, so they are copied.
+        """
+        chunks = [self.chunks[index] for index in kept]
+        starts = list(accumulate((chunk.length for chunk in chunks), initial=self.system.length))
+        left_out = self.question.start - starts[-1]
+        if left_out == 0:
+            return self
+        placed = [replace(chunk, start=start) for chunk, start in zip(chunks, starts, strict=False)]
+        return replace(
+            self,
+            system=self.system.turned_back(left_out),
+            chunks=tuple(chunk.turned_back(left_out) for chunk in placed),
+            question=replace(self.question, start=starts[-1]),
+            placement="copy" if self.placement == "in-place" else self.placement,
+            num_left_out=self.num_left_out + left_out,
+        )
 
     @property
     def reach(self) -> int:
@@ -177,8 +208,8 @@ class Layout:
     def salt_parts(self) -> list[int | str]:
         """Everything but the tokens that determines the composed KV of this layout."""
         place: list[int | str] = [] if self.placement == "copy" else [self.placement]
-        if self.strategy is PositionStrategy.WINDOW:
-            place.append(self.system.position)  # with the lengths it determines all positions
+        if self.strategy is PositionStrategy.WINDOW or self.num_left_out:
+            place += [each.position for each in (self.system, *self.chunks, self.question)]
         return [self.strategy.value, *place, self.system.length, *(chunk.length for chunk in self.chunks)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk cache of one engine, or the reason why there is none."""
+"""The chunk cache of one engine."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -19,7 +19,6 @@ from cache.eviction.quotas import Quota, unlimited
 from cache.eviction.removal import Removal
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
-from cache.metrics import ChunkCacheMetrics
 from cache.positions.layout import (
     ChunkedPrompt,
     Layout,
@@ -29,13 +28,14 @@ from cache.positions.layout import (
     PositionStrategy,
 )
 from cache.segments.chunk_ids import ChunkIds
-from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
-from cache.segments.holdings import DocumentKey, Holdings
+from cache.segments.hashing import CacheScope, ChunkHash
+from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
 from cache.segments.lookup import Fit, Lookup
 from engine_ext.chunks.fills import FillLimits, FillResult, FillRunner, FillTask
 from engine_ext.chunks.links import Linker, LinkRequests, link_identities
 from engine_ext.chunks.prefixes import Prefixes
+from engine_ext.chunks.representations import Representations
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
@@ -44,52 +44,12 @@ from engine_ext.wire.request import FullAttentionError
 logger = logging.getLogger(__name__)
 
 
-class CacheOff:
-    """No chunk cache: finds, holds and stores nothing; refuses every use for ``reason``."""
-
-    placement: Final = "copy"
-    transfers: Final = None
-    num_tokens: Final = 0
-    num_to_store: Final = 0
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        self.hasher = ChunkHasher("", "sha256")
-        self.holdings = Holdings(page_bytes=0)
-        self.metrics = ChunkCacheMetrics()
-        self.prefixes = Prefixes(self.metrics, lambda: None)
-
-    def usable(self) -> NoReturn:
-        """Raises :class:`FullAttentionError`."""
-        raise FullAttentionError("cache off", self.reason)
-
-    def expire(self) -> None:
-        """Nothing to drop."""
-
-    def known_ids(self) -> None:
-        """No registered chunk ids."""
-
-    def is_crowded(self) -> bool:
-        """False: no fill waits."""
-        return False
-
-    def clear(self, namespace: str | None = None, why: Removal = Removal.CLEARED) -> list[ChunkHash]:
-        """Nothing to drop."""
-        return []
-
-    async def drop_from_tiers(self, keys: Iterable[ChunkHash], namespace: str | None) -> None:
-        """Nothing to drop."""
-
-    async def stop_sharing(self) -> None:
-        """Nothing is shared."""
-
-
 class ChunkCache:
     """The cached segments, their fills, sources, tiers and links.
 
     ``reindexer`` places the segments of requests. ``transfers`` is ``None`` if KV must not leave this process.
-    ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers together. ``quota_of`` gives an
-    owner's quota.
+    ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers together. Sparse requests need
+    ``representations``. ``quota_of`` gives an owner's quota.
     """
 
     def __init__(
@@ -101,12 +61,13 @@ class ChunkCache:
         transfers: PoolTransfers | None = None,
         tiers: Mapping[str, int] = MappingProxyType({}),
         reindexer: PositionReindexer | None = None,
+        representations: Representations | None = None,
         quota_of: Callable[[str], Quota] = unlimited,
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
         self.reason: str | None = None
         """The reason why the cache is disabled; ``None`` while it is usable."""
-        self.transfers = transfers
+        self.transfers, self.representations = transfers, representations
         self.config = config
         self.manager = ChunkCacheManager(
             config, clock, quota_of=quota_of, on_expired=lambda key: self.tier_writer.drop_later(key)
@@ -149,6 +110,11 @@ class ChunkCache:
         if self.reason is not None:
             raise FullAttentionError("cache off", self.reason)
         return self
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether sparse requests are possible."""
+        return self.representations is not None
 
     @property
     def placement(self) -> PlacementName:
@@ -265,6 +231,8 @@ class ChunkCache:
 
     def clear(self, namespace: str | None = None, why: Removal = Removal.CLEARED) -> list[ChunkHash]:
         """Drops all segments (of ``namespace``, if given) from the pool; returns their keys."""
+        if self.representations is not None:
+            self.representations.clear(namespace)
         return self.manager.clear(namespace, why)
 
     async def drop_from_tiers(self, keys: Iterable[ChunkHash], namespace: str | None) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from cache.lease import Lease
 from cache.positions.layout import Layout, Placement
 from cache.segments.lookup import Fit
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.links import link_placements
 from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.wire.request import FullAttentionError
@@ -30,7 +31,7 @@ class Admission:
 def admit(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> Admission:
     """Admits ``request``, changing nothing; raises :class:`FullAttentionError` if refused."""
     prompt, usable, options = request.chunked(), cache.usable(), request.options
-    layout = usable.layout(prompt, options.position_strategy)
+    layout = request.layout(usable)
     if options.temperature != 1 and layout.placement != "attend":
         raise FullAttentionError("temperature", "a temperature needs chunks that are attended to in the pool")
     links = link_placements(layout, options.link_tokens)

@@ -14,7 +14,8 @@ from cache.errors import ChunkCacheError
 from cache.lease import ChunkStatus, Lease
 from cache.positions.layout import Chunk, PositionStrategy
 from cache.segments.index import ChunkKVCache
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.fills import FillResult, FillTask
 from engine_ext.client.admission import lease
 from engine_ext.client.resolved import ResolvedRequest

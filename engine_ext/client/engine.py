@@ -17,7 +17,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from cache.eviction.removal import Removal
 from cache.positions.strategy import UNKNOWN, DefaultStrategy
 from cache.segments.hashing import CacheScope
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.client.background import BackgroundFills
 from engine_ext.client.resolved import ResolvedRequest, plain_salt, resolve, scope_salt

@@ -6,7 +6,8 @@ from uuid import uuid4
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.positions.layout import layout_as_computed
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.resolved import plain_salt
 from engine_ext.wire.peer_fill import PeerFill
 from engine_ext.wire.position_limit import trained_positions

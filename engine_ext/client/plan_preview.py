@@ -6,7 +6,8 @@ from typing import Any
 
 from cache.positions.layout import ChunkedPrompt
 from cache.segments.lookup import Lookup, Wanted
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.links import link_placements
 from engine_ext.client.admission import admit
 from engine_ext.client.resolved import ResolvedRequest

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request over chunks with everything decided about it: made once, then passed on."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.sampling_params import SamplingParams
@@ -12,6 +12,8 @@ from cache.positions.layout import ChunkedPrompt, Layout
 from cache.segments.hashing import CacheScope, ChunkHasher
 from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
+from cache.selection import Sparse
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
 from engine_ext.wire.plan import Composition
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 class ResolvedRequest:
     """One request: its segments (``None`` without chunks), options, scope, adapter and documents.
 
-    ``refusal`` is the kind and the text of the reason for full attention that needs no look at the cache.
+    ``refusal`` is the kind and the text of the reason for full attention that needs no look at the cache. ``kept`` has
+    the indices of the chunks that the answer may use; ``None``: all of them.
     """
 
     prompt: ChunkedPrompt | None
@@ -34,19 +37,39 @@ class ResolvedRequest:
     lora_request: "LoRARequest | None" = None
     document_keys: tuple[DocumentKey, ...] = ()
     refusal: tuple[str, str] | None = None
+    kept: tuple[int, ...] | None = None
+
+    def keeping(self, kept: Sequence[int]) -> "ResolvedRequest":
+        """The request with these chunks only; their positions stay."""
+        return replace(self, kept=tuple(kept))
 
     @property
     def mode(self) -> CacheMode:
         """The mode that the client asked for."""
         return self.options.mode
 
+    @property
+    def sparse(self) -> Sparse | None:
+        """The budget for the request's chunks, if it has one."""
+        return self.options.sparse
+
     def chunked(self) -> ChunkedPrompt:
-        """The segments; raises :class:`FullAttentionError` if the request can't use the cache."""
+        """The segments that are kept; raises :class:`FullAttentionError` if the request can't use the cache."""
+        prompt = self.whole()
+        return prompt if self.kept is None else prompt.keeping(self.kept)
+
+    def whole(self) -> ChunkedPrompt:
+        """All segments; raises :class:`FullAttentionError` if the request can't use the cache."""
         if self.refusal is not None:
             raise FullAttentionError(*self.refusal)
         if self.prompt is None:
             raise FullAttentionError("no chunks", "the request has no chunks")
         return self.prompt
+
+    def layout(self, cache: ChunkCache) -> Layout:
+        """The places of the segments that are kept; raises :class:`FullAttentionError`."""
+        layout = cache.layout(self.whole(), self.options.position_strategy)
+        return layout if self.kept is None else layout.keeping(self.kept)
 
     def plain_salt(self, hasher: ChunkHasher) -> str | None:
         """Cache salt of the request's plain causal KV."""
@@ -74,7 +97,7 @@ class ResolvedRequest:
         keys = self.document_keys
         if not keys or self.prompt is None:
             return {}
-        documents = {s.entry: keys[c.document] for c, s in zip(self.prompt.chunks, lease.chunks, strict=True)}
+        documents = {s.entry: keys[c.document] for c, s in zip(self.chunked().chunks, lease.chunks, strict=True)}
         if lease.system is not None:
             entry = lease.system.entry
             documents[entry] = DocumentKey(entry.key.digest)

@@ -46,6 +46,11 @@ class _Tracked:
         return self.plan.attention is not None
 
     @property
+    def reads_pool(self) -> bool:
+        """Whether attention layers read more than the request's blocks."""
+        return self.attends or self.plan.probe is not None
+
+    @property
     def elsewhere(self) -> Elsewhere | None:
         """KV that another engine composed."""
         return self.plan.elsewhere
@@ -111,9 +116,9 @@ class SchedulerHalf:
         self._loads.append(BlockTransfer(request.request_id, block_ids, first_token, tracked.plan.loads))
 
     def build_step(self, scheduler_output: "SchedulerOutput") -> StepTransfers:
-        """This step's new attending requests, queued loads, and saves of requests whose prefill it completes."""
+        """This step's new pool readers, queued loads, and saves of requests whose prefill it completes."""
         new = [each.req_id for each in scheduler_output.scheduled_new_reqs if each.req_id in self._tracked]
-        attending = {name: self._tracked[name].plan for name in new if self._tracked[name].attends}
+        attending = {name: self._tracked[name].plan for name in new if self._tracked[name].reads_pool}
         step = StepTransfers(attending, self._ended, self._loads)
         self._ended, self._loads = [], []
         for request_id, num_computed in self._follow_blocks(scheduler_output):
@@ -127,7 +132,7 @@ class SchedulerHalf:
         """Stops tracking; tells the app whether the request's saves were carried out, or its KV was lost."""
         if (tracked := self._tracked.pop(request.request_id, None)) is None:
             return None
-        if tracked.attends:
+        if tracked.reads_pool:
             self._ended.append(request.request_id)
         return {LOST_KEY: True} if tracked.is_lost else {SAVED_KEY: True} if tracked.saved else None
 

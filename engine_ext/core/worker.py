@@ -4,13 +4,14 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from engine_ext.core.attention.requests import AttendingRequests, install
+from engine_ext.core.attention.readers import Readers, install
+from engine_ext.core.attention.requests import AttendingRequests
 from engine_ext.core.layers import AttentionLayer, KVCaches
 from engine_ext.core.pages import (
     PageTags,
@@ -51,7 +52,7 @@ class WorkerHalf:
         self.kv_caches: Mapping[str, KVCaches] = {}
         self.copier: KVCopier  # from prepare() on
         self.reshape_and_cache: ReshapeAndCache | None = None
-        self._tags = PageTags()
+        self.tags = PageTags()
         # Pages may pass to another entry while an aborted request still saves to them or loads from them. Each load and
         # save, with its tags, is complete before or after a write from another thread.
         self._moving = threading.Lock()
@@ -62,9 +63,7 @@ class WorkerHalf:
         """Bytes of one token's KV in all of this worker's layers."""
         self._has_sinks = False
         self._compared: list[LayerKV] = []
-        self._attending: AttendingRequests | None = None
-        self._checked: tuple[int, set[int]] = 0, set()
-        """Tags that were on all of their pages, after so many changes of tags."""
+        self.readers = Readers()
         self._stats = TransferStats()
 
     def register_kv_caches(self, kv_caches: Mapping[str, KVCaches]) -> None:
@@ -72,28 +71,22 @@ class WorkerHalf:
         self.kv_caches = kv_caches
 
     def attend(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
-        """Adds requests that attend to the pool from this step on, and removes ended ones."""
-        if self._attending is not None:
-            self._attending.update(started, ended)
-        else:
-            assert not started, "requests attend to the pool on a server that can't"
+        """Adds requests that read the pool from this step on, and removes ended ones."""
+        self.readers.update(started, ended)
 
     def check_attended(self) -> None:
         """Refuses the step's requests whose pages have another tag now.
 
         They may have attended to other KV: imports write to pages while the model runs.
         """
-        ran = self._attending.take_ran() if self._attending is not None else []
+        attending = self.readers.attending
+        ran = attending.take_ran() if attending is not None else []
         if not ran:
             return
-        num_changes, tags = self._tags.num_changes, {span.tag for _, spans in ran for span in spans}
-        if num_changes == self._checked[0] and tags <= self._checked[1]:
-            return
-        missing = self._tags.missing(span for _, spans in ran for span in spans)
+        missing = self.tags.missing_now(span for _, spans in ran for span in spans)
         for block, spans in ran:
             if refused := missing & {span.tag for span in spans}:
                 self._refuse({block}, refused)
-        self._checked = num_changes, tags - missing
 
     def prepare(
         self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: ReshapeAndCache | None = None
@@ -122,7 +115,7 @@ class WorkerHalf:
     def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
         """Uses the layers' pools, which are empty."""
         self.copier, self.reshape_and_cache = copier_for(layers, reshape_and_cache), reshape_and_cache
-        self._tags = PageTags(len(layers[0].key_pool))
+        self.tags = PageTags(len(layers[0].key_pool))
 
     def prepare_attention(self, layers: Sequence[str], request_ids: Callable[[], Sequence[str]]) -> None:
         """Lets requests attend to the pool; ``layers`` names the layers in the order of :meth:`prepare`.
@@ -132,8 +125,13 @@ class WorkerHalf:
         numbers = {name: number for number, name in enumerate(layers)}
         block_tokens = self.copier.layers[0].key_blocks.shape[1]
         attention = attention_for(self.copier.layers)
-        self._attending = AttendingRequests(attention, numbers, request_ids, self.page_tokens, block_tokens)
-        install(self._attending)
+        attending = AttendingRequests(attention, numbers, request_ids, self.page_tokens, block_tokens)
+        self.install(replace(self.readers, attending=attending))
+
+    def install(self, readers: Readers) -> None:
+        """Makes this worker's attention layers serve ``readers``."""
+        self.readers = readers
+        install(readers)
 
     def describe(self) -> dict[str, str]:
         """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks."""
@@ -166,7 +164,7 @@ class WorkerHalf:
             started = time.perf_counter()
             tokens, rows, deltas = self._rows(transfer)
             with self._moving:
-                refused = self._tags.missing(transfer.spans)
+                refused = self.tags.missing(transfer.spans)
                 if not refused:
                     self.copier.load(self._slots(transfer, tokens), rows, deltas)
             if refused:
@@ -182,10 +180,10 @@ class WorkerHalf:
             tokens, rows, _ = self._rows(transfer)
             with self._moving:
                 for span in transfer.spans:
-                    self._tags.remove(span.pages)
+                    self.tags.remove(span.pages)
                 self.copier.save(self._slots(transfer, tokens), rows)
                 for span in transfer.spans:
-                    self._tags.put(span.pages, span.tag)
+                    self.tags.put(span.pages, span.tag)
             self._count("save", started, len(tokens))
 
     def read(self, pages: Sequence[int], tag: int, num_tokens: int) -> dict[str, Tensor]:
@@ -193,10 +191,10 @@ class WorkerHalf:
 
         Tensors are ``[num_tokens, heads, size]``, contiguous, on the CPU. Raises :class:`WrongPagesError`.
         """
-        self._tags.check(pages, tag)
+        self.tags.check(pages, tag)
         pools = pools_of(self.copier.layers)
         tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in pools.items()}
-        self._tags.check(pages, tag)  # a writer removes them first
+        self.tags.check(pages, tag)  # a writer removes them first
         return tensors
 
     def write(self, pages: Sequence[int], tag: int, num_tokens: int, tensors: Mapping[str, Tensor]) -> None:
@@ -207,16 +205,16 @@ class WorkerHalf:
         pools = pools_of(self.copier.layers)
         check_tensors(pools, tensors, num_tokens)
         with self._moving:
-            self._tags.remove(pages)
+            self.tags.remove(pages)
             self._synchronize()  # loads and saves under way in another stream
             for name, tensor in tensors.items():
                 fill_pages(pools[name], pages, tensor)
             self._synchronize()
-            self._tags.put(pages, tag)
+            self.tags.put(pages, tag)
 
     def forget(self) -> None:
         """Removes the tags of all pages."""
-        self._tags.clear()
+        self.tags.clear()
 
     def take_refused_blocks(self) -> set[int]:
         """Engine blocks whose load was refused since the last call."""

@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,18 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 
 from engine_ext.core import ascend
+from engine_ext.core.attention.probes import Probes
 from engine_ext.core.attention.requests import attention_reason
 from engine_ext.core.connector import ChunkCacheConnector
 from engine_ext.core.file_server import TransferServer, listen, make_chain
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
+from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import PoolDescription, PoolTooSmallError, WorkerHalf
 from engine_ext.wire.prefix import blocks_address
 from engine_ext.wire.vllm_compat import draft_model_of
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
+from kernels.selection import POLICIES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -59,6 +62,10 @@ class ChunkCacheWorkerExtension:
         modules: dict[str, Any] = self.vllm_config.compilation_config.static_forward_context
         return modules
 
+    def _request_ids(self) -> list[str]:
+        """The requests of the step's rows, in order."""
+        return list(self.model_runner.input_batch.req_ids)
+
     def _prepare(self, half: WorkerHalf) -> PoolDescription:
         modules = self._modules
         model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
@@ -72,14 +79,46 @@ class ChunkCacheWorkerExtension:
 
     def chunk_cache_prepare_attention(self) -> str | None:
         """Lets requests attend to the pool; returns the reason if they can't. After :meth:`chunk_cache_prepare`."""
-        half, runner = _worker_half(), self.model_runner
+        half = _worker_half()
         if reason := attention_reason({name: self._modules[name] for name in half.kv_caches}):
             return reason
         try:
-            half.prepare_attention(list(half.kv_caches), lambda: list(runner.input_batch.req_ids))
+            half.prepare_attention(list(half.kv_caches), self._request_ids)
         except UnsupportedKVError as error:
             return str(error)
         return None
+
+    def chunk_cache_prepare_probes(self, policy: str, layers: Sequence[int]) -> str | None:
+        """Lets probes score segments in these layers, by number; returns the reason if they can't."""
+        half = _worker_half()
+        if reason := attention_reason({name: self._modules[name] for name in half.kv_caches}):
+            return reason
+        names = list(half.kv_caches)
+        if unknown := [number for number in layers if not 0 <= number < len(names)]:
+            return f"the model has no layer {unknown[0]}, but {len(names)} layers, from 0 on"
+        probed = {names[number]: half.copier.layers[number] for number in layers}
+        probes = Probes(probed, half.tags, POLICIES[policy], self._request_ids)
+        half.install(replace(half.readers, probes=probes))
+        return None
+
+    def chunk_cache_represent(
+        self, segments: Sequence[tuple[int, Sequence[int], int, int]], forgotten: Sequence[int]
+    ) -> list[int] | None:
+        """Keeps representations of segments, and drops those of ``forgotten`` ones.
+
+        Segments are number, pages, tag and length. Returns the bytes of each representation; ``None`` if a segment's
+        pages have another tag.
+        """
+        probes = _probes()
+        probes.forget(forgotten)
+        try:
+            return [probes.represent(*segment) for segment in segments]
+        except WrongPagesError:
+            return None
+
+    def chunk_cache_take_scores(self, probe: int) -> list[float] | None:
+        """See :meth:`engine_ext.core.attention.probes.Probes.take`."""
+        return _probes().take(probe)
 
     def chunk_cache_describe(self) -> dict[str, str]:
         """Human-readable ``copier`` and ``layout`` of the engine's blocks."""
@@ -142,3 +181,9 @@ def _worker_half() -> WorkerHalf:
     half = chunk_connector().worker
     assert half is not None
     return half
+
+
+def _probes() -> Probes:
+    probes = _worker_half().readers.probes
+    assert probes is not None
+    return probes

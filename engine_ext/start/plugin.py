@@ -8,7 +8,7 @@ from typing import Final
 from tools.process_watch import end_with_parent
 
 PREFIX_SPEC: Final = "TierOffloadingSpec"
-_ATTENDS: Final = "_TESSERA_ATTENDS"
+_EXTENDS: Final = "_TESSERA_EXTENDS_ATTENTION"
 _PREFIXES: Final = "_TESSERA_PREFIXES_IN_TIERS"
 
 
@@ -18,15 +18,15 @@ def load() -> None:
     Does nothing in other engines' processes, which have the plugin, too.
     """
     end_with_parent()
-    if os.environ.get(_ATTENDS):
+    if os.environ.get(_EXTENDS):
         extend_attention()
     if _PREFIXES in os.environ:
         _register_prefix_spec()
 
 
-def attend_to_pool() -> None:
+def extend_backend() -> None:
     """Extends the attention of this process and of the next engine's."""
-    os.environ[_ATTENDS] = "1"
+    os.environ[_EXTENDS] = "1"
     extend_attention()
 
 

@@ -19,15 +19,18 @@ from cache.eviction.policies import EvictionPolicyName
 from cache.eviction.quotas import Quota
 from cache.positions.layout import PlacementName, PositionReindexer, PositionStrategy
 from cache.positions.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
+from cache.selection import Scoring
 from cache.tiers.config import size_of
 from cache.tiers.memory import MemoryTier
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.fills import FillLimits
+from engine_ext.chunks.representations import Representations
 from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_on_blocks
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
-from engine_ext.start.plugin import attend_to_pool
+from engine_ext.start.plugin import extend_backend
 from engine_ext.start.positions import extend_positions
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.support import attention_reason, in_place_reason, unsupported_reason
@@ -38,6 +41,8 @@ from tools.process_watch import mark_engine
 logger = logging.getLogger(__name__)
 
 _PLACED: dict[PlacementName, str] = {"in-place": "shared in place", "attend": "attended to in the pool"}
+_REPRESENTED_SHARE = 0.25
+"""Memory of representations, at most, as a share of the pool's."""
 MakeRenderer = Callable[[Any, int | None], Any]
 """Wraps vLLM's prompt renderer; the number is the tokens of the blocks that segments fill, if blocks are shared."""
 Quotas = Callable[[str, int], Quota]
@@ -68,6 +73,8 @@ class ChunkCacheOptions:
     tiers: tuple[str, ...] = ()
     """URLs of tiers, the fastest first (:mod:`cache.tiers.config`)."""
     tier_timeout_s: float = 1.0
+    scoring: Scoring | None = None
+    """How chunks are scored for sparse requests; ``None``: there are none."""
     connector_class: str = "engine_ext.core.connector.ChunkCacheConnector"
     worker_extension_class: str = "engine_ext.core.worker_extension.ChunkCacheWorkerExtension"
 
@@ -117,8 +124,8 @@ def _attached_connector(
     extra_config = {"pool_bytes": options.pool_bytes, "page_tokens": options.page_tokens}
     attach_connector(engine_args, options.connector_class, extra_config, folder if options.tiers else None)
     engine_args.worker_extension_cls = options.worker_extension_class
-    if options.placement == "attend":
-        attend_to_pool()
+    if options.placement == "attend" or options.scoring is not None:
+        extend_backend()
     return strategy, None
 
 
@@ -129,6 +136,7 @@ class _Pool:
     config: ChunkCacheConfig
     weights: str | None
     reindexer: PositionReindexer
+    representations: Representations | None
 
 
 async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: DefaultStrategy) -> _Pool | str:
@@ -136,7 +144,8 @@ async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: Def
     config = await prepare_pool(llm, options, weights)
     if isinstance(config, str):
         return config
-    return _Pool(config, weights, await _reindexer(llm, config, options, strategy))
+    reindexer = await _reindexer(llm, config, options, strategy)
+    return _Pool(config, weights, reindexer, await _representations(llm, config, options.scoring))
 
 
 def _with_renderer(llm: AsyncLLM, pool: _Pool, make: MakeRenderer) -> tuple[_Pool, Any]:
@@ -172,6 +181,7 @@ async def _running_cache(
             transfers=transfers,
             tiers=_tier_sizes(options.tiers, transfers.num_workers if transfers is not None else 1),
             reindexer=pool.reindexer,
+            representations=pool.representations,
             quota_of=lambda owner: quotas(owner, config.page_bytes),
         )
         async with cache.running():
@@ -236,6 +246,24 @@ async def _prepared_attention(llm: AsyncLLM) -> str | None:
     """Lets requests attend to the pool; returns the first worker's reason against it."""
     reasons: list[str | None] = await llm.collective_rpc("chunk_cache_prepare_attention")
     return next(filter(None, reasons), None)
+
+
+async def _representations(llm: AsyncLLM, pool: ChunkCacheConfig, scoring: Scoring | None) -> Representations | None:
+    """Lets probes score chunks; ``None`` if no request needs it, or the workers can't."""
+    if scoring is None:
+        return None
+    config = llm.vllm_config
+    layers = scoring.layers or (2 * config.model_config.get_num_layers(config.parallel_config) // 3,)
+    reason = attention_reason(config)
+    if reason is None:
+        reasons: list[str | None] = await llm.collective_rpc(
+            "chunk_cache_prepare_probes", args=(scoring.policy, layers)
+        )
+        reason = next(filter(None, reasons), None)
+    if reason is not None:
+        logger.warning("no chunk is left out, sparse requests run in full attention: %s", reason)
+        return None
+    return Representations(llm, int(pool.num_pages * pool.page_bytes * _REPRESENTED_SHARE))
 
 
 async def _failure(check: Awaitable[None]) -> str | None:

@@ -69,6 +69,19 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Scores segments by the attention that a request's tokens pay them.
+
+    The scores are kept under ``id``. ``segments`` has numbers (:class:`engine_ext.core.attention.probes.Probes`), and
+    how many positions the keys are before their place, seen from the request. Its tokens from ``first_token`` on count.
+    """
+
+    id: int
+    first_token: int
+    segments: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Elsewhere:
     """Composed KV that another connector reads from another engine, once.
 
@@ -84,7 +97,7 @@ class TransferPlan:
 
     ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute. With a
     ``composition``, only tokens without a block in the engine are loaded; with ``attention``, none; KV ``elsewhere`` is
-    nobody's to load.
+    nobody's to load. A ``probe`` scores other segments.
     """
 
     loads: tuple[Span, ...] = ()
@@ -92,6 +105,7 @@ class TransferPlan:
     composition: Composition | None = None
     attention: Attention | None = None
     elsewhere: Elsewhere | None = None
+    probe: Probe | None = None
 
     @property
     def num_loaded_tokens(self) -> int:
@@ -107,6 +121,7 @@ class TransferPlan:
             "composition": composition,
             "attention": self.attention and list(astuple(self.attention)),
             "elsewhere": self.elsewhere and [self.elsewhere.salt],
+            "probe": self.probe and [self.probe.id, self.probe.first_token, list(map(list, self.probe.segments))],
         }
         return {PARAMS_KEY: plan}
 
@@ -122,7 +137,12 @@ class TransferPlan:
             composition = Composition(tuple(lengths), salt)
         attention = Attention(*fields["attention"]) if fields["attention"] is not None else None
         elsewhere = Elsewhere(*fields["elsewhere"]) if fields["elsewhere"] is not None else None
-        return cls(_from_lists(fields["loads"]), _from_lists(fields["saves"]), composition, attention, elsewhere)
+        probe = None
+        if fields["probe"] is not None:
+            number, first_token, segments = fields["probe"]
+            probe = Probe(number, first_token, tuple(map(tuple, segments)))
+        loads, saves = _from_lists(fields["loads"]), _from_lists(fields["saves"])
+        return cls(loads, saves, composition, attention, elsewhere, probe)
 
     @classmethod
     def for_answer(
@@ -174,8 +194,8 @@ class BlockTransfer:
 class StepTransfers(KVConnectorMetadata):
     """All work of one step: ``loads`` before the forward pass, ``saves`` after it.
 
-    ``attending`` has the plans of requests that attend to the pool from this step on, ``ended`` those that no longer
-    do.
+    ``attending`` has the plans of requests that attend to the pool or probe it from this step on, ``ended`` those that
+    no longer do.
     """
 
     attending: dict[str, TransferPlan] = field(default_factory=dict)

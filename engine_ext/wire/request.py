@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from cache.positions.layout import ChunkedPrompt, PositionStrategy
 from cache.report import LinkContext, Report, ScopeName
 from cache.segments.holdings import DocumentKey
+from cache.selection import Sparse
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class CacheOptions:
     needs the position strategy ``offset``. In ``canonical`` order the same chunks always make the same prompt, so that
     vLLM's own prefix cache finds its beginning.
 
-    Attention to the chunks has the ``temperature`` (:mod:`kernels.attention.plan`).
+    Attention to the chunks has the ``temperature`` (:mod:`kernels.attention.plan`). A ``sparse`` request keeps chunks
+    within a budget only (:mod:`engine_ext.client.run.selection`).
     """
 
     mode: CacheMode = "auto"
@@ -69,6 +71,7 @@ class CacheOptions:
     link_context: LinkContext = "chained"
     order: ChunkOrder = "given"
     temperature: float = 1.0
+    sparse: Sparse | None = None
     decision: Decision | None = None
 
     @property

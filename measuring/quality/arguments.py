@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from app.modes import CALIBRATED, MODES, TEMPERED, in_order, is_mode
+from app.modes import CALIBRATED, MODES, SPARSE, TEMPERED, in_order, is_mode
 from measuring.kit.arguments import Parser, positive
 from measuring.quality.client import ChunkOrder
 from measuring.quality.metrics import REFUSAL, normalize
@@ -123,7 +123,7 @@ def _calibration_parser() -> Parser:
     parser.add_argument("--tolerance", type=_points, default=TOLERANCE, metavar="POINTS", help=tolerance)
     profile = "where the profile goes; in the model's folder the name must end with profile.json (default: in OUTPUT)"
     parser.add_argument("--profile", type=Path, metavar="FILE", help=profile)
-    _add_options(parser, f"{','.join(CALIBRATED)}; where chunks can have a temperature also {TEMPERED}")
+    _add_options(parser, f"{','.join(CALIBRATED)}; where the server can also {TEMPERED},{','.join(SPARSE)}")
     return parser
 
 

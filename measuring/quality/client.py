@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from app.documents.document import Document
-from app.modes import cache_field, mode_of
+from app.modes import cache_field, mode_of, special
 from measuring.kit.client import (
     Answer,
     Client,
@@ -34,14 +34,14 @@ _CHAT: Final = "/v1/rag/chat"
 class ServerInfo:
     """``cache_off`` is why the server's chunk cache is off, ``None`` if it is on.
 
-    ``strategy`` is that of requests that name none; ``attends``: whether a chunk can have a temperature.
+    ``strategy`` is that of requests that name none, ``special`` has modes that not every server has.
     """
 
     model: str
     vllm: str
     cache_off: str | None
     strategy: str
-    attends: bool = False
+    special: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class TesseraClient(Client):
             version = await self.get("/version")
             cache_off = None if stats["enabled"] else str(stats["reason"])
             strategy = stats.get("position_strategy") or "full"
-            name, attends = models["data"][0]["id"], stats.get("placement") == "attend"
-            return ServerInfo(name, version["version"], cache_off, strategy, attends)
+            name = models["data"][0]["id"]
+            return ServerInfo(name, version["version"], cache_off, strategy, special(stats))
         except LostServerError as error:
             raise SetupError(f"no server at {self.url}: {error.__cause__}") from error
         except (ValueError, LookupError, TypeError) as error:

@@ -106,7 +106,7 @@ def _settings(args: argparse.Namespace, questions: Sequence[Question], info: Ser
     return RunSettings(
         questions=name_of(args),
         questions_sha256=digest(questions),
-        modes=args.modes or evaluated(args.calibrates, info.attends),
+        modes=args.modes or evaluated(args.calibrates, info.special),
         model=None if args.server else model_of(args),
         server_arguments=args.server_arguments,
         served_model=info.model,

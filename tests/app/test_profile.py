@@ -8,6 +8,7 @@ from app.documents.cache_options import CacheField, decide_of, options_of
 from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
+from cache.selection import Sparse
 from engine_ext.wire.request import CacheOptions, ChunkedRequest, RequestContext
 
 
@@ -69,6 +70,14 @@ def test_a_server_gets_what_its_placement_can_do(mode, holds, placement, placed)
     assert kind.model_copy(update={"holds": holds}).placed(placement).mode == placed
 
 
+def test_a_budget_is_applied_on_servers_that_leave_chunks_out():
+    profile = make_profile(up_to_4="offset%25")
+    default = CacheOptions(sparse=Sparse(7))
+    assert profile.placed("copy", leaves_out=True).applied(default, 3).sparse == Sparse(budget_share=0.25)
+    assert PROFILE.placed("copy", leaves_out=True).applied(default, 3).sparse == default.sparse
+    assert profile.placed("copy").decide(3).mode == "full"
+
+
 def test_a_temperature_is_applied():
     options = make_profile(up_to_4="offset@0.9").applied(CacheOptions(temperature=0.5), 3)
     assert (options.position_strategy, options.temperature) == (PositionStrategy.OFFSET, 0.9)
@@ -88,6 +97,7 @@ def state(profile: Profile | None = PROFILE) -> State:
         {"position_strategy": "offset"},
         {"link_tokens": 0},
         {"temperature": 1},
+        {"sparse": {"budget_share": 0.5}},
         {"scope": "isolated"},
         {"link_context": "cached"},
     ],

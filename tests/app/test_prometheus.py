@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from app.prometheus import ChunkCacheCollector, exported
 from cache.eviction.removal import Removal
-from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.cache_off import CacheOff
 from tests.app.helpers import cache_with
 from tests.cache.helpers import Clock, acquire, fill, make_manager
 from tests.serving import in_a_loop

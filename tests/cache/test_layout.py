@@ -188,3 +188,34 @@ def test_whatever_its_layout_a_request_attends_to_the_pool(strategy):
     prompt = ChunkedPrompt((7,) * 5, (Chunk(pack((7,) * 9)), Chunk(pack((7,) * 2))), (7,) * 3)
     made = PositionReindexer("attend").layout(prompt, strategy)
     assert made == replace(PositionReindexer().layout(prompt, strategy), placement="attend")
+
+
+@pytest.mark.parametrize("strategy", PositionStrategy)
+@pytest.mark.parametrize("kept", [(), (1,), (0, 2), (2,)])
+def test_chunks_that_are_kept_stay_as_far_from_the_question(strategy, kept):
+    whole = layout(5, [3, 6, 2], 4, strategy, window=4)
+    made = whole.keeping(kept)
+    chunks = [whole.chunks[index] for index in kept]
+    assert [chunk.length for chunk in made.chunks] == [chunk.length for chunk in chunks]
+    starts = [place.start for place in (made.system, *made.chunks, made.question)]
+    lengths = [5, *(chunk.length for chunk in chunks)]
+    assert starts == [sum(lengths[:number]) for number in range(len(lengths) + 1)]
+    assert made.num_left_out == whole.question.start - made.question.start == 11 - sum(lengths[1:])
+    # A key's position, seen by the engine, is where it was computed plus its rotation; the question's is its index.
+    for before, after in zip((whole.system, *chunks), (made.system, *made.chunks), strict=True):
+        assert after.position == before.position
+        assert made.question.start - after.delta == whole.question.start - before.delta
+
+
+def test_all_chunks_kept_are_the_same_layout_and_others_have_other_salts():
+    whole = layout(5, [3, 3, 2], 4, OFFSET)
+    assert whole.keeping((0, 1, 2)) is whole
+    parts = [tuple(whole.keeping(kept).salt_parts()) for kept in ((), (0,), (1,), (0, 1), (0, 2), (1, 2), (0, 1, 2))]
+    assert len(set(parts)) == len(parts)
+
+
+def test_chunks_in_place_are_copied_when_others_are_left_out():
+    chunks = tuple(Chunk(pack((7,) * 8)) for _ in range(3))
+    whole = IN_PLACE.layout(ChunkedPrompt((7,) * 8, chunks, (7,) * 3), PARALLEL)
+    assert whole.placement == "in-place"
+    assert whole.keeping((0, 2)).placement == "copy"

@@ -36,8 +36,8 @@ class FaultyWorkerHalf(WorkerHalf):
 
     def prepare_attention(self, layers: Sequence[str], request_ids: Any) -> None:
         super().prepare_attention(layers, request_ids)
-        assert self._attending is not None
-        self._attending.attention = FaultyAttention(self)
+        assert self.readers.attending is not None
+        self.readers.attending.attention = FaultyAttention(self)
 
     def _rotate_last_layer_by(self, frequencies: RotaryFrequencies) -> None:
         *others, last = self.copier.layers

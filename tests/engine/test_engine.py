@@ -21,7 +21,8 @@ from cache.config import ChunkCacheConfig
 from cache.manager import ChunkCacheManager
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.report import Report
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.fills import FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.startup import ChunkCacheOptions, prepare_pool, start_chunk_engine

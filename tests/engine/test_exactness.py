@@ -55,7 +55,8 @@ def assert_exact(
     """Asserts that log probabilities equal the oracle's, and that the tokens are the oracle's greedy choice."""
     report = response["cache"]
     assert report["mode"] == "chunked", report
-    assert report["tokens"]["reused"] + report["tokens"]["computed"] == report["tokens"]["prompt"]
+    tokens = report["tokens"]
+    assert tokens["reused"] + tokens["computed"] + tokens.get("left_out", 0) == tokens["prompt"]
     tokens = response["choices"][0]["token_ids"]
     assert len(tokens) == steps
     assert ("opening" in report) == (report["scope"] == "isolated")
@@ -67,12 +68,17 @@ def assert_exact(
         report.get("opening"),
         links and (links["tokens"], links["context"]),
         report.get("temperature", 1),
+        kept_of(report) if "left_out" in report["tokens"] else None,
     )
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
     best = expected.distributions.max(dim=-1).values.tolist()
     # The engine may rate one token too high and another too low, each by the tolerance.
     assert all(b - a <= 2 * tolerance for a, b in zip(expected.logprobs, best, strict=True)), "not the greedy tokens"
+
+
+def kept_of(report: dict[str, Any]) -> list[int]:
+    return [index for index, chunk in enumerate(report["chunks"]) if chunk.get("kept", True)]
 
 
 def statuses(response: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from cache.lease import ChunkStatus
 from cache.positions.layout import ChunkedPrompt
-from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.source import SourceResult
 from engine_ext.wire.request import FullAttentionError
 from tests.engine_ext.fake_llm import ask, chunk, make_engine

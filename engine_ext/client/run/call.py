@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call of vLLM's ``generate``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,11 @@ class EngineCall:
         """Tells another engine that nobody will read its blocks at ``address``."""
         await self.llm.notify_kv_transfer_request_rejected(self.request_id, dict(address))
 
+    async def take_scores(self, probe: int) -> Sequence[list[float] | None]:
+        """Each worker's scores of a probe (:meth:`engine_ext.core.attention.probes.Probes.take`)."""
+        scores: Sequence[list[float] | None] = await self.llm.collective_rpc("chunk_cache_take_scores", args=(probe,))
+        return scores
+
     def generate(self, prompt: dict[str, Any], params: SamplingParams, name: str | None = None) -> Outputs:
         """The same call with another prompt, other parameters and, if given, another name."""
         outputs: Outputs = self.llm.generate(prompt, params, name or self.request_id, **self.kwargs)
@@ -55,6 +60,15 @@ class EngineCall:
     def with_salt(self, cache_salt: str | None) -> dict[str, Any]:
         """The prompt with this cache salt, if any."""
         return self.prompt if cache_salt is None else {**self.prompt, "cache_salt": cache_salt}
+
+    def with_tokens(self, token_ids: list[int]) -> "EngineCall":
+        """The call with a prompt of these tokens."""
+        return replace(self, prompt={**self.prompt, "prompt_token_ids": token_ids})
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt["prompt_token_ids"])
 
     def fill_kwargs(self, trace_headers: TraceHeaders) -> dict[str, Any]:
         """Keyword arguments of the fill and link requests of this call."""

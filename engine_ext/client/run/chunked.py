@@ -8,13 +8,15 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 
 from cache.positions.layout import Layout
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.resolved import ResolvedRequest, scope_salt
 from engine_ext.client.run.call import EngineCall, is_error, with_transfer_params
 from engine_ext.client.run.comparison import Comparison
 from engine_ext.client.run.handed_over import HandedOver, HandoverError, KVForm
 from engine_ext.client.run.preparation import FilledSegments, computed_links, filled_segments
 from engine_ext.client.run.reporting import Reporter
+from engine_ext.client.run.selection import selected
 from engine_ext.client.stages import Stages
 from engine_ext.client.tracing import Span
 from engine_ext.wire.plan import Elsewhere, TransferPlan
@@ -45,7 +47,7 @@ class ChunkedRun:
         self._handover = handover
         self._span = span
         self._stages = Stages(span)
-        self._reporter = Reporter(request, len(call.prompt["prompt_token_ids"]), self._stages, cache.metrics)
+        self._reporter = Reporter(request, call.num_prompt_tokens, self._stages, cache.metrics)
 
     async def outputs(self) -> Outputs:
         """The request's outputs; the last one carries the report."""
@@ -76,7 +78,7 @@ class ChunkedRun:
             form = self._form_elsewhere() if handover.is_chunked else self._plain_form()
         except FullAttentionError as error:
             raise await handover.refused(self._call, f"in full attention here: {error}", metrics) from error
-        if handover.report is None or self._request.mode == "compare":
+        if handover.report is None or self._request.mode == "compare" or self._request.sparse is not None:
             raise await handover.refused(self._call, "the request needs an answer of this engine alone", metrics)
         has_output = False
         async with aclosing(handover.outputs(self._call, form, metrics)) as outputs:
@@ -88,13 +90,15 @@ class ChunkedRun:
 
     async def _chunked(self) -> Outputs:
         """Outputs over cached chunks; before the first one, it may raise :class:`FullAttentionError`."""
-        async with filled_segments(self._cache, self._request, self._call, self._stages) as segments:
+        selection = await selected(self._cache, self._request, self._call, self._stages)
+        self._reporter.selected(selection)
+        async with filled_segments(self._cache, selection.request, self._call, self._stages) as segments:
             self._reporter.computed(segments.fills)
             async with computed_links(segments, self._call, self._stages) as links:
                 self._reporter.computed(links.results)
                 self._reporter.chunked(segments)
                 segments.name_documents()
-                form = self._composed_form(segments.layout, segments.plan(links.lease))
+                form = self._composed_form(selection.prompt_of(self._call), segments.layout, segments.plan(links.lease))
                 async with aclosing(self._composed(segments, form)) as outputs:
                     async for output in outputs:
                         yield output
@@ -127,39 +131,35 @@ class ChunkedRun:
 
     def _plain_form(self) -> KVForm:
         """The same tokens in full attention."""
-        salt = scope_salt(self._cache.hasher, self._request.scope)
-        return KVForm("full", "copy", salt, self._plain_prompt(), self._prefix_params(), self._num_prompt_tokens)
+        salt, call = scope_salt(self._cache.hasher, self._request.scope), self._call
+        return KVForm("full", "copy", salt, self._plain_prompt(), self._prefix_params(call), call.num_prompt_tokens)
 
     def _plain_prompt(self) -> dict[str, Any]:
         return self._call.with_salt(self._request.plain_salt(self._cache.hasher))
 
-    def _composed_form(self, layout: Layout, plan: TransferPlan) -> KVForm:
-        """The KV that ``plan`` composes."""
+    def _composed_form(self, call: EngineCall, layout: Layout, plan: TransferPlan) -> KVForm:
+        """The KV that ``plan`` composes for the prompt of ``call``."""
         salt, added = self._request.composed_salt(self._cache.hasher, layout), plan.to_params()
         if plan.attention is None and plan.elsewhere is None:  # else its blocks lack the chunks, or may be lost
-            added |= self._prefix_params(plan.num_loaded_tokens)
-        return KVForm("chunked", layout.placement, salt, self._call.with_salt(salt), added, layout.reach)
+            added |= self._prefix_params(call, plan.num_loaded_tokens)
+        return KVForm("chunked", layout.placement, salt, call.with_salt(salt), added, layout.reach)
 
     def _form_elsewhere(self) -> KVForm:
         """The KV that another engine composed; raises :class:`FullAttentionError` if this one would not."""
         request, cache = self._request, self._cache.usable()
-        layout = cache.layout(request.chunked(), request.options.position_strategy)
+        layout = request.layout(cache)
         plain_salt = request.plain_salt(cache.hasher)
         plan = TransferPlan(composition=request.composition(cache.hasher, layout), elsewhere=Elsewhere(plain_salt))
-        return self._composed_form(layout, plan)
+        return self._composed_form(self._call, layout, plan)
 
-    def _prefix_params(self, num_chunked: int = 0) -> dict[str, Any]:
-        return self._cache.prefixes.params(self._request.scope, self._num_prompt_tokens, num_chunked)
-
-    @property
-    def _num_prompt_tokens(self) -> int:
-        return len(self._call.prompt["prompt_token_ids"])
+    def _prefix_params(self, call: EngineCall, num_chunked: int = 0) -> dict[str, Any]:
+        return self._cache.prefixes.params(self._request.scope, call.num_prompt_tokens, num_chunked)
 
     def _comparison(self, call: EngineCall) -> Comparison | None:
         """The comparison with full attention, if asked for; its parameters are those of ``call``."""
         if self._request.mode != "compare":
             return None
-        return Comparison.of_call(call.within_positions(self._num_prompt_tokens))
+        return Comparison.of_call(call.within_positions(self._call.num_prompt_tokens))
 
     async def _compare(self, comparison: Comparison, output: RequestOutput) -> None:
         """Records an output; after the last one, full attention answers too."""

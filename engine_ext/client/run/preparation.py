@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from cache.lease import ChunkStatus, Lease
+from cache.lease import ChunkStatus, Lease, LeasedSegment
 from cache.positions.layout import Layout, Placement
 from cache.segments.index import ChunkKVCache
-from engine_ext.chunks.chunk_cache import CacheOff, ChunkCache
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.fills import FillError, FillResult
 from engine_ext.chunks.links import LinkError, LinkRequests
 from engine_ext.chunks.source import SourceResult
@@ -38,9 +39,19 @@ class FilledSegments:
         return TransferPlan.for_answer(self.lease, links, composition, self.attention)
 
     @property
+    def chunks(self) -> Sequence[LeasedSegment]:
+        """The leased chunks."""
+        return self.lease.chunks
+
+    @property
+    def segments(self) -> Sequence[LeasedSegment]:
+        """All leased segments."""
+        return self.lease.segments
+
+    @property
     def attention(self) -> Attention | None:
         """How the request attends to the pool; ``None`` if its segments are loaded or shared."""
-        if self.layout.placement != "attend":
+        if self.layout.placement != "attend" or not self.segments:
             return None
         return Attention(self.layout.system.length, self.request.options.temperature)
 

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache report of one request, with its metrics, log record and trace."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm.outputs import RequestOutput
 
+from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
 from cache.report import Compared, Decided, Handed, Links, Report, ReportedChunk, explain_segments
+from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.fills import FillResult
+from engine_ext.chunks.source import SourceResult
 from engine_ext.client.request_log import log_finished, summary
 from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.client.run.preparation import FilledSegments
+from engine_ext.client.run.selection import Selection
 from engine_ext.client.stages import Stages
 from engine_ext.client.tracing import Span
 from engine_ext.wire.plan import LOST_KEY
@@ -38,7 +42,18 @@ class Reporter:
         self._request = request
         self._stages = stages
         self._metrics = metrics
+        self._origins: Mapping[ChunkKVCache, SourceResult] = {}
         self._num_computed = self._num_computed_of_saved = 0
+
+    def selected(self, selection: Selection) -> None:
+        """Describes the chunks that a sparse request keeps, and counts the tokens computed for scores."""
+        report, kept = self.report, selection.kept
+        if kept is None:
+            return
+        for index, (chunk, share) in enumerate(zip(report.chunks, selection.shares, strict=True)):
+            chunk.share, chunk.kept = share, index in kept
+        self._num_computed += sum(result.num_computed for result in selection.fills)
+        self._origins = selection.origins
 
     def computed(self, results: Iterable[FillResult]) -> None:
         """Counts tokens computed in the request's own fill and link requests."""
@@ -51,25 +66,34 @@ class Reporter:
         report, options, layout = self.report, self._request.options, segments.layout
         report.mode = "chunked"
         report.placement = None if layout.placement == "copy" else layout.placement
-        report.temperature = options.temperature
+        tokens, sparse = report.tokens, self._request.sparse
+        report.temperature, tokens.left_out = options.temperature, layout.num_left_out
+        report.budget_share = sparse.budget_share if sparse else 1
         if options.link_tokens:
             report.links = Links(tokens=options.link_tokens, context=options.link_context)
         if options.explain:
-            prompt = self._request.chunked()
-            report.segments, report.opening = explain_segments(prompt, layout), prompt.opening
-        sources = segments.sources()
-        for chunk, segment in zip(report.chunks, segments.lease.chunks, strict=True):
+            prompt, whole = self._request.chunked(), self._request.layout(segments.cache)
+            report.segments, report.opening = explain_segments(prompt, whole), prompt.opening
+        origins = {**self._origins, **segments.sources()}
+        for chunk, segment in zip(filter(_is_kept, report.chunks), segments.chunks, strict=True):
             entry = segment.entry
             chunk.key, chunk.status = str(entry.key), segment.status
-            if (source := sources.get(entry)) is not None:
-                chunk.status, chunk.origin, chunk.why = source
+            if (origin := origins.get(entry)) is not None:
+                chunk.status, chunk.origin, chunk.why = origin
+        # Segments that were computed to be scored: reused from the pool, but not from before this request.
+        self._num_computed_of_saved += sum(
+            entry.num_tokens
+            for entry in {segment.entry for segment in segments.segments}
+            if entry in self._origins and self._origins[entry].status is ChunkStatus.FILLED
+        )
 
     def full(self, why: FullAttentionError) -> None:
         """Describes an answer in full attention instead."""
         report, prompt, options = self.report, self._request.prompt, self._request.options
         report.mode, report.reason = "full", str(why)
         report.links = report.placement = report.opening = None
-        report.temperature = 1
+        report.temperature = report.budget_share = 1
+        report.tokens.left_out = 0
         report.chunks = [ReportedChunk.of(chunk) for chunk in prompt.chunks] if prompt is not None else []
         if prompt is not None and options.explain:
             report.segments = explain_segments(prompt, None)
@@ -123,10 +147,14 @@ class Reporter:
                 metrics.handovers["lost"] += 1
             return
         tokens.reused = output.num_cached_tokens or 0
-        tokens.computed = tokens.prompt - tokens.reused
+        tokens.computed = tokens.prompt - tokens.left_out - tokens.reused
         tokens.fill_computed = self._num_computed
-        for name in ("reused", "computed", "fill_computed"):
+        for name in ("reused", "computed", "fill_computed", "left_out"):
             metrics.tokens[name] += getattr(tokens, name)
+
+
+def _is_kept(chunk: ReportedChunk) -> bool:
+    return chunk.kept
 
 
 def _engine_timings_ms(output: RequestOutput) -> dict[str, Any]:

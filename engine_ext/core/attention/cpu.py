@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's attention backend for CPUs, with rows that attend to the chunk pool.
+"""vLLM's attention backend for CPUs, with rows that read the chunk pool, and probes.
 
-Registered in place of vLLM's backend (:mod:`engine_ext.start.plugin`) on servers with placement ``attend``. A step
-without such rows takes vLLM's own path untouched; in a mixed step, vLLM's own code computes the ordinary rows.
+Registered in place of vLLM's backend (:mod:`engine_ext.start.plugin`) on servers with placement ``attend`` or sparse
+requests. A step without such rows takes vLLM's own path untouched; in a mixed step, vLLM's own code computes the
+ordinary rows. Probes are computed by vLLM, too; their queries are read besides.
 """
 
 from dataclasses import replace
@@ -18,18 +19,28 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from engine_ext.core.attention.requests import Step, requests, rows_of
+from engine_ext.core.attention.probes import ProbingRow
+from engine_ext.core.attention.readers import readers
+from engine_ext.core.attention.requests import Step
+from engine_ext.core.attention.rows import rows_of
 
 _STEP = "tessera_step"
 """Attribute of a step's metadata, which all layers share: the step's :class:`_Rows`."""
 
 
-class _Rows(NamedTuple):
-    """A step with attending rows; ``tokens`` and ``metadata`` of its ordinary rows, if any."""
+class _Attending(NamedTuple):
+    """The attending rows of a step; ``tokens`` and ``metadata`` of its ordinary rows, if any."""
 
     step: Step
     tokens: Tensor
     metadata: CPUAttentionMetadata | None
+
+
+class _Rows(NamedTuple):
+    """The rows of a step that read the pool, and those that score segments."""
+
+    attending: _Attending | None
+    probing: list[ProbingRow]
 
 
 class ChunkAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
@@ -44,16 +55,17 @@ class ChunkAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
         return metadata
 
     def _rows(self, common: CommonAttentionMetadata) -> _Rows | None:
-        attending = requests()
-        if attending is None:
+        if readers().are_idle:
             return None
+        attending, probes = readers().attending, readers().probes
         starts, lengths = (each.tolist() for each in (common.query_start_loc_cpu, common.seq_lens))
         rows = rows_of(starts, lengths, common.block_table_tensor)
-        if (step := attending.step(rows)) is None:
-            return None
+        probing = probes.step(rows) if probes is not None else []
+        if attending is None or (step := attending.step(rows)) is None:
+            return _Rows(None, probing) if probing else None
         tokens = [token for row in step.ordinary for token in range(starts[row], starts[row + 1])]
         metadata = super().build(0, _of_rows(common, step.ordinary, tokens)) if tokens else None
-        return _Rows(step, torch.tensor(tokens, dtype=torch.int64), metadata)
+        return _Rows(_Attending(step, torch.tensor(tokens, dtype=torch.int64), metadata), probing)
 
 
 class ChunkAttentionImpl(CPUAttentionBackendImpl):
@@ -75,16 +87,18 @@ class ChunkAttentionImpl(CPUAttentionBackendImpl):
     ) -> Tensor:
         """As vLLM's."""
         rows = _rows_of(attn_metadata)
-        if rows is None:
+        attending, probes = readers().attending, readers().probes
+        if rows is not None and rows.probing and probes is not None:
+            probes.score(layer.layer_name, query, rows.probing, self.scale)
+        if rows is None or rows.attending is None or attending is None:
             result: Tensor = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
             return result
-        if rows.metadata is not None:
-            ordinary = torch.empty_like(output[rows.tokens])
-            super().forward(layer, query[rows.tokens], key, value, kv_cache, rows.metadata, ordinary, *args, **kwargs)
-            output[rows.tokens] = ordinary
-        attending = requests()
-        assert attending is not None
-        attending.attend(layer.layer_name, query, output.view(query.shape), rows.step, self.scale)
+        step, tokens, metadata = rows.attending
+        if metadata is not None:
+            ordinary = torch.empty_like(output[tokens])
+            super().forward(layer, query[tokens], key, value, kv_cache, metadata, ordinary, *args, **kwargs)
+            output[tokens] = ordinary
+        attending.attend(layer.layer_name, query, output.view(query.shape), step, self.scale)
         return output
 
 
@@ -103,7 +117,7 @@ class ChunkAttentionBackend(CPUAttentionBackend):
 
 
 def _rows_of(metadata: CPUAttentionMetadata | None) -> _Rows | None:
-    """The step's attending rows, planned once a step; ``None`` without any."""
+    """The step's rows that read the pool, planned once a step; ``None`` without any."""
     if metadata is None or not hasattr(metadata, "tessera_rows"):
         return None
     if not hasattr(metadata, _STEP):

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests of a worker that attend to segments in the pool, step by step.
 
-vLLM's attention layers have no access to the connector, so the worker's requests are found through this module
-(:func:`requests`). Which row of a step belongs to which request is known from the model runner's batch.
+Which row of a step belongs to which request is known from the model runner's batch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from engine_ext.wire.plan import Span, TransferPlan
+from engine_ext.core.attention.rows import BatchRow
+from engine_ext.wire.plan import Attention, Span, TransferPlan
 from kernels.attention.plan import AttendingRow, AttentionPlan, ChunkAttention, PooledSegment, Tail, plan_step, runs_of
 
 
@@ -25,9 +25,7 @@ class _Context:
     temperature: float
 
     @classmethod
-    def of(cls, plan: TransferPlan, page_tokens: int) -> "_Context":
-        attention = plan.attention
-        assert attention is not None
+    def of(cls, plan: TransferPlan, attention: Attention, page_tokens: int) -> "_Context":
         segments = tuple(
             PooledSegment(
                 runs_of(span.pages, page_tokens, span.skipped, span.length),
@@ -38,15 +36,6 @@ class _Context:
             for span in plan.loads
         )
         return cls(segments, plan.loads, plan.num_loaded_tokens, attention.temperature)
-
-
-class BatchRow(NamedTuple):
-    """One request in a step: its tokens ``[first, first + num_tokens)`` of all, its length and blocks."""
-
-    first: int
-    num_tokens: int
-    length: int
-    blocks: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +73,16 @@ class AttendingRequests:
         for request_id in ended:
             self._contexts.pop(request_id, None)
         for request_id, plan in started.items():
-            self._contexts[request_id] = _Context.of(plan, self._page_tokens)
+            if plan.attention is not None:
+                self._contexts[request_id] = _Context.of(plan, plan.attention, self._page_tokens)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._contexts
 
     def step(self, rows: Sequence[BatchRow]) -> Step | None:
         """Plans a step; ``None`` if all of its rows are ordinary."""
-        if not self._contexts:
-            return None
         attending, ordinary = [], []
         for number, (request_id, row) in enumerate(zip(self._request_ids(), rows, strict=False)):
             context = self._contexts.get(request_id)
@@ -129,25 +122,3 @@ def attention_reason(modules: Mapping[str, Any]) -> str | None:
         if reason := next((reason for holds, reason in checks if holds), None):
             return f"layer {name}: {reason}"
     return None
-
-
-_requests: AttendingRequests | None = None
-
-
-def install(requests: AttendingRequests) -> None:
-    """Makes this process's attention layers compute these requests."""
-    global _requests  # the layers have no other access to it
-    _requests = requests
-
-
-def requests() -> AttendingRequests | None:
-    """The requests of this process's worker; ``None`` if none can attend to the pool."""
-    return _requests
-
-
-def rows_of(starts: Sequence[int], lengths: Sequence[int], table: Any) -> list[BatchRow]:
-    """The rows of a step from vLLM's metadata; ``table`` ``[rows, blocks]`` is the block table, on the CPU."""
-    return [
-        BatchRow(start, end - start, length, blocks)
-        for start, end, length, blocks in zip(starts, starts[1:], lengths, table.tolist(), strict=False)
-    ]

@@ -46,8 +46,8 @@ class _Topic:
     questions: tuple[_Asked, ...]
 
 
-def plain_questions(count: int, *, long: bool = False) -> list[Question]:
-    """Up to ``count`` questions behind each number of chunks in :data:`CHUNKS`; always the same ones.
+def plain_questions(count: int, *, long: bool = False, numbers: Sequence[int] = CHUNKS) -> list[Question]:
+    """Up to ``count`` questions behind each of these ``numbers`` of chunks; always the same ones.
 
     A chunk is a passage, or, if ``long``, six of different topics: some 400 tokens.
     """
@@ -57,7 +57,7 @@ def plain_questions(count: int, *, long: bool = False) -> list[Question]:
     compose = _long_chunks if long else _short_chunks
     return [
         Question(f"{each.kind}/{each.name}/{number}", SYSTEM, compose(topic, each, number), each.question, each.answers)
-        for number in CHUNKS
+        for number in numbers
         for topic, each in asked[:count]
     ]
 

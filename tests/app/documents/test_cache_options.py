@@ -5,6 +5,7 @@ import pytest
 
 from app.documents.cache_options import parse_cache_field
 from cache.positions.layout import PositionStrategy
+from cache.selection import Sparse
 from engine_ext.wire.request import CacheOptions
 from tests.app.helpers import refused
 
@@ -30,6 +31,21 @@ def test_every_choice_reaches_the_engine():
 
 
 @pytest.mark.parametrize(
+    ("given", "default", "sparse"),
+    [
+        ({}, None, None),
+        ({}, Sparse(100), Sparse(100)),
+        ({"sparse": {}}, None, Sparse()),
+        ({"sparse": {}}, Sparse(100), Sparse(100)),
+        ({"sparse": {"budget_share": 0.25, "mass": 0.9}}, Sparse(100), Sparse(100, 0.25, 0.9)),
+        ({"sparse": {"budget_tokens": 900}}, Sparse(100), Sparse(900)),
+    ],
+)
+def test_budgets_are_completed_by_the_servers(given, default, sparse):
+    assert parse_cache_field(given).options(None, CacheOptions(sparse=default)).sparse == sparse
+
+
+@pytest.mark.parametrize(
     ("value", "parameter", "message"),
     [
         ({"mode": "fast"}, "cache.mode", "'auto', 'chunked', 'full' or 'compare'"),
@@ -39,6 +55,10 @@ def test_every_choice_reaches_the_engine():
         ({"namespace": "n" * 129}, "cache.namespace", "at most 128 characters"),
         ({"namespace": 5}, "cache.namespace", "valid string"),
         ({"explain": "perhaps"}, "cache.explain", "valid boolean"),
+        ({"sparse": {"budget_tokens": 0}}, "cache.sparse.budget_tokens", "greater than or equal to 1"),
+        ({"sparse": {"budget_share": 0}}, "cache.sparse.budget_share", "greater than 0"),
+        ({"sparse": {"mass": 1.5}}, "cache.sparse.mass", "less than or equal to 1"),
+        ({"sparse": {"budget": 5}}, "cache.sparse.budget", "Extra inputs are not permitted"),
         ({"modus": "auto"}, "cache.modus", "Extra inputs are not permitted"),
         (["auto"], "cache", "valid dictionary"),
         ("auto", "cache", "valid dictionary"),

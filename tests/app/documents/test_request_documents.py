@@ -13,7 +13,7 @@ from app.documents.rag_request import RagChatRequest
 from app.documents.request_documents import RAG_PATHS, conversation_of, parse_body, wanted_documents
 from app.prompt.rendering import open_ticket
 from app.settings import Settings
-from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.cache_off import CacheOff
 from replicas.document_keys import id_key
 from tests.app.bodies import bodies
 from tests.fuzzing import ends, json_values

@@ -10,7 +10,7 @@ from app.routes.cache import router
 from cache.config import ChunkCacheConfig
 from cache.manager import ChunkCacheManager
 from cache.positions.strategy import UNKNOWN
-from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.cache_off import CacheOff
 from tests.app.helpers import cache_with
 from tests.cache.helpers import acquire
 

@@ -18,7 +18,7 @@ from app.routes.rag import _with_report, router
 from app.settings import Settings
 from cache.segments.chunk_ids import ChunkIds, GoneIdError, RegisteredText, UnknownIdError
 from cache.segments.hashing import ChunkHash
-from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, GracefulHTTPError
 from tests.app.helpers import make_report
 from tests.app.helpers import refused as bad_request

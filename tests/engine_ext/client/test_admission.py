@@ -11,7 +11,7 @@ from vllm.sampling_params import SamplingParams
 from cache.eviction.quotas import Quota
 from cache.positions.layout import ChunkedPrompt, PositionStrategy
 from cache.segments.hashing import CacheScope
-from engine_ext.chunks.chunk_cache import CacheOff
+from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.plan_preview import preview
 from engine_ext.wire.request import CacheOptions, ChunkedRequest, RequestContext

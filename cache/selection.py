@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse requests: a few of a request's chunks, chosen by the attention that its question pays them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+PolicyName = Literal["attention", "mean", "channels", "signs"]
+"""Names of :data:`kernels.selection.POLICIES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How chunks are scored: by a policy, in some layers; ``None``: in one at two thirds of the model's depth."""
+
+    policy: PolicyName = "attention"
+    layers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """How much of a request's chunks is kept: so many tokens, and such a share of all tokens, at most.
+
+    No more chunks are kept than get a share ``mass`` of the attention.
+    """
+
+    budget_tokens: int | None = None
+    budget_share: float = 1.0
+    mass: float = 1.0
+
+    def budget(self, num_tokens: int) -> int:
+        """Tokens that are kept, at most, of chunks with ``num_tokens`` together."""
+        share = int(self.budget_share * num_tokens)
+        return share if self.budget_tokens is None else min(share, self.budget_tokens)
+
+
+def choose(shares: Sequence[float], lengths: Sequence[int], sparse: Sparse) -> list[int]:
+    """Indices of the chunks to keep, in order.
+
+    Chunks are taken by their share of the attention, the greatest first, as long as they fit the budget. The first one
+    is taken in any case.
+    """
+    kept: list[int] = []
+    left, mass = sparse.budget(sum(lengths)), 0.0
+    for index in sorted(range(len(shares)), key=lambda index: (-shares[index], index)):
+        if not kept or lengths[index] <= left:
+            kept.append(index)
+            left -= lengths[index]
+            mass += shares[index]
+        if mass >= sparse.mass:
+            break
+    return sorted(kept)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reason why an engine has no chunk cache."""
+
+from collections.abc import Iterable
+from typing import Final, NoReturn
+
+from cache.eviction.removal import Removal
+from cache.metrics import ChunkCacheMetrics
+from cache.segments.hashing import ChunkHash, ChunkHasher
+from cache.segments.holdings import Holdings
+from engine_ext.chunks.prefixes import Prefixes
+from engine_ext.wire.request import FullAttentionError
+
+
+class CacheOff:
+    """No chunk cache: finds, holds and stores nothing; refuses every use for ``reason``."""
+
+    placement: Final = "copy"
+    transfers: Final = None
+    leaves_out: Final = False
+    num_tokens: Final = 0
+    num_to_store: Final = 0
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.hasher = ChunkHasher("", "sha256")
+        self.holdings = Holdings(page_bytes=0)
+        self.metrics = ChunkCacheMetrics()
+        self.prefixes = Prefixes(self.metrics, lambda: None)
+
+    def usable(self) -> NoReturn:
+        """Raises :class:`FullAttentionError`."""
+        raise FullAttentionError("cache off", self.reason)
+
+    def expire(self) -> None:
+        """Nothing to drop."""
+
+    def known_ids(self) -> None:
+        """No registered chunk ids."""
+
+    def is_crowded(self) -> bool:
+        """False: no fill waits."""
+        return False
+
+    def clear(self, namespace: str | None = None, why: Removal = Removal.CLEARED) -> list[ChunkHash]:
+        """Nothing to drop."""
+        return []
+
+    async def drop_from_tiers(self, keys: Iterable[ChunkHash], namespace: str | None) -> None:
+        """Nothing to drop."""
+
+    async def stop_sharing(self) -> None:
+        """Nothing is shared."""

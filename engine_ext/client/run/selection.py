@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a sparse request to the chunks that its question attends to most.
+
+A probe, the same request without any chunk, gives the question's queries; the workers score all chunks with them
+(:mod:`engine_ext.core.attention.probes`). Only the chunks kept are loaded then, and hold blocks.
+"""
+
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from cache.segments.index import ChunkKVCache
+from cache.selection import choose
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
+from engine_ext.chunks.fills import FillResult
+from engine_ext.chunks.representations import Representations
+from engine_ext.chunks.source import SourceResult
+from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.client.run.call import EngineCall, is_error
+from engine_ext.client.run.preparation import FilledSegments, filled_segments
+from engine_ext.client.stages import Stages
+from engine_ext.wire.plan import Probe
+from engine_ext.wire.request import FullAttentionError
+from engine_ext.wire.vllm_compat import tokens_input
+
+_numbers: Final = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A request with the chunks that it keeps.
+
+    ``shares`` are all chunks' shares of the question's attention, if they were needed. ``fills`` are the results of the
+    fill requests for chunks that could not be scored before, ``origins`` where those chunks came from.
+    """
+
+    request: ResolvedRequest
+    shares: Sequence[float] = ()
+    fills: Sequence[FillResult] = ()
+    origins: Mapping[ChunkKVCache, SourceResult] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> Sequence[int] | None:
+        """Indices of the chunks that are kept; ``None``: all of them, unscored."""
+        return self.request.kept
+
+    def prompt_of(self, call: EngineCall) -> EngineCall:
+        """The call with the tokens that are kept."""
+        return call if self.kept is None else call.with_tokens(self.request.chunked().token_ids)
+
+
+async def selected(
+    cache: ChunkCache | CacheOff, request: ResolvedRequest, call: EngineCall, stages: Stages
+) -> Selection:
+    """Chooses the chunks of a sparse request; of others, all. Raises :class:`FullAttentionError`."""
+    sparse = request.sparse
+    if sparse is None:
+        return Selection(request)
+    lengths = [chunk.num_tokens for chunk in request.whole().chunks]
+    if len(lengths) == 1 or sum(lengths) <= sparse.budget(sum(lengths)):
+        return Selection(request)
+    if request.options.link_tokens:
+        raise FullAttentionError("sparse", "link tokens see all chunks, so none can be left out")
+    usable = cache.usable()
+    with stages.stage("select"):
+        selection = await _scorable(usable, request, call, stages)
+        async with filled_segments(cache, request.keeping(()), call, stages) as system:
+            shares = await _shares(system, request, call)
+        return replace(selection, request=request.keeping(choose(shares, lengths, sparse)), shares=shares)
+
+
+async def _scorable(cache: ChunkCache, request: ResolvedRequest, call: EngineCall, stages: Stages) -> Selection:
+    """Lets the workers score all chunks; computes or loads those that they can't score yet."""
+    unknown = [index for index, number in enumerate(_numbers_of(cache, request)) if number is None]
+    if not unknown:
+        return Selection(request)
+    async with filled_segments(cache, request.keeping(unknown), call, stages) as filled:
+        await _representations(cache).add(dict.fromkeys(segment.entry for segment in filled.chunks))
+        filled.name_documents()
+        origins = {each.entry: SourceResult(each.status) for each in filled.segments}
+        return Selection(request, fills=filled.fills, origins={**origins, **filled.sources()})
+
+
+async def _shares(system: FilledSegments, request: ResolvedRequest, call: EngineCall) -> list[float]:
+    """Each chunk's share of the question's attention to all of them."""
+    cache, prompt, segments = system.cache, request.whole(), []
+    chunks = request.layout(cache).chunks
+    left_out = sum(chunk.length for chunk in chunks)
+    for number, chunk in zip(_numbers_of(cache, request), chunks, strict=True):
+        if number is None:
+            raise FullAttentionError("sparse", "a chunk can't be scored: too many others are")
+        segments.append((number, chunk.turned_back(left_out).delta))
+    probe = Probe(next(_numbers), len(prompt.system), tuple(segments))
+    params = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={"kv_transfer_params": replace(system.plan(None), probe=probe).to_params()},
+    )
+    # With a salt of its own: all of the question's queries are needed, and nobody else's blocks are behind it.
+    tokens = tokens_input([*prompt.system, *prompt.question], cache_salt=secrets.token_hex(16))
+    try:
+        async with aclosing(call.generate(tokens, params, f"{call.request_id}-probe")) as outputs:
+            (output,) = [output async for output in outputs]
+    finally:
+        by_worker = await call.take_scores(probe.id)
+    if is_error(output):
+        await system.forget_refused(call.request_id)
+        raise FullAttentionError("load refused", "a worker refused to load the system segment")
+    known = [scores for scores in by_worker if scores is not None]
+    if len(known) < len(by_worker):
+        raise FullAttentionError("sparse", "a chunk can't be scored: a worker has forgotten it")
+    sums = [sum(scores) for scores in zip(*known, strict=True)]
+    return [score / sum(sums) for score in sums]
+
+
+def _numbers_of(cache: ChunkCache, request: ResolvedRequest) -> list[int | None]:
+    """Numbers of all chunks in the workers; ``None`` for chunks that can't be scored."""
+    found = cache.look_up(request.whole(), request.scope)
+    return [_representations(cache).number(wanted) for wanted in found.segments if not wanted.is_system]
+
+
+def _representations(cache: ChunkCache) -> Representations:
+    if cache.representations is None:
+        raise FullAttentionError("sparse", "chunks can be left out on servers with --chunk-sparse-budget only")
+    return cache.representations

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a step: which of its tokens and blocks belong to which request."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class BatchRow(NamedTuple):
+    """One request in a step: its tokens ``[first, first + num_tokens)`` of all, its length and blocks."""
+
+    first: int
+    num_tokens: int
+    length: int
+    blocks: Sequence[int]
+
+
+def rows_of(starts: Sequence[int], lengths: Sequence[int], table: Any) -> list[BatchRow]:
+    """The rows of a step from vLLM's metadata; ``table`` ``[rows, blocks]`` is the block table, on the CPU."""
+    return [
+        BatchRow(start, end - start, length, blocks)
+        for start, end, length, blocks in zip(starts, starts[1:], lengths, table.tolist(), strict=False)
+    ]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse requests: the chunks that the question attends to most, exact without the others, at their positions."""
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.engine.server import ServerPool, TesseraServer, token_logprobs
+from tests.engine.test_attend import LITTLE
+from tests.engine.test_exactness import STRATEGIES, SUFFIX, ask, assert_exact, kept_of, segments
+
+Text = Callable[[int], str]
+BLOCK = 32
+LAYER = 1
+SPARSE = ("--chunk-sparse-budget", "100000", "--chunk-sparse-layers", str(LAYER), "--block-size", str(BLOCK))
+"""All that fits by default: each request has its own budget."""
+LENGTHS = (60, 90, 45, 120, 75, 30)
+BUDGET = 200
+
+
+def ask_sparse(
+    server: TesseraServer,
+    strategy: str,
+    chunks: list[str],
+    question: str,
+    cache: dict[str, Any] | None = None,
+    **given: Any,
+) -> dict[str, Any]:
+    sparse = {"budget_tokens": given.pop("budget", BUDGET), "mass": given.pop("mass", 1.0)}
+    return ask(server, strategy, chunks, question, cache={"sparse": sparse, **(cache or {})}, **given)
+
+
+def expected_kept(shares: list[float], lengths: list[int], budget: int = BUDGET) -> list[int]:
+    kept, left = [], budget
+    for index in sorted(range(len(shares)), key=lambda index: -shares[index]):
+        if not kept or lengths[index] <= left:
+            kept.append(index)
+            left -= lengths[index]
+    return sorted(kept)
+
+
+def assert_selected(response: dict[str, Any], oracle: Any, strategy: str, budget: int = BUDGET) -> None:
+    """The scores and the choice are the oracle's."""
+    report = response["cache"]
+    found = [chunk["share"] for chunk in report["chunks"]]
+    shares = oracle.shares(strategy, segments(report), LAYER, report.get("opening"))
+    assert found == pytest.approx(shares, abs=1e-4)
+    lengths = [chunk["tokens"] for chunk in report["chunks"]]
+    kept = kept_of(report)
+    assert kept == expected_kept(found, lengths, budget)
+    assert report["tokens"]["left_out"] == sum(n for index, n in enumerate(lengths) if index not in kept) > 0
+    assert response["usage"]["prompt_tokens"] == report["tokens"]["prompt"] - report["tokens"]["left_out"]
+
+
+@pytest.mark.serve_with(*SPARSE)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "window"])
+def test_selection_and_answer_are_the_oracles(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks = [text(length) for length in LENGTHS]
+    for number, question in enumerate((text(30), text(2 * BLOCK), "?")):
+        response = ask_sparse(server, strategy, chunks, question)
+        assert {chunk["status"] for chunk in response["cache"]["chunks"] if chunk.get("kept", True)} == {
+            "hit" if number else "filled"
+        }
+        assert_selected(response, oracle("tiny-llama"), strategy)
+        assert_exact(response, oracle("tiny-llama"), strategy)
+
+
+@pytest.mark.serve_with(*SPARSE)
+def test_some_cached_some_not(server: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks = [text(length) for length in LENGTHS]
+    ask(server, "offset", chunks[:2], text(9))
+    ask_sparse(server, "offset", chunks[:4], text(9))
+    response = ask_sparse(server, "offset", chunks[::-1], text(20))
+    assert_selected(response, oracle("tiny-llama"), "offset")
+    assert_exact(response, oracle("tiny-llama"), "offset")
+    report = response["cache"]
+    computed = {i for i in kept_of(report) if report["chunks"][i]["status"] == "filled"}
+    assert computed <= {0, 1}
+    cached = response["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == report["tokens"]["reused"]
+    assert report["tokens"]["computed"] == len(segments(report)[2]) + sum(
+        report["chunks"][index]["tokens"] for index in computed
+    )
+
+
+@pytest.mark.serve_with(*SPARSE)
+def test_a_budget_for_all_changes_nothing(server: TesseraServer, text: Text) -> None:
+    chunks, question = [text(length) for length in LENGTHS], text(20)
+    ask(server, "offset", chunks, text(5))
+    plain = ask(server, "offset", chunks, question)
+    wide = ask_sparse(server, "offset", chunks, question, budget=sum(LENGTHS) + SUFFIX * len(LENGTHS))
+    assert token_logprobs(wide) == token_logprobs(plain)
+    assert "left_out" not in wide["cache"]["tokens"]
+    assert "share" not in wide["cache"]["chunks"][0]
+    single = ask_sparse(server, "offset", chunks[:1], question, budget=1)
+    assert "share" not in single["cache"]["chunks"][0]
+    nearly = ask_sparse(server, "offset", chunks, question, mass=0.01)
+    assert len(kept_of(nearly["cache"])) == 1
+
+
+@pytest.mark.serve_with(*SPARSE)
+@pytest.mark.parametrize("cache", [{"scope": "isolated"}, {"order": "canonical"}])
+def test_scopes_and_prompts_without_a_system_segment(
+    cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text
+) -> None:
+    chunks = [text(length) for length in LENGTHS]
+    for system in (text(40), ""):
+        response = ask_sparse(server, "offset", chunks, text(20), cache, system=system)
+        assert_selected(response, oracle("tiny-llama"), "offset")
+        assert_exact(response, oracle("tiny-llama"), "offset")
+
+
+@pytest.mark.serve_with(*SPARSE)
+def test_a_chunk_given_twice(server: TesseraServer, oracle: Any, text: Text) -> None:
+    twice = text(60)
+    for _ in range(2):
+        response = ask_sparse(server, "offset", [twice, text(90), twice, text(100)], text(20))
+        assert_selected(response, oracle("tiny-llama"), "offset")
+        assert_exact(response, oracle("tiny-llama"), "offset")
+
+
+@pytest.mark.serve_with(*SPARSE)
+def test_reports_of_full_attention_leave_nothing_out(server: TesseraServer, text: Text) -> None:
+    chunks = [text(length) for length in LENGTHS]
+    compared = ask_sparse(server, "offset", chunks, text(20), {"mode": "compare"})["cache"]
+    assert compared["compare"]["mean_kl"] > 0
+    linked = ask_sparse(server, "offset", chunks, text(20), {"link_tokens": 4})["cache"]
+    assert linked["mode"] == "full"
+    assert "link tokens see all chunks" in linked["reason"]
+    assert "left_out" not in linked["tokens"]
+    assert all("kept" not in chunk for chunk in linked["chunks"])
+
+
+def test_servers_without_the_flag_say_so(server: TesseraServer, text: Text) -> None:
+    report = ask_sparse(server, "offset", [text(length) for length in LENGTHS], text(20))["cache"]
+    assert report["mode"] == "full"
+    assert "--chunk-sparse-budget" in report["reason"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("placement", ["attend", "in-place"])
+def test_other_placements(placement: str, pool: ServerPool, model_arguments: Any, oracle: Any, text: Text) -> None:
+    server = pool.get(*model_arguments("tiny-llama"), *SPARSE, "--chunk-cache-placement", placement)
+    chunks = [text(length) for length in LENGTHS]
+    for strategy, question in itertools.product(STRATEGIES, (text(30), text(9))):
+        response = ask_sparse(server, strategy, chunks, question, budget=250)
+        assert_selected(response, oracle("tiny-llama"), strategy, 250)
+        assert_exact(response, oracle("tiny-llama"), strategy)
+
+
+@pytest.mark.matrix
+@pytest.mark.serve_with(*SPARSE, *LITTLE, "--max-num-batched-tokens", "48", "--chunk-cache-memory", "1MiB")
+def test_preempted_evicted_and_in_pieces(server: TesseraServer, oracle: Any, text: Text) -> None:
+    """Several at once, in blocks for less than one whole context, and with a pool that evicts."""
+    chunks = [text(length) for length in LENGTHS]
+    questions = [text(60) for _ in range(8)]
+
+    def answer(question: str) -> dict[str, Any]:
+        return ask_sparse(server, "offset", chunks, question, max_tokens=24)
+
+    with ThreadPoolExecutor(len(questions)) as threads:
+        for response in threads.map(answer, questions):
+            assert_selected(response, oracle("tiny-llama"), "offset")
+            assert_exact(response, oracle("tiny-llama"), "offset", steps=24)
