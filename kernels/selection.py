@@ -54,7 +54,7 @@ class MeanPolicy(SelectionPolicy):
 
     def represent(self, keys: Tensor) -> Representation:
         """Means, heads first."""
-        means = [piece.float().mean(0) for piece in keys.split(_MEAN_TOKENS)]
+        means = [piece.float().mean(0) for piece in torch.split(keys, _MEAN_TOKENS)]
         return {"keys": torch.stack(means, 1).to(keys.dtype)}
 
     def logits(self, query: Tensor, kept: Representation) -> Tensor:

@@ -39,7 +39,7 @@ class SparseField(BaseModel):
 
     def completed(self, default: Sparse | None) -> Sparse:
         """The budget, with the server's tokens if the request names none."""
-        tokens = self.budget_tokens or (default and default.budget_tokens)
+        tokens = default.budget_tokens if self.budget_tokens is None and default is not None else self.budget_tokens
         return Sparse(tokens, self.budget_share, self.mass)
 
 
