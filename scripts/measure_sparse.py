@@ -28,11 +28,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from cache.positions.layout import ChunkedPrompt
 from cache.selection import Sparse, choose
 from kernels.selection import POLICIES, shares
-from measuring.kit.statistics import mean_interval
 from measuring.quality.metrics import score
 from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question
-from scripts.measure_temperature import KeysAndValues, Reader, tempered
+from scripts.measure_temperature import KeysAndValues, Reader, interval, read_lines, tempered
 
 BUDGETS: Final = (0.10, 0.25, 0.50)
 CHUNKS: Final = (16, 32)
@@ -165,7 +164,7 @@ def layers_of(folder: Path) -> None:
 
 def measure(folder: Path, output: Path, limit: int, layers: Sequence[int], max_tokens: int) -> None:
     """Appends a line to ``output`` for each question: each policy's and budget's chunks, and what they answer."""
-    done = {line["id"] for line in _lines([output])} if output.exists() else set()
+    done = {line["id"] for line in read_lines([output])} if output.exists() else set()
     reader = SparseReader(folder)
     questions = _questions(limit, calibration=False)
     with output.open("a") as file:
@@ -195,7 +194,7 @@ def measure(folder: Path, output: Path, limit: int, layers: Sequence[int], max_t
 def table(paths: Iterable[Path]) -> None:
     """Prints accuracy minus that with all chunks, with 95 % intervals, and how often the right chunk is kept."""
     groups = defaultdict(list)
-    for line in _lines(paths):
+    for line in read_lines(paths):
         groups[line["chunks"]].append(line)
     for chunks, lines in sorted(groups.items()):
         everything = 100 * sum(line["rows"]["all"]["accuracy"] for line in lines) / len(lines)
@@ -206,17 +205,7 @@ def table(paths: Iterable[Path]) -> None:
             nats = [row["logprob"] - base["logprob"] for row, base, _ in rows if base["logprob"] is not None]
             recall = [set(right) <= set(row["kept"]) for row, _, right in rows if right]
             share = 100 * sum(recall) / len(recall)
-            print(f"  {name}: {_mean(points)} points, {_mean(nats)} nats, right chunk kept {share:.0f} %")
-
-
-def _mean(values: Sequence[float]) -> str:
-    low, high = mean_interval(values, 0.95)
-    return f"{sum(values) / len(values):+.2f} ({low:+.2f} to {high:+.2f})"
-
-
-def _lines(paths: Iterable[Path]) -> Iterable[dict[str, Any]]:
-    for path in paths:
-        yield from map(json.loads, path.read_text().splitlines())
+            print(f"  {name}: {interval(points)} points, {interval(nats)} nats, right chunk kept {share:.0f} %")
 
 
 def main() -> None:

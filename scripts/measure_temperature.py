@@ -205,7 +205,7 @@ def measure(
     folder: Path, output: Path, limit: int, temperatures: Sequence[float], contexts: Sequence[str], max_tokens: int
 ) -> None:
     """Appends a line to ``output`` for each question: accuracy and log probability of each row."""
-    done = {each["id"] for each in _lines([output])} if output.exists() else set()
+    done = {each["id"] for each in read_lines([output])} if output.exists() else set()
     reader = Reader(folder, temperatures, contexts)
     names = [f"{context} {temperature:g}" for context in contexts for temperature in temperatures]
     questions = plain_questions(limit)
@@ -228,7 +228,7 @@ def table(paths: Iterable[Path]) -> None:
 
     Accuracy in points and log probability of the right answer in nats, with 95 % intervals of paired questions.
     """
-    for chunks, lines in _by_chunks((line["chunks"], line["rows"]) for line in _lines(paths)):
+    for chunks, lines in _by_chunks((line["chunks"], line["rows"]) for line in read_lines(paths)):
         means = {way: 100 * sum(rows[f"{way} 1"]["accuracy"] for rows in lines) / len(lines) for way in CONTEXTS}
         print(f"{chunks} chunks, {len(lines)} questions: " + ", ".join(f"{w} {m:.1f} %" for w, m in means.items()))
         for temperature in dict.fromkeys(name.partition(" ")[2] for name in lines[0] if not name.endswith(" 1")):
@@ -239,20 +239,20 @@ def table(paths: Iterable[Path]) -> None:
                     pairs = [(rows[f"{way} {temperature}"], rows[f"{way} 1"]) for rows in known]
                     gains[way] = [factor * (one[measure] - other[measure]) for one, other in pairs]
                 gains["beyond"] = [one - other for one, other in zip(gains["offset"], gains["full"], strict=True)]
-                told = (f"{way} {_mean(each)}" for way, each in gains.items())
+                told = (f"{way} {interval(each)}" for way, each in gains.items())
                 print(f"  {temperature}, {unit}: " + ", ".join(told))
 
 
 def against(paths: Iterable[Path], original: Path) -> None:
     """Prints how far answers are from full attention of the original model, on the same questions."""
-    full = {line["id"]: line["rows"]["full 1"] for line in _lines([original])}
-    found = ((line["chunks"], (line["rows"], full.get(line["id"]))) for line in _lines(paths))
+    full = {line["id"]: line["rows"]["full 1"] for line in read_lines([original])}
+    found = ((line["chunks"], (line["rows"], full.get(line["id"]))) for line in read_lines(paths))
     for chunks, pairs in _by_chunks(each for each in found if each[1][1] is not None):
         print(f"{chunks} chunks, {len(pairs)} questions")
         for name in pairs[0][0]:
             points = [100 * (rows[name]["accuracy"] - base["accuracy"]) for rows, base in pairs]
             nats = [rows[name]["logprob"] - base["logprob"] for rows, base in pairs if base["logprob"] is not None]
-            print(f"  {name}: {_mean(points)} points, {_mean(nats)} nats")
+            print(f"  {name}: {interval(points)} points, {interval(nats)} nats")
 
 
 def _by_chunks(numbered: Iterable[tuple[int, Any]]) -> list[tuple[str, list[Any]]]:
@@ -264,12 +264,14 @@ def _by_chunks(numbered: Iterable[tuple[int, Any]]) -> list[tuple[str, list[Any]
     return [*((str(chunks), items) for chunks, items in sorted(groups.items())), ("all", everything)]
 
 
-def _mean(values: Sequence[float]) -> str:
+def interval(values: Sequence[float]) -> str:
+    """The mean with its 95 % interval."""
     low, high = mean_interval(values, 0.95)
     return f"{sum(values) / len(values):+.2f} ({low:+.2f} to {high:+.2f})"
 
 
-def _lines(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+def read_lines(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The records of JSONL files."""
     for path in paths:
         yield from map(json.loads, path.read_text().splitlines())
 
@@ -285,8 +287,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=32, help="longest answer (default: 32)")
     parser.add_argument("--threads", type=int, default=2, help="threads (default: 2)")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these results")
-    other = "with --table: print differences from full attention in these results, of the original model"
-    parser.add_argument("--against", type=Path, metavar="FILE", help=other)
+    parser.add_argument("--against", type=Path, metavar="FILE", help="with --table: results of the original model")
     args = parser.parse_args()
     if args.table:
         against(args.table, args.against) if args.against else table(args.table)
