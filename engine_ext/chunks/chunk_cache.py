@@ -195,8 +195,18 @@ class ChunkCache:
         return self.fills.start(lease, request_id, cache_salt, documents, **generate_kwargs)
 
     async def wait(self, lease: Lease, own: Sequence[FillTask]) -> list[FillResult]:
-        """Waits until the leased segments can be loaded; see :meth:`FillRunner.wait`."""
-        return await self.fills.wait(lease, own)
+        """Waits until the leased segments can be loaded, and scored; see :meth:`FillRunner.wait`."""
+        results = await self.fills.wait(lease, own)
+        await self.represent(lease)
+        return results
+
+    async def represent(self, lease: Lease) -> None:
+        """Lets the workers score the leased chunks, on servers with sparse requests.
+
+        Raises :class:`FullAttentionError`.
+        """
+        if self.representations is not None:
+            await self.representations.add(segment.entry for segment in lease.chunks)
 
     async def link(self, lease: Lease, links: Lease, requests: LinkRequests) -> list[FillResult]:
         """Computes ``links`` behind the segments of ``lease``; raises :class:`FullAttentionError`."""

@@ -39,15 +39,14 @@ class Representations:
 
     def number(self, wanted: Wanted) -> int | None:
         """The number of a segment; ``None`` if it can't be scored."""
-        known = self._known.get(wanted.key)
-        if known is None or known.identity != wanted.identity:
-            return None
-        self._known.move_to_end(wanted.key)
-        return known.number
+        return self._number(wanted.key, wanted.identity)
 
     async def add(self, entries: Iterable[ChunkKVCache]) -> None:
-        """Makes the workers able to score segments, which are leased; raises :class:`FullAttentionError`."""
-        new = {entry: next(self._numbers) for entry in entries}
+        """Lets the workers score segments, which are leased; raises :class:`FullAttentionError`."""
+        unknown = dict.fromkeys(each for each in entries if self._number(each.key, each.identity) is None)
+        if not unknown:
+            return
+        new = {entry: next(self._numbers) for entry in unknown}
         segments = [(number, tuple(entry.pages), entry.tag, entry.num_tokens) for entry, number in new.items()]
         self._forgotten, forgotten = [], self._forgotten
         by_worker: Sequence[Sequence[int] | None] = await self._llm.collective_rpc(
@@ -72,6 +71,13 @@ class Representations:
         for key, known in list(self._known.items()):
             if namespace is None or known.identity.scope.namespace == namespace:
                 self._forget(key)
+
+    def _number(self, key: ChunkHash, identity: SegmentIdentity) -> int | None:
+        known = self._known.get(key)
+        if known is None or known.identity != identity:
+            return None
+        self._known.move_to_end(key)
+        return known.number
 
     def _forget(self, key: ChunkHash) -> None:
         if (known := self._known.pop(key, None)) is not None:

@@ -67,15 +67,24 @@ async def test_the_least_recently_used_go_first_and_the_workers_learn_of_it() ->
     assert all(number(known, entry(name)) is not None for name in "efgh")
 
 
-async def test_a_segment_added_again_has_a_new_number() -> None:
+async def test_a_segment_that_is_known_or_given_twice_is_represented_once() -> None:
     workers = FakeWorkers()
-    known, a = Representations(workers, 1000), entry("a")  # type: ignore[arg-type]
+    known, a, b = Representations(workers, 1000), entry("a"), entry("b")  # type: ignore[arg-type]
     await known.add([a])
+    await known.add([b, a, b])
+    assert [number(known, a), number(known, b)] == [0, 1]
+    assert workers.kept == {0, 1}
+    assert known.num_bytes == 2 * TOKENS * WORKERS
+
+
+async def test_a_key_that_stands_for_another_segment_now() -> None:
+    workers = FakeWorkers()
+    known, a, other = Representations(workers, 1000), entry("a"), entry("b", key="na")  # type: ignore[arg-type]
     await known.add([a])
-    await known.add([])
-    assert number(known, a) == 1
-    assert workers.kept == {1}
-    assert known.num_bytes == TOKENS * WORKERS
+    await known.add([other])
+    assert [number(known, a), number(known, other)] == [None, 1]
+    await known.add([entry("c")])
+    assert workers.kept == {1, 2}
 
 
 async def test_other_kv_in_the_pages_is_an_error() -> None:
@@ -104,5 +113,5 @@ async def test_clearing_a_namespace_or_all() -> None:
     known.clear()
     assert number(known, b) is None
     assert known.num_bytes == 0
-    await known.add([])
-    assert workers.kept == set()
+    await known.add([entry("c")])
+    assert workers.kept == {2}

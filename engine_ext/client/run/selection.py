@@ -81,7 +81,7 @@ async def _scorable(cache: ChunkCache, request: ResolvedRequest, call: EngineCal
     if not unknown:
         return Selection(request)
     async with filled_segments(cache, request.keeping(unknown), call, stages) as filled:
-        await _representations(cache).add(dict.fromkeys(segment.entry for segment in filled.chunks))
+        await cache.represent(filled.lease)
         filled.name_documents()
         origins = {each.entry: SourceResult(each.status) for each in filled.segments}
         return Selection(request, fills=filled.fills, origins={**origins, **filled.sources()})
