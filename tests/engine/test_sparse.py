@@ -11,6 +11,7 @@ import pytest
 from tests.engine.server import ServerPool, TesseraServer, token_logprobs
 from tests.engine.test_attend import LITTLE
 from tests.engine.test_exactness import STRATEGIES, SUFFIX, ask, assert_exact, kept_of, segments
+from tests.engine.test_tiers import to_sleep
 
 Text = Callable[[int], str]
 BLOCK = 32
@@ -138,6 +139,24 @@ def test_servers_without_the_flag_say_so(server: TesseraServer, text: Text) -> N
     report = ask_sparse(server, "offset", [text(length) for length in LENGTHS], text(20))["cache"]
     assert report["mode"] == "full"
     assert "--chunk-sparse-budget" in report["reason"]
+
+
+@pytest.mark.matrix
+@pytest.mark.serve_with(*SPARSE, "--chunk-cache-tiers", "host://?size=64MiB")
+def test_chunks_that_are_left_out_are_not_loaded_from_a_tier(server: TesseraServer, oracle: Any, text: Text) -> None:
+    chunks = [text(length) for length in LENGTHS]
+    ask(server, "offset", chunks, text(5))
+    to_sleep(server)
+    loaded = server.stats()["counters"]["fills"].get("loaded", 0)
+    response = ask_sparse(server, "offset", chunks, text(20))
+    assert_selected(response, oracle("tiny-llama"), "offset")
+    assert_exact(response, oracle("tiny-llama"), "offset")
+    report = response["cache"]
+    kept = kept_of(report)
+    assert [chunk["status"] for chunk in report["chunks"]] == [
+        "loaded" if index in kept else None for index in range(len(chunks))
+    ]
+    assert server.stats()["counters"]["fills"]["loaded"] == loaded + len(kept) + 1  # and the system segment
 
 
 @pytest.mark.matrix
