@@ -2,8 +2,9 @@
 """Segments that the workers can score, whether or not their KV is in the pool."""
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -33,6 +34,7 @@ class Representations:
         self._max_bytes = max_bytes
         self._known: OrderedDict[ChunkHash, _Represented] = OrderedDict()
         self._numbers = itertools.count()
+        self._used: Counter[int] = Counter()
         self._forgotten: list[int] = []
         """Numbers that the workers still hold."""
         self.num_bytes = 0
@@ -57,14 +59,26 @@ class Representations:
             raise FullAttentionError("load refused", "a worker found other KV in the pages of a chunk to be scored")
         sizes = [sum(sizes) for sizes in zip(*filter(None, by_worker), strict=True)]
         for (entry, number), size in zip(new.items(), sizes, strict=True):
-            if entry.detached:  # perhaps of other weights
+            # Perhaps of other weights, or another request was quicker.
+            if entry.detached or self._number(entry.key, entry.identity) is not None:
                 self._forgotten.append(number)
                 continue
-            self._forget(entry.key)  # another request was quicker, or the key stands for another segment now
+            self._forget(entry.key)  # the key may stand for another segment now
             self._known[entry.key] = _Represented(entry.identity, number, size)
             self.num_bytes += size
-        while self.num_bytes > self._max_bytes and len(self._known) > len(new):
-            self._forget(next(iter(self._known)))
+        for key in [key for key, known in self._known.items() if not self._used[known.number]][: -len(new)]:
+            if self.num_bytes > self._max_bytes:
+                self._forget(key)
+
+    @contextmanager
+    def using(self, numbers: Iterable[int]) -> Iterator[None]:
+        """Forgets none of these segments within the context for want of memory."""
+        used = Counter(numbers)
+        self._used += used
+        try:
+            yield
+        finally:
+            self._used -= used
 
     def clear(self, namespace: str | None = None) -> None:
         """Forgets all segments (of ``namespace``, if given)."""

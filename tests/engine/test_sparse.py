@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.server import ServerPool, TesseraServer, token_logprobs
-from tests.engine.test_attend import LITTLE
+from tests.engine.server import TesseraServer, token_logprobs
 from tests.engine.test_exactness import STRATEGIES, SUFFIX, ask, assert_exact, kept_of, segments
 from tests.engine.test_tiers import to_sleep
 
@@ -18,6 +17,8 @@ BLOCK = 32
 LAYER = 1
 SPARSE = ("--chunk-sparse-budget", "100000", "--chunk-sparse-layers", str(LAYER), "--block-size", str(BLOCK))
 """All that fits by default: each request has its own budget."""
+LITTLE = ("--num-gpu-blocks-override", "18", "--max-model-len", str(17 * BLOCK), "--chunk-cache-memory", "4MiB")
+"""Blocks for one context, and a pool for two."""
 LENGTHS = (60, 90, 45, 120, 75, 30)
 BUDGET = 200
 
@@ -161,8 +162,8 @@ def test_chunks_that_are_left_out_are_not_loaded_from_a_tier(server: TesseraServ
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("placement", ["attend", "in-place"])
-def test_other_placements(placement: str, pool: ServerPool, model_arguments: Any, oracle: Any, text: Text) -> None:
-    server = pool.get(*model_arguments("tiny-llama"), *SPARSE, "--chunk-cache-placement", placement)
+def test_other_placements(placement: str, serve: Any, oracle: Any, text: Text) -> None:
+    server = serve("tiny-llama", *SPARSE, "--chunk-cache-placement", placement)
     chunks = [text(length) for length in LENGTHS]
     for strategy, question in itertools.product(STRATEGIES, (text(30), text(9))):
         response = ask_sparse(server, strategy, chunks, question, budget=250)
@@ -171,16 +172,25 @@ def test_other_placements(placement: str, pool: ServerPool, model_arguments: Any
 
 
 @pytest.mark.matrix
-@pytest.mark.serve_with(*SPARSE, *LITTLE, "--max-num-batched-tokens", "48", "--chunk-cache-memory", "1MiB")
+@pytest.mark.serve_with(*SPARSE, *LITTLE, "--max-num-batched-tokens", "48")
 def test_preempted_evicted_and_in_pieces(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """Several at once, in blocks for less than one whole context, and with a pool that evicts."""
+    """Several at once, in blocks for one context."""
     chunks = [text(length) for length in LENGTHS]
-    questions = [text(60) for _ in range(8)]
+    questions, answered = [text(40) for _ in range(8)], []
 
     def answer(question: str) -> dict[str, Any]:
-        return ask_sparse(server, "offset", chunks, question, max_tokens=24)
+        return ask_sparse(server, "offset", chunks, question, max_tokens=12)
 
-    with ThreadPoolExecutor(len(questions)) as threads:
+    others = [[text(100) for _ in range(3)] for _ in questions]
+    with ThreadPoolExecutor(len(questions)) as threads, ThreadPoolExecutor(1) as thread:
+        evicting = thread.map(lambda chunks: ask(server, "offset", chunks, "?", max_tokens=1), others)
         for response in threads.map(answer, questions):
+            if response["cache"]["mode"] == "full":
+                assert "more pages" in response["cache"]["reason"]
+                continue
             assert_selected(response, oracle("tiny-llama"), "offset")
-            assert_exact(response, oracle("tiny-llama"), "offset", steps=24)
+            assert_exact(response, oracle("tiny-llama"), "offset", steps=12)
+            answered.append(response)
+        list(evicting)
+    assert answered
+    assert server.stats()["counters"]["removals"]["evicted"] > 0

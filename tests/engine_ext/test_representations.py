@@ -115,3 +115,17 @@ async def test_clearing_a_namespace_or_all() -> None:
     assert known.num_bytes == 0
     await known.add([entry("c")])
     assert workers.kept == {2}
+
+
+async def test_segments_that_a_probe_uses_are_not_forgotten_for_others() -> None:
+    workers = FakeWorkers()
+    known, a, b = Representations(workers, TOKENS * WORKERS), entry("a"), entry("b")  # type: ignore[arg-type]
+    await known.add([a])
+    with known.using([0]), known.using([0]):
+        await known.add([b])
+        assert None not in (number(known, a), number(known, b))
+    await known.add([entry("c")])
+    assert [number(known, a), number(known, b)] == [None, None]
+    with known.using([2]):
+        known.clear()
+        assert number(known, entry("c")) is None

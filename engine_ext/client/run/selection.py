@@ -7,8 +7,8 @@ A probe, the same request without any chunk, gives the question's queries; the w
 
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -69,15 +69,38 @@ async def selected(
         raise FullAttentionError("sparse", "link tokens see all chunks, so none can be left out")
     usable = cache.usable()
     with stages.stage("select"):
-        selection = await _scorable(usable, request, call, stages)
-        async with filled_segments(cache, request.keeping(()), call, stages) as system:
-            shares = await _shares(system, request, call)
+        async with (
+            _scorable(usable, request, call, stages) as (numbers, selection),
+            filled_segments(cache, request.keeping(()), call, stages) as system,
+        ):
+            shares = await _shares(system, request, numbers, call)
         return replace(selection, request=request.keeping(choose(shares, lengths, sparse)), shares=shares)
 
 
-async def _scorable(cache: ChunkCache, request: ResolvedRequest, call: EngineCall, stages: Stages) -> Selection:
-    """Lets the workers score all chunks; computes or loads those that they can't score yet."""
-    unknown = [index for index, number in enumerate(_numbers_of(cache, request)) if number is None]
+@asynccontextmanager
+async def _scorable(
+    cache: ChunkCache, request: ResolvedRequest, call: EngineCall, stages: Stages
+) -> AsyncIterator[tuple[Sequence[int], Selection]]:
+    """Lets the workers score all chunks within the context; yields the chunks' numbers there.
+
+    Computes or loads chunks that can't be scored yet.
+    """
+    representations = _representations(cache)
+    known = _numbers_of(cache, request)
+    with representations.using(number for number in known if number is not None):
+        unknown = [index for index, number in enumerate(known) if number is None]
+        selection = await _represented(cache, request, unknown, call, stages)
+        numbers = [number for number in _numbers_of(cache, request) if number is not None]
+        if len(numbers) < len(request.whole().chunks):
+            raise FullAttentionError("sparse", "a chunk can't be scored: it was dropped meanwhile")
+        with representations.using(numbers):
+            yield numbers, selection
+
+
+async def _represented(
+    cache: ChunkCache, request: ResolvedRequest, unknown: Sequence[int], call: EngineCall, stages: Stages
+) -> Selection:
+    """Has the workers represent chunks that are ``unknown`` to them, by index."""
     if not unknown:
         return Selection(request)
     async with filled_segments(cache, request.keeping(unknown), call, stages) as filled:
@@ -87,16 +110,14 @@ async def _scorable(cache: ChunkCache, request: ResolvedRequest, call: EngineCal
         return Selection(request, fills=filled.fills, origins={**origins, **filled.sources()})
 
 
-async def _shares(system: FilledSegments, request: ResolvedRequest, call: EngineCall) -> list[float]:
-    """Each chunk's share of the question's attention to all of them."""
-    cache, prompt, segments = system.cache, request.whole(), []
-    chunks = request.layout(cache).chunks
+async def _shares(
+    system: FilledSegments, request: ResolvedRequest, numbers: Sequence[int], call: EngineCall
+) -> list[float]:
+    """Each chunk's share of the question's attention to all of them; ``numbers`` are theirs in the workers."""
+    prompt, chunks = request.whole(), request.layout(system.cache).chunks
     left_out = sum(chunk.length for chunk in chunks)
-    for number, chunk in zip(_numbers_of(cache, request), chunks, strict=True):
-        if number is None:
-            raise FullAttentionError("sparse", "a chunk can't be scored: too many others are")
-        segments.append((number, chunk.turned_back(left_out).delta))
-    probe = Probe(next(_numbers), len(prompt.system), tuple(segments))
+    deltas = (chunk.turned_back(left_out).delta for chunk in chunks)
+    probe = Probe(next(_numbers), len(prompt.system), tuple(zip(numbers, deltas, strict=True)))
     params = SamplingParams(
         max_tokens=1,
         temperature=0.0,
@@ -116,7 +137,7 @@ async def _shares(system: FilledSegments, request: ResolvedRequest, call: Engine
         raise FullAttentionError("load refused", "a worker refused to load the system segment")
     known = [scores for scores in by_worker if scores is not None]
     if len(known) < len(by_worker):
-        raise FullAttentionError("sparse", "a chunk can't be scored: a worker has forgotten it")
+        raise FullAttentionError("sparse", "a chunk can't be scored: it was dropped meanwhile")
     sums = [sum(scores) for scores in zip(*known, strict=True)]
     return [score / sum(sums) for score in sums]
 
