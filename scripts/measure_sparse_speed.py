@@ -27,9 +27,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tools.random_model import build_preset
 from tools.server_process import ServerProcess
 
-ROUNDS, CHUNKS, WORDS, TOKENS, AT_ONCE, SHARE = 5, 64, 170, 48, 16, 0.25
+ROUNDS, CHUNKS, WORDS, TOKENS, AT_ONCE, SHARE = 4, 64, 100, 32, 16, 0.25
 FLAGS = (
-    *("--dtype", "float32", "--max-model-len", "40960", "--kv-cache-memory-bytes", "3G"),
+    *("--dtype", "float32", "--max-model-len", "40960", "--chunk-position-strategy", "window"),
+    *("--kv-cache-memory-bytes", "3G"),
     *("--chunk-cache-memory", "2GiB", "--chunk-sparse-budget", "1000000", "--chunk-cache-tiers", "host://?size=2GiB"),
 )
 WAYS: dict[str, dict[str, Any]] = {"all": {}, "budget": {"sparse": {"budget_share": SHARE}}}
@@ -61,6 +62,8 @@ class Client:
         }
         started, times, report = time.perf_counter(), [], {}
         with self._http.stream("POST", "/v1/rag/chat", json=body) as response:
+            if response.is_error:
+                raise SystemExit(response.read().decode())
             for line in response.iter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -82,7 +85,7 @@ class Client:
     def most_running(self, way: str) -> int:
         """Requests that run at once, of many."""
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            futures = [threads.submit(self.answer, way, 200) for _ in range(AT_ONCE)]
+            futures = [threads.submit(self.answer, way) for _ in range(AT_ONCE)]
             most = 0
             while not all(future.done() for future in futures):
                 most = max(most, self._running())
