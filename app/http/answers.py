@@ -146,6 +146,7 @@ class CacheStats(Shape):
     enabled: bool
     reason: str | None
     placement: PlacementName | None = None
+    leaves_out: bool | None = None
     position_strategy: PositionStrategy | None = None
     occupancy: dict[str, int] | None = None
     tiers: dict[str, dict[str, int]] | None = None
