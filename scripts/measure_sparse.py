@@ -61,6 +61,7 @@ class SparseReader(Reader):
         """The model's layers."""
         return len(self._layer_types)
 
+    @torch.inference_mode()
     def scores(self, question: Question, names: Iterable[str], layers: Sequence[int]) -> dict[tuple[str, int], Any]:
         """Each chunk's share of the question's attention, by policy and layer."""
         prompt = self.prompt(question)
@@ -80,7 +81,6 @@ class SparseReader(Reader):
             for (name, layer), parts in kept.items()
         }
 
-    @torch.inference_mode()
     def _probe(self, prompt: ChunkedPrompt) -> list[Tensor]:
         """The queries of the question behind the system segment, at its place behind all chunks, by layer."""
         cache, found = DynamicCache(), list[Tensor]()
