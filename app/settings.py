@@ -99,7 +99,7 @@ class Settings(AccessSettings):
         None,
         pattern=r"^\d+(,\d+)*$",
         description="layers whose attention scores chunks, for --chunk-sparse-budget, e.g. 14,17; default: the one at "
-        "two thirds of the model's depth",
+        "three fifths of the model's depth",
     )
     profile: Path | None = Field(
         None,

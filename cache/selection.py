@@ -11,7 +11,7 @@ PolicyName = Literal["attention", "mean", "channels", "signs"]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How chunks are scored: by a policy, in some layers; ``None``: in one at two thirds of the model's depth."""
+    """How chunks are scored: by a policy, in some layers; ``None``: in one at three fifths of the model's depth."""
 
     policy: PolicyName = "attention"
     layers: tuple[int, ...] | None = None

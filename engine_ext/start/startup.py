@@ -253,7 +253,7 @@ async def _representations(llm: AsyncLLM, pool: ChunkCacheConfig, scoring: Scori
     if scoring is None:
         return None
     config = llm.vllm_config
-    layers = scoring.layers or (2 * config.model_config.get_num_layers(config.parallel_config) // 3,)
+    layers = scoring.layers or (3 * config.model_config.get_num_layers(config.parallel_config) // 5,)
     reason = attention_reason(config)
     if reason is None:
         reasons: list[str | None] = await llm.collective_rpc(
