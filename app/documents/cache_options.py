@@ -107,8 +107,9 @@ class CacheField(BaseModel):
     @property
     def leaves_the_choice(self) -> bool:
         """Whether a profile may decide: the request sets none of the profile's options."""
-        is_open = self.position_strategy is None and self.link_tokens is None and self.temperature is None
-        is_open = is_open and self.sparse is None
+        is_open = all(
+            each is None for each in (self.position_strategy, self.link_tokens, self.temperature, self.sparse)
+        )
         return is_open and (self.mode, self.scope, self.link_context) == ("auto", "system", "chained")
 
     def options(self, cache_salt: str | None, defaults: CacheOptions | None = None) -> CacheOptions:

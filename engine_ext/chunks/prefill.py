@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests run for their KV alone, by fills and by the self-check."""
+"""Requests run for their KV alone, by fills and by the self-check, and probes."""
 
 from contextlib import aclosing
 from typing import Any
@@ -25,6 +25,23 @@ async def run_prefill(
     **generate_kwargs: Any,
 ) -> RequestOutput:
     """Runs ``prompt_ids`` with ``plan``, which has saves; returns the output, or raises :class:`NotSavedError`."""
+    output = await run_plan(llm, prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
+    reason = output.outputs[0].finish_reason
+    # A request whose load was refused ends with an error; its saved KV was computed behind other KV.
+    if reason == "error" or not (output.kv_transfer_params or {}).get(SAVED_KEY):
+        raise NotSavedError(f"it ended with {reason!r}, nothing saved")
+    return output
+
+
+async def run_plan(
+    llm: AsyncLLM,
+    prompt_ids: list[int],
+    plan: TransferPlan,
+    request_id: str,
+    cache_salt: str | None,
+    **generate_kwargs: Any,
+) -> RequestOutput:
+    """Runs ``prompt_ids`` to the first token with ``plan``; the output may be an error."""
     params = SamplingParams(
         max_tokens=1,
         temperature=0.0,
@@ -35,8 +52,4 @@ async def run_prefill(
     prompt = tokens_input(prompt_ids, cache_salt=cache_salt)
     async with aclosing(llm.generate(prompt, params, request_id, **generate_kwargs)) as outputs:
         (output,) = [output async for output in outputs]
-    reason = output.outputs[0].finish_reason
-    # A request whose load was refused ends with an error; its saved KV was computed behind other KV.
-    if reason == "error" or not (output.kv_transfer_params or {}).get(SAVED_KEY):
-        raise NotSavedError(f"it ended with {reason!r}, nothing saved")
     return output

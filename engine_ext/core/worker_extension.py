@@ -62,6 +62,10 @@ class ChunkCacheWorkerExtension:
         modules: dict[str, Any] = self.vllm_config.compilation_config.static_forward_context
         return modules
 
+    def _attention_reason(self, half: WorkerHalf) -> str | None:
+        """The reason why attention layers can't read more than the requests' blocks, if any."""
+        return attention_reason({name: self._modules[name] for name in half.kv_caches})
+
     def _request_ids(self) -> list[str]:
         """The requests of the step's rows, in order."""
         return list(self.model_runner.input_batch.req_ids)
@@ -80,7 +84,7 @@ class ChunkCacheWorkerExtension:
     def chunk_cache_prepare_attention(self) -> str | None:
         """Lets requests attend to the pool; returns the reason if they can't. After :meth:`chunk_cache_prepare`."""
         half = _worker_half()
-        if reason := attention_reason({name: self._modules[name] for name in half.kv_caches}):
+        if reason := self._attention_reason(half):
             return reason
         try:
             half.prepare_attention(list(half.kv_caches), self._request_ids)
@@ -91,7 +95,7 @@ class ChunkCacheWorkerExtension:
     def chunk_cache_prepare_probes(self, policy: str, layers: Sequence[int]) -> str | None:
         """Lets probes score segments in these layers, by number; returns the reason if they can't."""
         half = _worker_half()
-        if reason := attention_reason({name: self._modules[name] for name in half.kv_caches}):
+        if reason := self._attention_reason(half):
             return reason
         names = list(half.kv_caches)
         if unknown := [number for number in layers if not 0 <= number < len(names)]:

@@ -8,17 +8,16 @@ A probe, the same request without any chunk, gives the question's queries; the w
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
-
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from cache.segments.index import ChunkKVCache
 from cache.selection import choose
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.fills import FillResult
+from engine_ext.chunks.prefill import run_plan
 from engine_ext.chunks.representations import Representations
 from engine_ext.chunks.source import SourceResult
 from engine_ext.client.resolved import ResolvedRequest
@@ -27,7 +26,6 @@ from engine_ext.client.run.preparation import FilledSegments, filled_segments
 from engine_ext.client.stages import Stages
 from engine_ext.wire.plan import Probe
 from engine_ext.wire.request import FullAttentionError
-from engine_ext.wire.vllm_compat import tokens_input
 
 _numbers: Final = itertools.count()
 
@@ -118,18 +116,11 @@ async def _shares(
     left_out = sum(chunk.length for chunk in chunks)
     deltas = (chunk.turned_back(left_out).delta for chunk in chunks)
     probe = Probe(next(_numbers), len(prompt.system), tuple(zip(numbers, deltas, strict=True)))
-    params = SamplingParams(
-        max_tokens=1,
-        temperature=0.0,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={"kv_transfer_params": replace(system.plan(None), probe=probe).to_params()},
-    )
+    tokens, plan = [*prompt.system, *prompt.question], replace(system.plan(None), probe=probe)
     # With a salt of its own: all of the question's queries are needed, and nobody else's blocks are behind it.
-    tokens = tokens_input([*prompt.system, *prompt.question], cache_salt=secrets.token_hex(16))
+    salt = secrets.token_hex(16)
     try:
-        async with aclosing(call.generate(tokens, params, f"{call.request_id}-probe")) as outputs:
-            (output,) = [output async for output in outputs]
+        output = await run_plan(call.llm, tokens, plan, f"{call.request_id}-probe", salt, **call.kwargs)
     finally:
         by_worker = await call.take_scores(probe.id)
     if is_error(output):
