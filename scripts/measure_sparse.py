@@ -16,14 +16,12 @@ import json
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cache.positions.layout import ChunkedPrompt
 from cache.selection import Sparse, choose
@@ -31,7 +29,8 @@ from kernels.selection import POLICIES, shares
 from measuring.quality.metrics import score
 from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question
-from scripts.measure_temperature import KeysAndValues, Reader, interval, read_lines, tempered
+from scripts.measure_temperature import interval, read_lines
+from scripts.reader import KeysAndValues, Reader, Row
 
 BUDGETS: Final = (0.10, 0.25, 0.50)
 CHUNKS: Final = (16, 32)
@@ -39,22 +38,25 @@ _CALIBRATION: Final = 60
 """Questions for the choice of layers; :func:`measure` leaves them out."""
 
 
-def caught(module: Any, query: Tensor, key: Tensor, value: Tensor, *given: Any, caught: Any = None, **more: Any) -> Any:
-    """Attention as in ``measure_temperature``; adds the layer's queries to ``caught``, if given."""
-    if caught is not None:
-        caught.append(query[0].transpose(0, 1))
-    return tempered(module, query, key, value, *given, **more)
+class Probe(Row):
+    """A row that keeps its queries, ``[heads, tokens, head size]`` for each layer."""
 
+    def __init__(self, context: KeysAndValues, room: int, position: int) -> None:
+        super().__init__(context, room, position)
+        self.queries: list[Tensor] = []
 
-ALL_ATTENTION_FUNCTIONS.register("rows_tempered", caught)
+    def attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """See :meth:`Row.attention`."""
+        self.queries.append(query)
+        return super().attention(module, query, key, value, scaling)
 
 
 class SparseReader(Reader):
     """Answers one question in several rows, each with some of the chunks."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, (1.0,), ("offset",))
-        self._hidden: Tensor | None = None
+        super().__init__(folder, (1.0,), ())
+        self._keeping: Sequence[Sequence[int]] = ()
 
     @property
     def num_layers(self) -> int:
@@ -65,65 +67,27 @@ class SparseReader(Reader):
     def scores(self, question: Question, names: Iterable[str], layers: Sequence[int]) -> dict[tuple[str, int], Any]:
         """Each chunk's share of the question's attention, by policy and layer."""
         prompt = self.prompt(question)
-        start, place = len(prompt.system), len(prompt.system)
-        queries = self._probe(prompt)
-        kept: dict[tuple[str, int], list[Any]] = defaultdict(list)
-        for chunk in prompt.chunks:
-            computed = self._remembered([*prompt.system, *chunk.token_ids])
-            moved = self._moved([(keys[:, :, start:], values) for keys, values in computed], place - start)
-            place += chunk.num_tokens
+        system, *chunks = self._parts(prompt, "offset")
+        probe = Probe(system, len(prompt.question), prompt.num_context_tokens)
+        self._forward([prompt.question], [probe])
+        found = {}
+        for layer in layers:
+            queries = [probe.queries[layer].transpose(0, 1)] * len(chunks)
             for name in names:
-                for layer in layers:
-                    kept[name, layer].append(POLICIES[name].represent(moved[layer][0][0].transpose(0, 1)))
-        scale = queries[0].shape[-1] ** -0.5
-        return {
-            (name, layer): shares(POLICIES[name], [queries[layer]] * len(parts), parts, scale) / len(prompt.question)
-            for (name, layer), parts in kept.items()
-        }
-
-    def _probe(self, prompt: ChunkedPrompt) -> list[Tensor]:
-        """The queries of the question behind the system segment, at its place behind all chunks, by layer."""
-        cache, found = DynamicCache(), list[Tensor]()
-        for layer, (keys, values) in enumerate(self._remembered(prompt.system)):
-            cache.update(keys, values, layer)
-        first, seen, count = prompt.num_context_tokens, len(prompt.system), len(prompt.question)
-        mask = torch.zeros(count, seen + count)
-        mask[:, seen:] = torch.full((count, count), torch.finfo(torch.float32).min).triu(1)
-        self._model(
-            input_ids=torch.tensor([prompt.question]),
-            position_ids=torch.arange(first, first + count)[None],
-            past_key_values=cache,
-            attention_mask=mask[None, None],
-            caught=found,
-        )
+                parts = [POLICIES[name].represent(chunk[layer][0].transpose(0, 1)) for chunk in chunks]
+                scale = queries[0].shape[-1] ** -0.5
+                found[name, layer] = shares(POLICIES[name], queries, parts, scale) / len(prompt.question)
         return found
 
     def answered(self, question: Question, keeping: Sequence[Sequence[int]], max_tokens: int) -> list[Any]:
         """The answer and the log probability of the right one, with each of these sets of chunks."""
-        prompt = self.prompt(question)
-        self._hidden = torch.zeros(len(keeping), 1, 1, prompt.num_context_tokens)
-        at = len(prompt.system)
-        for index, chunk in enumerate(prompt.chunks):
-            for row, kept in enumerate(keeping):
-                if index not in kept:
-                    self._hidden[row, :, :, at : at + chunk.num_tokens] = torch.finfo(torch.float32).min
-            at += chunk.num_tokens
-        self._temperatures = torch.ones(len(keeping))
-        return self.answers(question, max_tokens)
+        self._keeping = keeping
+        return self.answers([question], max_tokens)[0]
 
-    def _composed(self, prompt: ChunkedPrompt, way: str) -> KeysAndValues:
-        parts = super()._composed(prompt, way)
-        rows = len(self._temperatures)
-        return [(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)) for keys, values in parts]
-
-    def _masks(self, positions: Tensor) -> Any:
-        masks = super()._masks(positions)
-        if self._hidden is None or len(positions) == int(positions[-1]) + 1:
-            return masks  # of a segment alone
-        assert isinstance(masks, Tensor), "sliding windows are not measured"
-        rows = masks.expand(len(self._hidden), -1, -1, -1).clone()
-        rows[..., : self._hidden.shape[-1]] += self._hidden
-        return rows.clamp(min=torch.finfo(torch.float32).min)
+    def _contexts(self, prompt: ChunkedPrompt) -> Iterator[KeysAndValues]:
+        system, *chunks = self._parts(prompt, "offset")
+        for kept in self._keeping:
+            yield self._joined([system, *(chunks[index] for index in kept)])
 
 
 def right_chunks(question: Question) -> set[int]:
