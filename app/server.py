@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
@@ -102,8 +102,8 @@ def _fill_state(
 ) -> None:
     """Sets all that Tessera's endpoints and middleware read from the application's state."""
     state.tessera_marks, state.tessera_tenants = marks, tenants
-    state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
     state.tessera_example = page.read(example_file(args.model))
+    state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
     state.tessera_profile = profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out)
 
 
@@ -204,6 +204,7 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         tiers=tuple(parse_tiers(settings.chunk_cache_tiers or "")),
         tier_timeout_s=settings.chunk_cache_tier_timeout,
         scoring=settings.scoring(),
+        decoding=settings.decoding(),
         shares=settings.registry is not None and settings.peer_secret is not None,
     )
 
@@ -212,13 +213,11 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
 async def _started_engine(
     engine_args: AsyncEngineArgs, options: ChunkCacheOptions, make_renderer: MakeRenderer, quotas: Quotas
 ) -> AsyncIterator[ChunkEngine]:
-    starting = start_chunk_engine(engine_args, options, make_renderer, quotas)
-    with progress(f"starting the engine with {engine_args.model}"):
-        engine = await starting.__aenter__()
-    try:
+    async with AsyncExitStack() as stack:
+        with progress(f"starting the engine with {engine_args.model}"):
+            starting = start_chunk_engine(engine_args, options, make_renderer, quotas)
+            engine = await stack.enter_async_context(starting)
         yield engine
-    finally:
-        await starting.__aexit__(None, None, None)
 
 
 @asynccontextmanager

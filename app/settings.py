@@ -17,7 +17,7 @@ from cache.config import HashAlgorithm
 from cache.eviction.policies import EvictionPolicyName
 from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
-from cache.selection import PolicyName, Scoring, Sparse
+from cache.selection import DecodingBudget, PolicyName, Scoring, Sparse
 from cache.tiers.config import parse_tiers
 from engine_ext.wire.request import MAX_LINK_TOKENS, TEMPERATURES, CacheOptions
 from replicas.registry import Role
@@ -101,6 +101,15 @@ class Settings(AccessSettings):
         description="layers whose attention scores chunks, for --chunk-sparse-budget, e.g. 14,17; default: the one at "
         "three fifths of the model's depth",
     )
+    decode_sparse_budget: int | None = Field(
+        None,
+        ge=1,
+        description="tokens of any prompt that a generated token attends to, chosen anew in each layer and step in "
+        "whole blocks, for long contexts (docs/sparse.md); default: all",
+    )
+    decode_sparse_policy: PolicyName = Field(
+        "channels", description="what blocks are scored by, for --decode-sparse-budget (docs/sparse.md)"
+    )
     profile: Path | None = Field(
         None,
         description="profile of tessera calibrate, for requests that leave positions and link tokens open: the "
@@ -172,6 +181,11 @@ class Settings(AccessSettings):
             return None
         layers = self.chunk_sparse_layers
         return Scoring(self.chunk_sparse_policy, tuple(map(int, layers.split(","))) if layers else None)
+
+    def decoding(self) -> DecodingBudget | None:
+        """The budget of generated tokens; ``None``: they attend to everything."""
+        tokens = self.decode_sparse_budget
+        return None if tokens is None else DecodingBudget(tokens, self.decode_sparse_policy)
 
     def cache_defaults(self) -> CacheOptions:
         """The default cache options of requests."""

@@ -18,6 +18,14 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodingBudget:
+    """Tokens that a generated token attends to, in whole blocks that a policy scores."""
+
+    tokens: int
+    policy: PolicyName
+
+
+@dataclass(frozen=True, slots=True)
 class Sparse:
     """How much of a request's chunks is kept: so many tokens, and such a share of all tokens, at most.
 

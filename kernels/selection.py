@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies that score segments by representations of their keys.
+"""Policies that score segments, or blocks, by representations of their keys.
 
 All of them give each query logits with some items of each segment; its attention is then shared between the segments
-by the softmax over all of them (:func:`shares`).
+by the softmax over all of them (:func:`shares`, :func:`block_shares`).
 """
 
 from abc import ABC, abstractmethod
@@ -117,3 +117,22 @@ def shares(policy: SelectionPolicy, queries: Sequence[Tensor], kept: Sequence[Re
         masses.append(logits.logsumexp(-1).flatten())
     # Rows are heads of all tokens, in some order: their sum over the number of heads is the tokens' sum.
     return torch.stack(masses, -1).softmax(-1).sum(0) / heads
+
+
+def represent_blocks(policy: SelectionPolicy, keys: Tensor) -> Representation:
+    """Representations of blocks ``[blocks, tokens, KV heads, D]``: tensors ``[blocks, KV heads, …]``."""
+    blocks, tokens, heads, size = keys.shape
+    kept = policy.represent(keys.transpose(0, 1).reshape(tokens, blocks * heads, size))
+    return {name: tensor.view(blocks, heads, *tensor.shape[1:]) for name, tensor in kept.items()}
+
+
+def block_shares(policy: SelectionPolicy, query: Tensor, kept: Representation, scale: float) -> Tensor:
+    """A token's attention to each block, float32 ``[KV heads, blocks]``; ``query`` is ``[heads, D]``.
+
+    ``kept`` are representations of :func:`represent_blocks`. Each head's attention to all blocks together is 1; the
+    heads that share a KV head are averaged.
+    """
+    blocks, kv_heads = next(iter(kept.values())).shape[:2]
+    grouped = query.float().view(kv_heads, -1, query.shape[1]).repeat(blocks, 1, 1)
+    logits = policy.logits(grouped, {name: tensor.flatten(0, 1) for name, tensor in kept.items()}) * scale
+    return logits.logsumexp(-1).view(blocks, kv_heads, -1).softmax(0).mean(-1).T

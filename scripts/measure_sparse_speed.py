@@ -8,6 +8,7 @@ Times to first token and per output token, with chunks in the pool and in host m
 once. Prints ratios: with the budget over without.
 """
 
+import itertools
 import json
 import random
 import statistics
@@ -28,6 +29,8 @@ from tools.random_model import build_preset
 from tools.server_process import ServerProcess
 
 ROUNDS, CHUNKS, WORDS, TOKENS, AT_ONCE, SHARE = 4, 64, 100, 32, 16, 0.25
+CLIENTS = 4
+"""Clients at once for the time per output token: as many as the KV memory has room for without a budget."""
 FLAGS = (
     *("--dtype", "float32", "--max-model-len", "40960", "--chunk-position-strategy", "window"),
     *("--kv-cache-memory-bytes", "3G"),
@@ -47,14 +50,14 @@ class Client:
     def __init__(self, server: ServerProcess) -> None:
         self._http = httpx.Client(base_url=server.url, timeout=1200)
         self._chunks = [text(f"chunk {number}", WORDS) for number in range(CHUNKS)]
-        self._count = 0
+        self._count = itertools.count()
 
     def answer(self, way: str, tokens: int = TOKENS) -> tuple[float, float, dict[str, Any]]:
         """Seconds to the first token and per later one, and the report."""
-        self._count += 1  # the order of the chunks, and the question
+        count = next(self._count)  # the order of the chunks, and the question
         body = {
-            "chunks": random.Random(self._count).sample(self._chunks, CHUNKS),  # no blocks of vLLM's are shared
-            "question": text(f"question {self._count}", 12),
+            "chunks": random.Random(count).sample(self._chunks, CHUNKS),  # no blocks of vLLM's are shared
+            "question": text(f"question {count}", 12),
             "max_tokens": tokens,
             "ignore_eos": True,
             "stream": True,
@@ -74,6 +77,11 @@ class Client:
         assert report["mode"] == "chunked", report
         assert ("left_out" in report["tokens"]) == (way == "budget"), report
         return times[0] - started, (times[-1] - times[0]) / max(1, len(times) - 1), report
+
+    def answer_together(self, way: str) -> float:
+        """Mean seconds per output token of clients at once."""
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            return statistics.fmean(each[1] for each in threads.map(self.answer, [way] * CLIENTS))
 
     def put_to_sleep(self) -> None:
         """Takes all chunks out of the pool, once they are in host memory."""
@@ -120,6 +128,7 @@ def main() -> None:
             seen: dict[str, dict[str, float]] = defaultdict(dict)
             for way in WAYS if number % 2 else reversed(WAYS):
                 seen["time to first token"][way], seen["time per output token"][way], _ = client.answer(way)
+                seen[f"time per output token, {CLIENTS} clients"][way] = client.answer_together(way)
                 client.put_to_sleep()
                 seen["time to first token from host memory"][way], _, _ = client.answer(way)
                 client.answer("all", 8)  # all chunks are in the pool again

@@ -33,6 +33,9 @@ A `temperature` (`score`) is one of all tokens' attention to the chunks, but not
 A sparse request keeps some chunks (`score` with `kept`): the others' K and V are left out, all positions stay. It
 chooses by `shares`: attention of the question, read behind the system segment alone, to each chunk's K.
 
+A generated token may read some blocks of the row (`score` with `blocks`): the first, the last two, and for each KV
+head those between that its own query attends to most. Answers are read token by token.
+
 Scope `isolated` is `score` with an `opening`: each chunk's K and V are computed behind the opening alone, and K is
 then moved to the chunk's place in the strategy; the system segment is computed alone, at position 0.
 """
@@ -83,6 +86,27 @@ def catch(module, query, key, value, attention_mask, scaling, caught, **_):
 ALL_ATTENTION_FUNCTIONS.register("caught", catch)
 
 
+def attend_to_blocks(module, query, key, value, attention_mask, scaling, size, number, policy, **_):
+    """One token's attention, [1, 1, heads, size], to `number` blocks of `size` tokens for each KV head."""
+    kv_heads, length = key.shape[1:3]
+    count = -(-length // size)
+    read = torch.ones(kv_heads, count, dtype=torch.bool)
+    if count > number:
+        between = key[0, :, size : (count - 2) * size].unflatten(1, (-1, size))
+        if policy == "mean":
+            between = between.unflatten(2, (-1, 32)).mean(3)
+        queries = query[0].reshape(kv_heads, 1, -1, key.shape[3]) * scaling
+        masses = (queries @ between.transpose(2, 3)).logsumexp(-1)  # [KV heads, blocks, heads of each]
+        best = masses.softmax(1).mean(2).topk(number - 3).indices
+        read[:, 1:-2] = torch.zeros_like(read[:, 1:-2]).scatter(1, best, torch.ones_like(best, dtype=torch.bool))
+    hidden = ~read.repeat_interleave(size, 1)[:, :length].repeat_interleave(query.shape[1] // kv_heads, 0)
+    mask = attention_mask.masked_fill(hidden[None, :, None], -torch.inf)
+    return attend(module, query, key, value, mask, scaling, (0, 0), 1)
+
+
+ALL_ATTENTION_FUNCTIONS.register("blocks", attend_to_blocks)
+
+
 class Answer(NamedTuple):
     """Token ids, the log probability of each, and each step's log probabilities of the whole vocabulary."""
 
@@ -94,7 +118,7 @@ class Answer(NamedTuple):
 class Context(NamedTuple):
     """A processed prompt: its K and V, the log probabilities after its last tokens, the next position.
 
-    `tempered` are arguments of `attend` for tokens behind it.
+    `tempered` are arguments of `attend` or `attend_to_blocks` for tokens behind it.
     """
 
     cache: DynamicCache
@@ -136,8 +160,12 @@ class Oracle:
         links: tuple[int, str] | None = None,
         temperature: float = 1,
         kept: Sequence[int] | None = None,
+        blocks: dict[str, Any] | None = None,
     ) -> Answer:
-        """Like the strategy's method, but forced to follow `tokens`."""
+        """Like the strategy's method, but forced to follow `tokens`; `blocks` are arguments of `attend_to_blocks`."""
+        if blocks is not None:
+            context = self._read(strategy, segments)
+            return self._decode(context._replace(tempered=blocks), forced=tokens)
         if opening is None and links is None and temperature == 1 and kept is None:
             return self._decode(self._read(strategy, segments), forced=tokens)
         opening = segments[0] if opening is None else opening
@@ -307,9 +335,10 @@ class Oracle:
     def _forward(self, ids, positions, additive_mask, cache, last: int = 1, ways=None) -> torch.Tensor:
         """Logits [rows, vocabulary] in float32 of the `last` rows, or of all rows if 0.
 
-        `ways` are arguments of `attend` or `catch`.
+        `ways` are arguments of `attend`, `catch` or `attend_to_blocks`.
         """
-        name = "eager" if not ways else "caught" if "caught" in ways else "tempered"
+        names = {"caught": "caught", "size": "blocks", "context": "tempered"}
+        name = next((name for argument, name in names.items() if argument in (ways or {})), "eager")
         self.model.config._attn_implementation = name
         output = self.model(
             torch.tensor([list(ids)]),

@@ -147,6 +147,7 @@ class CacheStats(Shape):
     reason: str | None
     placement: PlacementName | None = None
     leaves_out: bool | None = None
+    decode_budget: int | None = None
     position_strategy: PositionStrategy | None = None
     occupancy: dict[str, int] | None = None
     tiers: dict[str, dict[str, int]] | None = None

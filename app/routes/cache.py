@@ -94,6 +94,7 @@ def cache_stats(engine: ChunkEngine, *, is_checked: bool = True) -> dict[str, An
         "reason": cache.reason,
         "placement": cache.placement,
         "leaves_out": cache.leaves_out,
+        "decode_budget": engine.decode_budget,
         "position_strategy": engine.strategy.strategy,
         **_contents(cache),
     }

@@ -48,8 +48,8 @@ class ChunkEngine:
     """Runs requests with chunks from the chunk cache; passes everything else through to ``AsyncLLM``.
 
     ``strategy`` is the position strategy of requests that name none, and why; ``renderer`` renders their prompts.
-    ``exchanges_requests``: a connector passes blocks on between engines. ``is_stopping`` tells that :meth:`shutdown`
-    was called.
+    ``exchanges_requests``: a connector passes blocks on between engines. ``decode_budget``: tokens that a generated
+    token attends to, ``None`` for all. ``is_stopping`` tells that :meth:`shutdown` was called.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class ChunkEngine:
         renderer: Any = None,
         *,
         exchanges_requests: bool = False,
+        decode_budget: int | None = None,
     ) -> None:
         self.llm = llm
         self.cache = cache
@@ -68,6 +69,7 @@ class ChunkEngine:
         self.adapters = Adapters()
         self.background = BackgroundFills(llm, cache)
         self.exchanges_requests = exchanges_requests
+        self.decode_budget = decode_budget
         self.is_stopping = False
         self._had_died = False
         self._num_answering = 0

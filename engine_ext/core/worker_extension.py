@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 
 from engine_ext.core import ascend
+from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSelection
 from engine_ext.core.attention.probes import Probes
 from engine_ext.core.attention.requests import attention_reason
 from engine_ext.core.connector import ChunkCacheConnector
@@ -70,6 +71,11 @@ class ChunkCacheWorkerExtension:
         """The requests of the step's rows, in order."""
         return list(self.model_runner.input_batch.req_ids)
 
+    def _batch(self) -> Batch:
+        """The requests of the step's rows, and their prompts' lengths."""
+        batch = self.model_runner.input_batch
+        return Batch(batch.req_ids, batch.num_prompt_tokens.tolist())
+
     def _prepare(self, half: WorkerHalf) -> PoolDescription:
         modules = self._modules
         model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
@@ -103,6 +109,19 @@ class ChunkCacheWorkerExtension:
         probed = {names[number]: half.copier.layers[number] for number in layers}
         probes = Probes(probed, half.tags, POLICIES[policy], self._request_ids)
         half.install(replace(half.readers, probes=probes))
+        return None
+
+    def chunk_cache_prepare_decoding(self, policy: str, budget_tokens: int) -> str | None:
+        """Lets generated tokens read blocks of so many tokens; returns the reason if they can't."""
+        half = _worker_half()
+        if reason := self._attention_reason(half):
+            return reason
+        layers = dict(zip(half.kv_caches, half.copier.layers, strict=True))
+        block_tokens = next(iter(layers.values())).key_blocks.shape[1]
+        if budget_tokens < (least := LEAST_BLOCKS * block_tokens):
+            return f"{budget_tokens} tokens are less than {LEAST_BLOCKS} blocks: give it {least}, or a --block-size"
+        decoding = DecodingSelection(layers, POLICIES[policy], budget_tokens // block_tokens, self._batch)
+        half.install(replace(half.readers, decoding=decoding))
         return None
 
     def chunk_cache_represent(

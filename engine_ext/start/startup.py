@@ -19,7 +19,7 @@ from cache.eviction.policies import EvictionPolicyName
 from cache.eviction.quotas import Quota
 from cache.positions.layout import PlacementName, PositionReindexer, PositionStrategy
 from cache.positions.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
-from cache.selection import Scoring
+from cache.selection import DecodingBudget, Scoring
 from cache.tiers.config import size_of
 from cache.tiers.memory import MemoryTier
 from engine_ext.chunks.cache_off import CacheOff
@@ -32,6 +32,7 @@ from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_o
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.plugin import extend_backend
 from engine_ext.start.positions import extend_positions
+from engine_ext.start.selection import prepare_decoding, prepare_scoring
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.support import attention_reason, in_place_reason, unsupported_reason
 from engine_ext.wire.position_limit import window_of
@@ -41,8 +42,6 @@ from tools.process_watch import mark_engine
 logger = logging.getLogger(__name__)
 
 _PLACED: dict[PlacementName, str] = {"in-place": "shared in place", "attend": "attended to in the pool"}
-_REPRESENTED_SHARE = 0.25
-"""Memory of representations, at most, as a share of the pool's."""
 MakeRenderer = Callable[[Any, int | None], Any]
 """Wraps vLLM's prompt renderer; the number is the tokens of the blocks that segments fill, if blocks are shared."""
 Quotas = Callable[[str, int], Quota]
@@ -75,6 +74,8 @@ class ChunkCacheOptions:
     tier_timeout_s: float = 1.0
     scoring: Scoring | None = None
     """How chunks are scored for sparse requests; ``None``: there are none."""
+    decoding: DecodingBudget | None = None
+    """Budget of generated tokens; ``None``: they attend to everything."""
     connector_class: str = "engine_ext.core.connector.ChunkCacheConnector"
     worker_extension_class: str = "engine_ext.core.worker_extension.ChunkCacheWorkerExtension"
 
@@ -103,7 +104,9 @@ async def start_chunk_engine(
         pool, renderer = _with_renderer(llm, pool, make_renderer)
         cache = await stack.enter_async_context(_running_cache(llm, folder, pool, options, quotas))
         exchanges = bool(pass_on_blocks(llm.vllm_config.kv_transfer_config))
-        yield ChunkEngine(llm, cache, strategy, renderer, exchanges_requests=exchanges)
+        yield ChunkEngine(
+            llm, cache, strategy, renderer, exchanges_requests=exchanges, decode_budget=pool.decode_budget
+        )
 
 
 def _attached_connector(
@@ -124,7 +127,7 @@ def _attached_connector(
     extra_config = {"pool_bytes": options.pool_bytes, "page_tokens": options.page_tokens}
     attach_connector(engine_args, options.connector_class, extra_config, folder if options.tiers else None)
     engine_args.worker_extension_cls = options.worker_extension_class
-    if options.placement == "attend" or options.scoring is not None:
+    if options.placement == "attend" or options.scoring or options.decoding:
         extend_backend()
     return strategy, None
 
@@ -137,6 +140,7 @@ class _Pool:
     weights: str | None
     reindexer: PositionReindexer
     representations: Representations | None
+    decode_budget: int | None
 
 
 async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: DefaultStrategy) -> _Pool | str:
@@ -145,7 +149,8 @@ async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: Def
     if isinstance(config, str):
         return config
     reindexer = await _reindexer(llm, config, options, strategy)
-    return _Pool(config, weights, reindexer, await _representations(llm, config, options.scoring))
+    decode_budget = await prepare_decoding(llm, options.decoding, attends=reindexer.placement == "attend")
+    return _Pool(config, weights, reindexer, await prepare_scoring(llm, config, options.scoring), decode_budget)
 
 
 def _with_renderer(llm: AsyncLLM, pool: _Pool, make: MakeRenderer) -> tuple[_Pool, Any]:
@@ -246,24 +251,6 @@ async def _prepared_attention(llm: AsyncLLM) -> str | None:
     """Lets requests attend to the pool; returns the first worker's reason against it."""
     reasons: list[str | None] = await llm.collective_rpc("chunk_cache_prepare_attention")
     return next(filter(None, reasons), None)
-
-
-async def _representations(llm: AsyncLLM, pool: ChunkCacheConfig, scoring: Scoring | None) -> Representations | None:
-    """Lets probes score chunks; ``None`` if no request needs it, or the workers can't."""
-    if scoring is None:
-        return None
-    config = llm.vllm_config
-    layers = scoring.layers or (3 * config.model_config.get_num_layers(config.parallel_config) // 5,)
-    reason = attention_reason(config)
-    if reason is None:
-        reasons: list[str | None] = await llm.collective_rpc(
-            "chunk_cache_prepare_probes", args=(scoring.policy, layers)
-        )
-        reason = next(filter(None, reasons), None)
-    if reason is not None:
-        logger.warning("no chunk is left out, sparse requests run in full attention: %s", reason)
-        return None
-    return Representations(llm, int(pool.num_pages * pool.page_bytes * _REPRESENTED_SHARE))
 
 
 async def _failure(check: Awaitable[None]) -> str | None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cache.selection import PolicyName
-from kernels.selection import POLICIES, shares
+from kernels.selection import POLICIES, block_shares, represent_blocks, shares
 
 TOKENS, HEADS, KV_HEADS, SIZE = 7, 6, 2, 16
 LENGTHS = (40, 3, 65)
@@ -78,3 +78,14 @@ def test_what_is_kept_is_new_memory_of_a_certain_size(name: str, share: float) -
     kept = POLICIES[name].represent(keys)
     assert all(tensor.untyped_storage().data_ptr() != keys.untyped_storage().data_ptr() for tensor in kept.values())
     assert sum(tensor.nbytes for tensor in kept.values()) <= share * keys.nbytes
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_blocks_of_heads_are_represented_and_scored_as_segments_of_one_head(name: str) -> None:
+    torch.manual_seed(0)
+    policy, keys, query = POLICIES[name], torch.randn(5, 64, KV_HEADS, SIZE), torch.randn(HEADS, SIZE)
+    found = block_shares(policy, query, represent_blocks(policy, keys), 0.3)
+    for head in range(KV_HEADS):
+        segments = [policy.represent(block[:, head : head + 1]) for block in keys]
+        queries = [query[None, head * 3 : head * 3 + 3]] * len(segments)
+        torch.testing.assert_close(found[head], shares(policy, queries, segments, 0.3))

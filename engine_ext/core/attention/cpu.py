@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's attention backend for CPUs, with rows that read the chunk pool, and probes.
+"""vLLM's attention backend for CPUs, with attending rows, probes and sparse rows.
 
-Registered in place of vLLM's backend (:mod:`engine_ext.start.plugin`) on servers with placement ``attend`` or sparse
-requests. A step without such rows takes vLLM's own path untouched; in a mixed step, vLLM's own code computes the
-ordinary rows. Probes are computed by vLLM, too; their queries are read besides.
+Registered in place of vLLM's backend (:mod:`engine_ext.start.plugin`) on servers that need it. A step without any of
+these takes vLLM's own path untouched; in a mixed step, vLLM's own code computes the other tokens. Probes are computed
+by vLLM, too; their queries are read besides. So are tokens that read some blocks, each KV head with a table of its own.
 """
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,53 +21,84 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
+from engine_ext.core.attention.decoding import SparseStep
 from engine_ext.core.attention.probes import ProbingRow
 from engine_ext.core.attention.readers import readers
 from engine_ext.core.attention.requests import Step
-from engine_ext.core.attention.rows import rows_of
+from engine_ext.core.attention.rows import BatchRow, rows_of
 
 _STEP = "tessera_step"
-"""Attribute of a step's metadata, which all layers share: the step's :class:`_Rows`."""
+"""Attribute of a step's metadata, which all layers share: the step's :class:`_Plan`."""
 
 
-class _Attending(NamedTuple):
-    """The attending rows of a step; ``tokens`` and ``metadata`` of its ordinary rows, if any."""
+class _Dense(NamedTuple):
+    """Tokens that vLLM computes as ever, and its metadata for them."""
 
-    step: Step
     tokens: Tensor
-    metadata: CPUAttentionMetadata | None
+    metadata: CPUAttentionMetadata
 
 
-class _Rows(NamedTuple):
-    """The rows of a step that read the pool, and those that score segments."""
+class _Sparse(NamedTuple):
+    """Tokens that read some blocks, and metadata whose rows are their KV heads; it lacks the block table."""
 
-    attending: _Attending | None
+    step: SparseStep
+    metadata: CPUAttentionMetadata
+
+
+class _Plan(NamedTuple):
+    """The parts of a step beyond vLLM's attention; ``dense`` are the other tokens, if any."""
+
     probing: list[ProbingRow]
+    attending: Step | None = None
+    sparse: _Sparse | None = None
+    dense: _Dense | None = None
 
 
 class ChunkAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
-    """Makes metadata that can make metadata of some of its rows."""
+    """Makes metadata that can make metadata of some of its tokens."""
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> CPUAttentionMetadata:
         """As vLLM's; the step is planned in the first layer, when the connector has its work."""
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        metadata.tessera_rows = lambda: self._rows(common_attn_metadata)
+        metadata.tessera_plan = lambda: self._plan(common_attn_metadata)
         return metadata
 
-    def _rows(self, common: CommonAttentionMetadata) -> _Rows | None:
+    def _plan(self, common: CommonAttentionMetadata) -> _Plan | None:
         if readers().are_idle:
             return None
-        attending, probes = readers().attending, readers().probes
+        attending, probes, decoding = readers().attending, readers().probes, readers().decoding
         starts, lengths = (each.tolist() for each in (common.query_start_loc_cpu, common.seq_lens))
         rows = rows_of(starts, lengths, common.block_table_tensor)
         probing = probes.step(rows) if probes is not None else []
-        if attending is None or (step := attending.step(rows)) is None:
-            return _Rows(None, probing) if probing else None
-        tokens = [token for row in step.ordinary for token in range(starts[row], starts[row + 1])]
-        metadata = super().build(0, _of_rows(common, step.ordinary, tokens)) if tokens else None
-        return _Rows(_Attending(step, torch.tensor(tokens, dtype=torch.int64), metadata), probing)
+        if attending is not None and (step := attending.step(rows)) is not None:
+            return _Plan(probing, step, dense=self._dense(common, step.dense))
+        if decoding is not None and (sparse := decoding.step(rows)) is not None:
+            return _Plan(probing, None, self._sparse(common, sparse), self._dense(common, sparse.dense))
+        return _Plan(probing) if probing else None
+
+    def _dense(self, common: CommonAttentionMetadata, rows: Sequence[tuple[int, BatchRow]]) -> _Dense | None:
+        if not rows:
+            return None
+        numbers = torch.tensor([number for number, _ in rows])
+        tokens = torch.tensor([row.first + token for _, row in rows for token in range(row.num_tokens)])
+        chosen = _of_rows(
+            common,
+            [row.num_tokens for _, row in rows],
+            [row.length for _, row in rows],
+            common.block_table_tensor[numbers].contiguous(),
+            common.slot_mapping[tokens],
+        )
+        return _Dense(tokens, super().build(0, chosen))
+
+    def _sparse(self, common: CommonAttentionMetadata, step: SparseStep) -> _Sparse:
+        builder = copy(self)
+        builder.num_heads, builder.num_kv_heads = self.num_heads // self.num_kv_heads, 1
+        lengths = [length for length in step.lengths for _ in range(self.num_kv_heads)]
+        nothing = common.block_table_tensor.new_empty(0)
+        chosen = _of_rows(common, [1] * len(lengths), lengths, nothing, common.slot_mapping[:0])
+        return _Sparse(step, CPUAttentionMetadataBuilder.build(builder, 0, chosen))
 
 
 class ChunkAttentionImpl(CPUAttentionBackendImpl):
@@ -86,20 +119,41 @@ class ChunkAttentionImpl(CPUAttentionBackendImpl):
         **kwargs: Any,
     ) -> Tensor:
         """As vLLM's."""
-        rows = _rows_of(attn_metadata)
-        attending, probes = readers().attending, readers().probes
-        if rows is not None and rows.probing and probes is not None:
-            probes.score(layer.layer_name, query, rows.probing, self.scale)
-        if rows is None or rows.attending is None or attending is None:
+        plan = _plan_of(attn_metadata)
+        attending, probes, decoding = readers().attending, readers().probes, readers().decoding
+        if plan is not None and plan.probing and probes is not None:
+            probes.score(layer.layer_name, query, plan.probing, self.scale)
+        is_sparse = decoding is not None and layer.layer_name in decoding.layers
+        if plan is None or (plan.attending is None and (plan.sparse is None or not is_sparse)):
             result: Tensor = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
             return result
-        step, tokens, metadata = rows.attending
-        if metadata is not None:
-            ordinary = torch.empty_like(output[tokens])
-            super().forward(layer, query[tokens], key, value, kv_cache, metadata, ordinary, *args, **kwargs)
-            output[tokens] = ordinary
-        attending.attend(layer.layer_name, query, output.view(query.shape), step, self.scale)
+        if plan.dense is not None:
+            tokens, metadata = plan.dense
+            dense = torch.empty_like(output[tokens])
+            super().forward(layer, query[tokens], key, value, kv_cache, metadata, dense, *args, **kwargs)
+            output[tokens] = dense
+        if plan.attending is not None and attending is not None:
+            attending.attend(layer.layer_name, query, output.view(query.shape), plan.attending, self.scale)
+        elif plan.sparse is not None and decoding is not None:
+            step, metadata = plan.sparse
+            chosen = query[step.tokens]
+            table = decoding.table(layer.layer_name, chosen, step, self.scale)
+            output.view(query.shape)[step.tokens] = self._of_heads(layer, chosen, table, kv_cache, metadata)
         return output
+
+    def _of_heads(
+        self, layer: Any, query: Tensor, table: Tensor, kv_cache: Tensor, metadata: CPUAttentionMetadata
+    ) -> Tensor:
+        """Attention of queries ``[tokens, heads, D]`` to the blocks ``table`` ``[tokens, KV heads, blocks]``."""
+        blocks, kv_heads, block_tokens, width = kv_cache.shape
+        # Each head of a block is a block of one head.
+        numbers = (table * kv_heads + torch.arange(kv_heads, dtype=torch.int32)[:, None]).flatten(0, 1)
+        rows = query.view(len(numbers), -1, query.shape[2])
+        result, nothing = torch.empty_like(rows), rows[:0]
+        caches = kv_cache.view(blocks * kv_heads, 1, block_tokens, width)
+        metadata = replace(metadata, block_table=numbers)
+        super().forward(layer, rows, nothing, nothing, caches, metadata, result)
+        return result.view(query.shape)
 
 
 class ChunkAttentionBackend(CPUAttentionBackend):
@@ -116,28 +170,29 @@ class ChunkAttentionBackend(CPUAttentionBackend):
         return ChunkAttentionMetadataBuilder
 
 
-def _rows_of(metadata: CPUAttentionMetadata | None) -> _Rows | None:
-    """The step's rows that read the pool, planned once a step; ``None`` without any."""
-    if metadata is None or not hasattr(metadata, "tessera_rows"):
+def _plan_of(metadata: CPUAttentionMetadata | None) -> _Plan | None:
+    """The step's plan, made once a step; ``None`` if vLLM's own attention is all."""
+    if metadata is None or not hasattr(metadata, "tessera_plan"):
         return None
     if not hasattr(metadata, _STEP):
-        setattr(metadata, _STEP, metadata.tessera_rows())
-    rows: _Rows | None = getattr(metadata, _STEP)
-    return rows
+        setattr(metadata, _STEP, metadata.tessera_plan())
+    plan: _Plan | None = getattr(metadata, _STEP)
+    return plan
 
 
-def _of_rows(common: CommonAttentionMetadata, rows: tuple[int, ...], tokens: list[int]) -> CommonAttentionMetadata:
-    starts, chosen = common.query_start_loc_cpu, torch.tensor(rows)
-    counts = starts[chosen + 1] - starts[chosen]
-    starts = torch.cat([starts[:1], counts.cumsum(0, dtype=starts.dtype)])
+def _of_rows(
+    common: CommonAttentionMetadata, counts: Sequence[int], lengths: Sequence[int], table: Tensor, slots: Tensor
+) -> CommonAttentionMetadata:
+    """Metadata of rows with ``counts`` new tokens, and ``lengths`` in all."""
+    starts = torch.tensor([0, *counts], dtype=common.query_start_loc_cpu.dtype).cumsum(0, dtype=torch.int32)
     return replace(
         common,
         query_start_loc=starts,
         query_start_loc_cpu=starts,
-        seq_lens=common.seq_lens[chosen],
-        num_reqs=len(rows),
-        num_actual_tokens=len(tokens),
-        max_query_len=int(counts.max()),
-        block_table_tensor=common.block_table_tensor[chosen].contiguous(),
-        slot_mapping=common.slot_mapping[torch.tensor(tokens)],
+        seq_lens=torch.tensor(lengths, dtype=common.seq_lens.dtype),
+        num_reqs=len(counts),
+        num_actual_tokens=sum(counts),
+        max_query_len=max(counts),
+        block_table_tensor=table,
+        slot_mapping=slots,
     )

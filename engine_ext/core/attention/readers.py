@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The readers of this process's pool: requests that attend to it, and probes.
+"""Readers of this process's attention layers: requests that attend to the pool, probes, and the choice of blocks.
 
 vLLM's attention layers have no access to the connector, so its worker half installs the readers here.
 """
@@ -7,6 +7,7 @@ vLLM's attention layers have no access to the connector, so its worker half inst
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from engine_ext.core.attention.decoding import DecodingSelection
 from engine_ext.core.attention.probes import Probes
 from engine_ext.core.attention.requests import AttendingRequests
 from engine_ext.wire.plan import TransferPlan
@@ -14,15 +15,16 @@ from engine_ext.wire.plan import TransferPlan
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Requests that attend to the pool, and probes; each ``None`` on servers without."""
+    """Requests that attend to the pool, probes, and the choice of blocks; each ``None`` on servers without."""
 
     attending: AttendingRequests | None = None
     probes: Probes | None = None
+    decoding: DecodingSelection | None = None
 
     @property
     def are_idle(self) -> bool:
-        """Whether no request is under way that reads more than its blocks."""
-        return all(each is None or each.is_idle for each in (self.attending, self.probes))
+        """Whether all requests under way read just their blocks."""
+        return self.decoding is None and all(each is None or each.is_idle for each in (self.attending, self.probes))
 
     def update(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
         """Takes in new requests, and forgets ended ones."""

@@ -40,10 +40,10 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step with attending rows: their plan, and the numbers of the ordinary rows."""
+    """A step with attending rows: their plan, and the other rows with their numbers."""
 
     plan: AttentionPlan
-    ordinary: tuple[int, ...]
+    dense: list[tuple[int, BatchRow]]
 
 
 class AttendingRequests:
@@ -82,16 +82,16 @@ class AttendingRequests:
         return not self._contexts
 
     def step(self, rows: Sequence[BatchRow]) -> Step | None:
-        """Plans a step; ``None`` if all of its rows are ordinary."""
-        attending, ordinary = [], []
+        """Plans a step; ``None`` if no row of it attends to the pool."""
+        attending, dense = [], []
         for number, (request_id, row) in enumerate(zip(self._request_ids(), rows, strict=False)):
             context = self._contexts.get(request_id)
             if context is None:
-                ordinary.append(number)
+                dense.append((number, row))
             else:
                 attending.append(self._attending(context, row))
                 self._ran[request_id] = row.blocks[(context.num_tokens - 1) // self._block_tokens]
-        return Step(plan_step(attending), tuple(ordinary)) if attending else None
+        return Step(plan_step(attending), dense) if attending else None
 
     def attend(self, layer: str, query: Tensor, output: Tensor, step: Step, scale: float) -> None:
         """See :meth:`kernels.attention.plan.ChunkAttention.attend`."""
