@@ -17,6 +17,7 @@ from cache.config import HashAlgorithm
 from cache.eviction.policies import EvictionPolicyName
 from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
+from cache.report import ScopeName
 from cache.selection import DecodingBudget, PolicyName, Scoring, Sparse
 from cache.tiers.config import parse_tiers
 from engine_ext.wire.request import MAX_LINK_TOKENS, TEMPERATURES, CacheOptions
@@ -71,6 +72,11 @@ class Settings(AccessSettings):
         description="default position strategy of requests: offset, shared, parallel, or window, with which "
         "--max-model-len may exceed the model's own length (docs/quality.md); "
         "default: the profile's, else the one in the model's config.json that it was trained for, else offset",
+    )
+    chunk_scope: ScopeName = Field(
+        "system",
+        description="default scope of requests: system, or isolated, in which chunks are reused behind any system "
+        "prompt, also one with a date or a name in it (docs/quality.md); routers need the same",
     )
     chunk_link_tokens: int = Field(
         0,
@@ -192,6 +198,7 @@ class Settings(AccessSettings):
         strategy = self.chunk_position_strategy or UNKNOWN.strategy
         return CacheOptions(
             position_strategy=strategy,
+            scope=self.chunk_scope,
             link_tokens=self.chunk_link_tokens,
             temperature=self.chunk_temperature,
             sparse=Sparse(self.chunk_sparse_budget) if self.chunk_sparse_budget else None,

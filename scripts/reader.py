@@ -6,6 +6,7 @@ Each answer has a row of its own, with the KV that it attends to; rows are read 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from cache.positions.layout import ChunkedPrompt
+from cache.positions.layout import ChunkedPrompt, TokenIds
 from cache.positions.strategy import ChunkTokens
 from measuring.quality.client import LEAD
 from measuring.quality.questions.questions import Question
@@ -169,15 +170,26 @@ class Reader:
         return self._computed(prompt.token_ids[: prompt.num_context_tokens])
 
     def _parts(self, prompt: ChunkedPrompt, way: str) -> list[KeysAndValues]:
-        """The system segment and the chunks, each computed behind it; ``offset`` moves them to their places."""
-        start = at = len(prompt.system)
+        """The system segment and the chunks, each computed behind it, or behind the template's opening (``isolated``).
+
+        All but ``parallel`` move the chunks to their places.
+        """
+        before, at = self._opening if way == "isolated" else prompt.system, len(prompt.system)
         parts = [self._remembered(prompt.system)]
         for chunk in prompt.chunks:
-            computed = self._remembered([*prompt.system, *chunk.token_ids])
-            cut = [(keys[:, start:], values[:, start:]) for keys, values in computed]
-            parts.append(self._moved(cut, at - start) if way == "offset" else cut)
+            computed = self._remembered([*before, *chunk.token_ids])
+            cut = [(keys[:, len(before) :], values[:, len(before) :]) for keys, values in computed]
+            parts.append(cut if way == "parallel" else self._moved(cut, at - len(before)))
             at += chunk.num_tokens
         return parts
+
+    @cached_property
+    def _opening(self) -> TokenIds:
+        mark = "[documents]"
+        text = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": mark}], add_generation_prompt=True, tokenize=False
+        )
+        return self._template.segments.encode_template(text.partition(mark)[0])
 
     @staticmethod
     def _joined(parts: Iterable[KeysAndValues]) -> KeysAndValues:

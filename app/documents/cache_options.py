@@ -60,10 +60,10 @@ class CacheField(BaseModel):
         "parallel: chunks overlap, the question stays at its index; window: as offset, but chunks far from the "
         "question overlap; default: the server's",
     )
-    scope: ScopeName = Field(
-        "system",
+    scope: ScopeName | None = Field(
+        None,
         description="system: a chunk is computed and reused behind the same system segment only; isolated: computed "
-        "behind the chat template's constant opening, and reused behind any system segment",
+        "behind the chat template's constant opening, and reused behind any system segment; default: the server's",
     )
     namespace: str | None = Field(
         None,
@@ -110,7 +110,8 @@ class CacheField(BaseModel):
         is_open = all(
             each is None for each in (self.position_strategy, self.link_tokens, self.temperature, self.sparse)
         )
-        return is_open and (self.mode, self.scope, self.link_context) == ("auto", "system", "chained")
+        is_usual = (self.mode, self.scope or "system", self.link_context) == ("auto", "system", "chained")
+        return is_open and is_usual
 
     def options(self, cache_salt: str | None, defaults: CacheOptions | None = None) -> CacheOptions:
         """The options for the engine; ``defaults`` fill in what the request leaves out.
@@ -134,7 +135,7 @@ class CacheField(BaseModel):
         return CacheOptions(
             self.mode,
             strategy,
-            self.scope,
+            self.scope or defaults.scope,
             namespace,
             self.explain,
             link_tokens,

@@ -3,11 +3,13 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from app.documents.cache_options import parse_cache_field
 from app.documents.document import BadRequestError, Document
 from app.documents.openai_documents import EXTRACTORS, system_texts
+from cache.report import ScopeName
 from cache.segments.holdings import DocumentKey
 from engine_ext.wire.request import CacheOptions
 from replicas.document_keys import id_key, text_keys
@@ -18,6 +20,17 @@ CHARACTERS_PER_TOKEN = 4
 """An estimate, to weigh documents before tokenization."""
 BEGINNING: Final = 1024
 """Characters, or token ids, that prompts have in common if one continues another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Replicas' settings that requests are read by: their ``--chunk-separator`` and ``--chunk-scope``."""
+
+    separator: str | None = None
+    scope: ScopeName = "system"
+
+
+_USUAL: Final = Reading()
 
 
 def parse_body(path: str, body: bytes) -> dict[str, Any] | None:
@@ -31,13 +44,10 @@ def parse_body(path: str, body: bytes) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def wanted_documents(path: str, body: dict[str, Any], separator: str | None = None) -> list[Wanted]:
-    """The documents of a request to ``path``; none if a replica would refuse it. May change ``body``.
-
-    ``separator`` is the server's ``--chunk-separator``.
-    """
+def wanted_documents(path: str, body: dict[str, Any], reading: Reading = _USUAL) -> list[Wanted]:
+    """The documents of a request to ``path``; none if a replica would refuse it. May change ``body``."""
     try:
-        return _of_rag(body) if path in RAG_PATHS else _of_extractor(path, body, separator)
+        return _of_rag(body, reading) if path in RAG_PATHS else _of_extractor(path, body, reading)
     except BadRequestError:
         return []
 
@@ -89,8 +99,8 @@ def cache_salt_of(body: Mapping[str, Any]) -> str | None:
     return salt if isinstance(salt, str) else None
 
 
-def _of_rag(body: dict[str, Any]) -> list[Wanted]:
-    options = parse_cache_field(body.get("cache")).options(cache_salt_of(body))
+def _of_rag(body: dict[str, Any], reading: Reading) -> list[Wanted]:
+    options = parse_cache_field(body.get("cache")).options(cache_salt_of(body), CacheOptions(scope=reading.scope))
     chunks = body.get("chunks")
     named: list[Wanted | None] = []  # None: a document with text
     documents = []
@@ -106,11 +116,12 @@ def _of_rag(body: dict[str, Any]) -> list[Wanted]:
     return [each or next(by_text) for each in named]
 
 
-def _of_extractor(path: str, body: dict[str, Any], separator: str | None) -> list[Wanted]:
-    extraction = EXTRACTORS[path](body, separator)
+def _of_extractor(path: str, body: dict[str, Any], reading: Reading) -> list[Wanted]:
+    extraction = EXTRACTORS[path](body, reading.separator)
     if extraction is None:
         return []
-    options = parse_cache_field(extraction.cache).options(cache_salt_of(extraction.body))
+    defaults = CacheOptions(scope=reading.scope)
+    options = parse_cache_field(extraction.cache).options(cache_salt_of(extraction.body), defaults)
     return _by_text(extraction.body, options, extraction.documents, extraction.systems)
 
 

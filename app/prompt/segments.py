@@ -120,7 +120,8 @@ class SegmentRenderer:
             opening, mark, _ = str(prompt["prompt"]).partition(message)
             if not mark:
                 raise VLLMValidationError(
-                    "scope isolated needs a chat template that takes a user message without a system prompt",
+                    "scope isolated needs a chat template that takes a user message without a system prompt: ask for "
+                    "scope system, the default of servers without --chunk-scope",
                     parameter="cache.scope",
                 )
             self._openings[template] = opening

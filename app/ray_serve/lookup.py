@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from app.cluster.router.chooser import MOST_ASKED
 from app.cluster.router.directory import REFRESH_S
-from app.documents.request_documents import conversation_of, parse_body, wanted_documents
+from app.documents.request_documents import Reading, conversation_of, parse_body, wanted_documents
 from replicas.registry import Claim, Registry, RegistryError
 from replicas.routing import Wanted
 
@@ -22,9 +22,9 @@ class Lookup:
     them. While the registry is lost, documents have no claims.
     """
 
-    def __init__(self, registry: Registry | None, separator: str | None) -> None:
+    def __init__(self, registry: Registry | None, reading: Reading) -> None:
         self._registry = registry
-        self._separator = separator
+        self._reading = reading
         self._names: dict[str, str] = {}
         self._is_up = False
 
@@ -32,7 +32,7 @@ class Lookup:
         """The documents of a request to ``path``, with claims; without documents, its conversation."""
         if (parsed := parse_body(path, body)) is None:
             return []
-        wanted = wanted_documents(path, parsed, self._separator)[:MOST_ASKED]
+        wanted = wanted_documents(path, parsed, self._reading)[:MOST_ASKED]
         if self._registry is None or not wanted or len(self._names) < 2:
             return wanted or conversation_of(parsed)
         try:

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from cache.report import ScopeName
+
 MOST_ONGOING_REQUESTS = 1024
 """Requests that Ray admits to one replica at once; vLLM's queue is better than Ray's, which polls."""
 
@@ -31,6 +33,7 @@ class Options(BaseModel):
     registry_prefix: str = Field("tessera:", description="as --registry-prefix")
     registry_timeout: float = Field(0.1, gt=0, le=10, description="as --registry-timeout")
     chunk_separator: str | None = Field(None, min_length=1, description="as --chunk-separator")
+    chunk_scope: ScopeName = Field("system", description="as --chunk-scope")
     engine: Mapped = Field(default_factory=dict, description="Ray's options of the engine's deployment")
     ingress: Mapped = Field(default_factory=dict, description="Ray's options of the ingress deployment")
 
@@ -70,7 +73,7 @@ class Options(BaseModel):
         return int(flags.get("tensor_parallel_size", 1))
 
 
-_SHARED = ("registry", "registry_prefix", "registry_timeout", "chunk_separator")
+_SHARED = ("registry", "registry_prefix", "registry_timeout", "chunk_separator", "chunk_scope")
 # Both sides need the shared ones. The others have no use here, since Ray names and reaches replicas: without an address
 # of their own, none can fetch what another one has computed.
 _NOT_AMONG_FLAGS = {*_SHARED, "model", "host", "port", "replica_name", "advertise_url", "role"}

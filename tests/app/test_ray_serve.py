@@ -20,7 +20,7 @@ from ray.serve.request_router import PendingRequest
 from ray.serve.schema import ServeDeploySchema
 
 from app.cluster.router.proxy import REPLICA_HEADER
-from app.documents.request_documents import wanted_documents
+from app.documents.request_documents import Reading, wanted_documents
 from app.ray_serve import build
 from app.ray_serve.answer import Answer
 from app.ray_serve.engine import named
@@ -194,7 +194,7 @@ def registry() -> CountingRegistry:
 
 
 async def test_claims_are_by_rays_names(registry):
-    lookup = Lookup(registry, None)
+    lookup = Lookup(registry, Reading())
     keys = [wanted.key for wanted in wanted_documents("/v1/rag/chat", dict(BODY))]
     for id, name in (("aa", "replica-a"), ("bb", "replica-b")):
         await registry.beat(registered(id, name))
@@ -209,7 +209,7 @@ async def test_claims_are_by_rays_names(registry):
 
 async def test_the_registry_is_not_asked_in_vain(registry):
     body = json.dumps(BODY).encode()
-    lookup = Lookup(registry, None)
+    lookup = Lookup(registry, Reading())
     await registry.beat(registered("aa", "replica-a"))
     await lookup.refresh(registry)
     assert len(await lookup.documents("/v1/rag/chat", body)) == 2  # the only replica is the best
@@ -222,7 +222,7 @@ async def test_the_registry_is_not_asked_in_vain(registry):
 
 async def test_only_one_request_waits_for_a_lost_registry(registry, caplog):
     body = json.dumps(BODY).encode()
-    lookup = Lookup(registry, None)
+    lookup = Lookup(registry, Reading())
     for id in ("aa", "bb"):
         await registry.beat(registered(id, f"replica-{id}"))
     await lookup.refresh(registry)
@@ -239,7 +239,7 @@ async def test_only_one_request_waits_for_a_lost_registry(registry, caplog):
 
 
 async def test_without_a_registry_documents_are_known_all_the_same():
-    lookup = Lookup(None, "##")
+    lookup = Lookup(None, Reading("##"))
     await asyncio.wait_for(lookup.run(), 1)
     assert len(await lookup.documents("/v1/rag/chat", json.dumps(BODY).encode())) == 2
 

@@ -21,6 +21,7 @@ from app.cluster.router.metrics import RouterMetrics
 from app.cluster.router.prefill import Prefill
 from app.cluster.router.proxy import Proxy, http_client
 from app.cluster.router.settings import RouterSettings
+from app.documents.request_documents import Reading
 from app.http.refusals import refusal
 from replicas.redis_registry import RedisRegistry
 from web import page
@@ -31,7 +32,7 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
     registry = RedisRegistry(settings.registry, prefix=settings.registry_prefix, timeout_s=settings.registry_timeout)
     metrics, client = RouterMetrics(), http_client()
     directory = Directory(registry, client, metrics)
-    chooser = Chooser(directory, metrics, settings.chunk_separator)
+    chooser = Chooser(directory, metrics, Reading(settings.chunk_separator, settings.chunk_scope))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from typing import Any
 from app.cluster.router.directory import Directory
 from app.cluster.router.in_flight import InFlight
 from app.cluster.router.metrics import RouterMetrics
-from app.documents.request_documents import conversation_of, parse_body, wanted_documents
+from app.documents.request_documents import Reading, conversation_of, parse_body, wanted_documents
 from replicas.registry import Replica
 from replicas.routing import Candidate, Wanted, rank
 
@@ -39,12 +39,12 @@ class Decision:
 class Chooser:
     """Ranks replicas by :func:`replicas.routing.rank` and this router's running requests."""
 
-    def __init__(self, directory: Directory, metrics: RouterMetrics, separator: str | None) -> None:
+    def __init__(self, directory: Directory, metrics: RouterMetrics, reading: Reading) -> None:
         self.in_flight = InFlight()
         self.decisions: deque[Decision] = deque(maxlen=MOST_DECISIONS)
         self.directory = directory
         self._metrics = metrics
-        self._separator = separator
+        self._reading = reading
 
     async def choose(self, path: str, body: bytes, name: str | None) -> list[Replica]:
         """The replicas to try, the best first; only the replica ``name``, if given."""
@@ -61,7 +61,7 @@ class Chooser:
 
     async def _ranked(self, path: str, parsed: dict[str, Any] | None, replicas: list[Replica]) -> list[Replica]:
         started = time.perf_counter()
-        wanted = wanted_documents(path, parsed, self._separator)[:MOST_ASKED] if parsed else []
+        wanted = wanted_documents(path, parsed, self._reading)[:MOST_ASKED] if parsed else []
         claims = await self.directory.claims([document.key for document in wanted]) if len(replicas) > 1 else []
         documents = [replace(each, claims=found) for each, found in zip(wanted, claims, strict=False)]
         candidates = [Candidate(each.id, each.name, self.in_flight.load(each.url, each.load)) for each in replicas]

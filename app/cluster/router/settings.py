@@ -5,6 +5,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from app.access.settings import AccessSettings
+from cache.report import ScopeName
 
 
 class RouterSettings(AccessSettings):
@@ -28,3 +29,4 @@ class RouterSettings(AccessSettings):
     chunk_separator: str | None = Field(
         None, min_length=1, description="the replicas' --chunk-separator, if they have one; default: none"
     )
+    chunk_scope: ScopeName = Field("system", description="the replicas' --chunk-scope")

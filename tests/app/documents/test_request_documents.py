@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.documents.openai_documents import EXTRACTORS
 from app.documents.rag_request import RagChatRequest
-from app.documents.request_documents import RAG_PATHS, conversation_of, parse_body, wanted_documents
+from app.documents.request_documents import RAG_PATHS, Reading, conversation_of, parse_body, wanted_documents
 from app.prompt.rendering import open_ticket
 from app.settings import Settings
 from engine_ext.chunks.cache_off import CacheOff
@@ -22,20 +22,25 @@ USER = {"role": "user", "content": "?"}
 CHAT = "/v1/chat/completions"
 
 
-def keys(path, body, separator=None):
+SEPARATED = Reading(separator="##")
+
+
+def keys(path, body, reading=Reading()):  # noqa: B008 – frozen
     parsed = parse_body(path, json.dumps(body).encode())
-    return [document.key for document in wanted_documents(path, parsed, separator)]
+    return [document.key for document in wanted_documents(path, parsed, reading)]
 
 
 def rag(**fields):
     return keys("/v1/rag/chat", {"system": "S", "chunks": ["one", "two"], "question": "?", **fields})
 
 
-def ticket_keys(**fields):
+def ticket_keys(settings=None, **fields):
     """Keys as computed by the replica."""
     request = RagChatRequest(**{"system": "S", "chunks": ["one", "two"], "question": "?", **fields})
     state = SimpleNamespace(
-        engine_client=SimpleNamespace(cache=CacheOff("switched off")), tessera_settings=Settings(), tessera_profile=None
+        engine_client=SimpleNamespace(cache=CacheOff("switched off")),
+        tessera_settings=settings or Settings(),
+        tessera_profile=None,
     )
     return list(open_ticket(request, state)[0].document_keys)
 
@@ -72,10 +77,10 @@ def test_the_same_documents_in_any_scheme_have_the_same_keys():
         keys("/v1/rag/plan", {"system": "S", "chunks": [{"text": "one"}, "two"], "question": "else"}),
         keys("/v1/rag/chunks", {"system": "S", "chunks": ["one", "two"]}),
         keys(CHAT, {"messages": messages, "documents": ["one", "two"]}),
-        keys(CHAT, {"messages": [messages[0], {"role": "user", "content": "one##two##?"}]}, "##"),
+        keys(CHAT, {"messages": [messages[0], {"role": "user", "content": "one##two##?"}]}, SEPARATED),
         keys("/v1/responses", {"instructions": "S", "input": "?", "documents": ["one", "two"]}),
         keys("/v1/messages", {"system": system, "messages": [{"role": "user", "content": [*blocks, system[0]]}]}),
-        keys("/v1/completions", {"prompt": "S##one##two##?"}, "##"),
+        keys("/v1/completions", {"prompt": "S##one##two##?"}, SEPARATED),
     ]
     assert all(found == same[0] for found in same)
 
@@ -99,6 +104,20 @@ def test_what_decides_their_kv_decides_their_keys(fields):
 def test_isolated_documents_are_the_same_behind_any_system_prompt():
     isolated = {"cache": {"scope": "isolated"}}
     assert rag(**isolated) == rag(system="T", **isolated)
+
+
+@pytest.mark.parametrize("cache", [{}, {"scope": "system"}, {"scope": "isolated"}])
+def test_the_servers_scope_is_that_of_requests_that_name_none(cache):
+    isolated = Reading(scope="isolated")
+    first, second = (
+        {"system": system, "chunks": ["one", "two"], "question": "?", "cache": cache}
+        for system in ("Today", "Tomorrow")
+    )
+    found = keys("/v1/rag/chat", first, isolated)
+    assert ticket_keys(Settings(chunk_scope="isolated"), **first) == found
+    assert (keys("/v1/rag/chat", second, isolated) == found) == (cache != {"scope": "system"})
+    messages = [{"role": "system", "content": "Today"}, USER]
+    assert keys(CHAT, {"messages": messages, "documents": ["one", "two"], "cache": cache}, isolated) == found
 
 
 def test_an_id_without_a_text_is_required():
@@ -131,7 +150,7 @@ PATHS = sorted(RAG_PATHS | EXTRACTORS.keys())
 def test_any_object_has_documents_or_none(path, body, separator):
     parsed = parse_body(path, json.dumps(body).encode())
     assert parsed is not None
-    for wanted in wanted_documents(path, parsed, separator):
+    for wanted in wanted_documents(path, parsed, Reading(separator)):
         assert len(wanted.key.digest) == 16
         assert wanted.tokens >= 0
 
@@ -139,7 +158,7 @@ def test_any_object_has_documents_or_none(path, body, separator):
 @given(st.sampled_from(PATHS), st.binary(max_size=50) | st.text().map(str.encode))
 def test_any_bytes_are_an_object_or_nothing(path, body):
     parsed = parse_body(path, body)
-    assert parsed is None or isinstance(wanted_documents(path, parsed, "##"), list)
+    assert parsed is None or isinstance(wanted_documents(path, parsed, SEPARATED), list)
 
 
 @pytest.mark.parametrize("path", ["/v1/rag/chat", CHAT])
