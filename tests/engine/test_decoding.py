@@ -16,7 +16,8 @@ Text = Callable[[int], str]
 SIZE, NUMBER, STEPS = 32, 6, 24
 SPARSE = ("--decode-sparse-budget", str(SIZE * NUMBER + 5), "--block-size", str(SIZE))
 EXACT = (*SPARSE, "--decode-sparse-policy", "attention")
-SMALL = ("--max-num-batched-tokens", "64", "--max-num-seqs", "8")
+SMALL = ("--max-num-batched-tokens", "64", "--num-gpu-blocks-override", "40", "--max-model-len", "640")
+"""Prefills take many steps, and there are blocks for three requests."""
 BLOCKS = {"size": SIZE, "number": NUMBER, "policy": "attention"}
 DRAFTS = json.dumps({"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1, "prompt_lookup_max": 3})
 
@@ -65,7 +66,7 @@ def test_ordinary_prompts_of_any_length(server: TesseraServer, oracle: Any, text
     assert_ordinary(complete(server, text(50)), oracle("tiny-llama"), blocks=None)
 
 
-@pytest.mark.serve_with(*EXACT, "--num-gpu-blocks-override", "40", "--max-model-len", "640")
+@pytest.mark.serve_with(*EXACT, *SMALL)
 def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: Text) -> None:
     """Their generated tokens are computed again, together, each with the blocks that it read before."""
     chunks = [text(120), text(100)]
