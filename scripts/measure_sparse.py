@@ -7,6 +7,7 @@ each budget. The policies' scores are the server's: queries of the question behi
     python scripts/measure_sparse.py ~/.cache/tessera/models/SmolLM2-135M-Instruct results.jsonl --layers 20
     python scripts/measure_sparse.py --table results.jsonl
     python scripts/measure_sparse.py --layers-of MODEL       # recall of each layer, for --layers
+    python scripts/measure_sparse.py models/demo demo.jsonl --layers 3 --demo
 
 An interrupted run goes on where it was.
 """
@@ -27,6 +28,7 @@ from cache.positions.layout import ChunkedPrompt
 from cache.selection import Sparse, choose
 from kernels.selection import POLICIES, shares
 from measuring.quality.metrics import score
+from measuring.quality.questions.demo import demo_questions
 from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question
 from scripts.measure_temperature import interval, read_lines
@@ -100,21 +102,21 @@ def right_chunks(question: Question) -> set[int]:
     return found if len(found) == 1 else set()
 
 
-def _questions(limit: int, *, calibration: bool) -> list[Question]:
+def _questions(limit: int, *, calibration: bool, demo: bool) -> list[Question]:
     """Questions behind each number of chunks; those for calibration are never measured."""
-    found = []
+    asked, found = demo_questions if demo else plain_questions, []
     for number in CHUNKS:
-        questions = plain_questions(10_000, numbers=(number,))
-        found += questions[:_CALIBRATION] if calibration else questions[_CALIBRATION : _CALIBRATION + limit]
+        questions = asked(_CALIBRATION + limit, numbers=(number,))
+        found += questions[:_CALIBRATION] if calibration else questions[_CALIBRATION:]
     random.Random("sparse").shuffle(found)  # an interrupted run has all numbers of chunks
     return found
 
 
-def layers_of(folder: Path) -> None:
+def layers_of(folder: Path, *, demo: bool) -> None:
     """Prints how often each layer has the right chunk among the best quarter, the best layers first."""
     reader, hits, count = SparseReader(folder), defaultdict[int, int](int), 0
     layers = range(reader.num_layers)
-    for question in _questions(0, calibration=True):
+    for question in _questions(0, calibration=True, demo=demo):
         if not (right := right_chunks(question)):
             continue
         count += 1
@@ -126,11 +128,11 @@ def layers_of(folder: Path) -> None:
         print(f"layer {layer}: {hits[layer] / count:.2f}")
 
 
-def measure(folder: Path, output: Path, limit: int, layers: Sequence[int], max_tokens: int) -> None:
+def measure(folder: Path, output: Path, limit: int, layers: Sequence[int], max_tokens: int, *, demo: bool) -> None:
     """Appends a line to ``output`` for each question: each policy's and budget's chunks, and what they answer."""
     done = {line["id"] for line in read_lines([output])} if output.exists() else set()
     reader = SparseReader(folder)
-    questions = _questions(limit, calibration=False)
+    questions = _questions(limit, calibration=False, demo=demo)
     with output.open("a") as file:
         for number, question in enumerate(questions, start=1):
             if question.id in done:
@@ -179,6 +181,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=300, help="questions for each number of chunks (default: 300)")
     parser.add_argument("--layers", type=int, nargs="+", help="layers that score the chunks")
     parser.add_argument("--layers-of", type=Path, metavar="MODEL", help="print the recall of each layer")
+    parser.add_argument("--demo", action="store_true", help="the demo model's questions")
     parser.add_argument("--max-tokens", type=int, default=32, help="longest answer (default: 32)")
     parser.add_argument("--threads", type=int, default=2, help="threads (default: 2)")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these results")
@@ -187,9 +190,9 @@ def main() -> None:
     if args.table:
         table(args.table)
     elif args.layers_of:
-        layers_of(args.layers_of)
+        layers_of(args.layers_of, demo=args.demo)
     else:
-        measure(args.model, args.output, args.limit, args.layers, args.max_tokens)
+        measure(args.model, args.output, args.limit, args.layers, args.max_tokens, demo=args.demo)
 
 
 if __name__ == "__main__":

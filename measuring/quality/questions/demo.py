@@ -2,7 +2,7 @@
 """Questions for the demo model, about names that its training never showed."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from measuring.quality.questions.questions import Question
 from training.demo.episodes import Episode, Shape, make_episode
@@ -12,13 +12,13 @@ CHUNKS = (2, 4, 8, 16)
 _QUESTIONS_PER_EPISODE = 5
 
 
-def demo_questions(count: int) -> list[Question]:
-    """``count`` questions for each number of chunks in :data:`CHUNKS`; always the same ones.
+def demo_questions(count: int, *, numbers: Sequence[int] = CHUNKS) -> list[Question]:
+    """``count`` questions for each of these ``numbers`` of chunks; always the same ones.
 
     Five questions share a set of documents, each with the documents in another order. About one question in five has
     no answer in them.
     """
-    return [question for chunks in CHUNKS for question in _questions(chunks, count)]
+    return [question for chunks in numbers for question in _questions(chunks, count)]
 
 
 def _shape(chunks: int) -> Shape:
