@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from cache.tiers.tier import Address, Buffer, StorageTier, TierError
 
@@ -19,6 +19,8 @@ Result = TypeVar("Result")
 SUSPENDED_S: Final = 10.0
 """Suspension of a tier that did not answer in time."""
 STORE_TIMEOUT_S: Final = 60.0
+READERS: Final = 16
+"""Files that are read from one tier at once, at most."""
 
 
 @dataclass(slots=True)
@@ -33,16 +35,16 @@ class Events:
 
 
 class TierChain:
-    """Calls each tier in a thread of its own, with a time limit.
+    """Calls each tier in threads of its own, several for reading and one for writing, with a time limit.
 
-    A tier that does not answer in time is suspended; its thread ends when its call does.
+    A tier that does not answer in time is suspended; the thread ends when its call does.
     """
 
     def __init__(self, tiers: Sequence[StorageTier], timeout_s: float) -> None:
         self.tiers = list(tiers)
         self._timeout_s = timeout_s
-        self._readers = {tier.name: _Caller(f"{tier.name}-read") for tier in tiers}
-        self._writers = {tier.name: _Caller(f"{tier.name}-write") for tier in tiers}
+        self._readers = {tier.name: _Caller(f"{tier.name}-read", READERS) for tier in tiers}
+        self._writers = {tier.name: _Caller(f"{tier.name}-write", 1) for tier in tiers}
 
     def get(
         self,
@@ -128,16 +130,15 @@ class _SuspendedError(Exception):
 
 
 class _Caller:
-    """One thread for calls that may hang."""
+    """Threads for calls that may hang."""
 
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._hanging: Future[object] | None = None
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._hanging: tuple[Future[Any], ...] = ()
         self._suspended_until = 0.0
 
     def run(self, call: Callable[[], Result], timeout_s: float) -> Result:
-        is_hanging = self._hanging is not None and not self._hanging.done()
-        if is_hanging or time.monotonic() < self._suspended_until:
+        if self._still_hanging() or time.monotonic() < self._suspended_until:
             raise _SuspendedError
         future = self._executor.submit(call)
         try:
@@ -145,5 +146,8 @@ class _Caller:
         except FutureTimeoutError:
             if future.done():  # the call itself raised it
                 raise
-            self._hanging, self._suspended_until = future, time.monotonic() + SUSPENDED_S  # type: ignore[assignment]
+            self._hanging, self._suspended_until = (*self._still_hanging(), future), time.monotonic() + SUSPENDED_S
             raise
+
+    def _still_hanging(self) -> tuple[Future[Any], ...]:
+        return tuple(each for each in self._hanging if not each.done())

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host memory: the fastest tier, which ends with the process."""
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ class MemoryTier:
         self._allocate = allocate or (lambda size: memoryview(bytearray(size)))
         self._files: OrderedDict[Address, tuple[memoryview, float]] = OrderedDict()
         self.num_bytes = 0
+        self._lock = threading.RLock()
 
     def put(self, address: Address, file: Buffer) -> None:
         size = len(file)
@@ -25,18 +27,26 @@ class MemoryTier:
             raise TierError(f"{size} bytes exceed the limit of {self.max_bytes}")
         if address in self._files:
             return
-        while self.num_bytes + size > self.max_bytes:
-            self.delete(next(iter(self._files)))
-        memory = self._allocate(size)
-        memory[:] = file
-        self._files[address] = memory, time.time()
-        self.num_bytes += size
+        with self._lock:
+            while self.num_bytes + size > self.max_bytes:
+                self.delete(next(iter(self._files)))
+            self.num_bytes += size
+        try:
+            memory = self._allocate(size)
+            memory[:] = file
+        except BaseException:
+            with self._lock:
+                self.num_bytes -= size
+            raise
+        with self._lock:
+            self._files[address] = memory, time.time()
 
     def get(self, address: Address, max_bytes: int) -> Buffer | None:
-        if (found := self._files.get(address)) is None:
-            return None
-        self._files[address] = found[0], time.time()
-        self._files.move_to_end(address)
+        with self._lock:
+            if (found := self._files.get(address)) is None:
+                return None
+            self._files[address] = found[0], time.time()
+            self._files.move_to_end(address)
         return found[0][:max_bytes]
 
     def stat(self, address: Address) -> Stored | None:
@@ -44,14 +54,17 @@ class MemoryTier:
         return None if found is None else Stored(address, len(found[0]), found[1])
 
     def delete(self, address: Address) -> None:
-        if (found := self._files.pop(address, None)) is not None:
-            self.num_bytes -= len(found[0])
+        with self._lock:
+            if (found := self._files.pop(address, None)) is not None:
+                self.num_bytes -= len(found[0])
 
     def quarantine(self, address: Address) -> None:
         self.delete(address)
 
     def list(self) -> Iterator[Stored]:
-        return (Stored(address, len(memory), used_at) for address, (memory, used_at) in list(self._files.items()))
+        with self._lock:
+            files = list(self._files.items())
+        return (Stored(address, len(memory), used_at) for address, (memory, used_at) in files)
 
     def close(self) -> None:
         self._files.clear()

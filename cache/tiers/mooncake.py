@@ -4,6 +4,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import SplitResult
 
@@ -68,7 +69,7 @@ class MooncakeTier:
         if not data:
             self._put.pop(address, None)
             return None
-        if address in self._put:
+        with suppress(KeyError):  # it is another machine's, or is being dropped
             self._put.move_to_end(address)
         return bytearray(data[:max_bytes])
 

@@ -34,7 +34,8 @@ class Stored(NamedTuple):
 class StorageTier(Protocol):
     """Keeps files of at most ``max_bytes`` altogether; evicts the least recently used.
 
-    Calls block, raise :class:`TierError` or ``OSError``, and come from one thread at a time.
+    Calls block, and raise :class:`TierError` or ``OSError``. Several threads may get files at once, while another one
+    writes.
     """
 
     name: str

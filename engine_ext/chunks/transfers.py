@@ -4,6 +4,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Client
 
@@ -17,30 +18,38 @@ from engine_ext.wire.prefix import BlockCommand, blocks_address
 
 logger = logging.getLogger(__name__)
 
+_AT_ONCE = 8
+"""Segments that move at once, beside one that is stored."""
+
 
 class TransferError(Exception):
     """A worker failed to read or write; the message says why."""
 
 
 class PoolTransfers:
-    """Reads and writes segments in all workers' pools at once; files are in the order of ranks."""
+    """Reads and writes segments in all workers' pools, several at a time; files are in the order of ranks."""
 
     def __init__(self, addresses: Sequence[str], fingerprint: str, *, keeps_prefixes: bool = False) -> None:
         """``keeps_prefixes``: whether the workers keep prefixes of prompts in tiers, too."""
         self._fingerprint = fingerprint
         self.keeps_prefixes = keeps_prefixes
-        self._workers = [_Worker(address) for address in addresses]
-        self._storing = [_Worker(address) for address in addresses]
-        self._of_blocks = [_Worker(blocks_address(address)) for address in addresses if keeps_prefixes]
-
-    @property
-    def num_workers(self) -> int:
+        self.num_workers = len(addresses)
         """Files of each segment."""
-        return len(self._workers)
+        # Each exchange takes a thread while it waits.
+        threads = ThreadPoolExecutor((_AT_ONCE + 2) * len(addresses), thread_name_prefix="transfers")
+        lanes = [[_Worker(address, threads) for address in addresses] for _ in range(_AT_ONCE)]
+        self._lanes = asyncio.Queue[list[_Worker]]()
+        for lane in lanes:
+            self._lanes.put_nowait(lane)
+        self._storing = [_Worker(address, threads) for address in addresses]
+        self._of_blocks = [_Worker(blocks_address(address), threads) for address in addresses if keeps_prefixes]
+        self._workers = [worker for lane in (*lanes, self._storing, self._of_blocks) for worker in lane]
+        self._threads = threads
 
     async def read(self, entry: ChunkKVCache, rank: int) -> bytes:
         """One worker's file of a segment that the caller leases; raises :class:`TransferError`."""
-        _, file = await self._workers[rank].ask(self._transfer("read", entry, rank))
+        async with self._lane() as workers:
+            _, file = await workers[rank].ask(self._transfer("read", entry, rank))
         return file
 
     async def write(self, entry: ChunkKVCache, files: Sequence[bytes]) -> None:
@@ -48,14 +57,16 @@ class PoolTransfers:
 
         It returns, even if cancelled, only when all workers have stopped writing: the pages may then be reused.
         """
-        await self._all("write", entry, self._workers, files=files)
+        async with self._lane() as workers:
+            await self._all("write", entry, workers, files=files)
 
     async def load(self, entry: ChunkKVCache, tiers: Sequence[str]) -> list[Answer]:
         """Imports a segment that is being filled from ``tiers``; returns like :meth:`write`.
 
         It may be loaded only if each worker's answer names a tier. Raises :class:`TransferError`.
         """
-        return await self._all("load", entry, self._workers, tiers=tuple(tiers))
+        async with self._lane() as workers:
+            return await self._all("load", entry, workers, tiers=tuple(tiers))
 
     async def store(self, entry: ChunkKVCache) -> list[Answer]:
         """Exports a segment that the caller leases to every tier; other calls don't wait for it.
@@ -66,9 +77,10 @@ class PoolTransfers:
 
     async def drop(self, key: ChunkHash) -> None:
         """Drops a segment from every tier; raises :class:`TransferError`."""
-        for rank, worker in enumerate(self._workers):
-            label = ChunkFileLabel(self._fingerprint, str(key), "", "", rank, self.num_workers)
-            await worker.ask(Transfer("drop", label, [], 0))
+        async with self._lane() as workers:
+            for rank, worker in enumerate(workers):
+                label = ChunkFileLabel(self._fingerprint, str(key), "", "", rank, self.num_workers)
+                await worker.ask(Transfer("drop", label, [], 0))
 
     async def command(self, command: BlockCommand) -> list[Answer]:
         """Carries out a command for blocks in all workers, if they keep prefixes; raises :class:`TransferError`."""
@@ -76,8 +88,18 @@ class PoolTransfers:
 
     def close(self) -> None:
         """Ends the connections."""
-        for worker in (*self._workers, *self._storing, *self._of_blocks):
+        for worker in self._workers:
             worker.close()
+        self._threads.shutdown(wait=False)
+
+    @asynccontextmanager
+    async def _lane(self) -> "AsyncIterator[list[_Worker]]":
+        """A connection to each worker, once one of the lanes is free."""
+        lane = await self._lanes.get()
+        try:
+            yield lane
+        finally:
+            self._lanes.put_nowait(lane)
 
     async def _all(
         self,
@@ -118,7 +140,8 @@ class PoolTransfers:
 class _Worker:
     """A connection to one worker, for one transfer at a time."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, threads: Executor) -> None:
+        self._threads = threads
         self._connection = Client(address, "AF_UNIX")
         self._turn = asyncio.Lock()
 
@@ -128,7 +151,7 @@ class _Worker:
 
     async def _ask(self, transfer: Transfer | BlockCommand, file: bytes) -> tuple[Answer, bytes]:
         async with self._turn:
-            return await asyncio.to_thread(self._exchange, transfer, file)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._exchange, transfer, file)
 
     def _exchange(self, transfer: Transfer | BlockCommand, file: bytes) -> tuple[Answer, bytes]:
         try:

@@ -5,8 +5,10 @@ The app guarantees that pages to read are leased, and that pages to write belong
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, Listener
 from typing import Any
 
@@ -33,6 +35,8 @@ def listen(address: str, answer: Callable[[Connection], None]) -> None:
 
     def serve(connection: Connection) -> None:
         torch.set_num_threads(1)  # of this thread: more would slow the engine
+        with suppress(OSError):  # vLLM binds workers to cores, and their threads inherit that
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
         with connection:
             while True:
                 try:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
@@ -183,6 +184,7 @@ def test_no_more_is_read_than_a_file_may_have(tier):
 WRITER = """
 import sys
 from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
@@ -278,6 +280,43 @@ def test_a_tier_that_hangs_is_waited_for_once_and_left_alone(monkeypatch):
     hanging.may_answer.set()
     time.sleep(0.4)
     assert both.get(address(1), MOST, ["nfs", "host"], whole, Events()) == ("nfs", b"file")
+
+
+def test_several_files_are_read_at_once():
+    """Each read waits for all others."""
+    tier, all_read = MemoryTier(MOST), threading.Barrier(5)
+    for number in range(5):
+        tier.put(address(number), b"file")
+    read = tier.get
+
+    def get(wanted, max_bytes):
+        all_read.wait(30)
+        return read(wanted, max_bytes)
+
+    tier.get = get
+    chain = TierChain([tier], timeout_s=60)
+    with ThreadPoolExecutor(5) as threads:
+        found = threads.map(lambda n: chain.get(address(n), MOST, ["host"], whole, Events()), range(5))
+        assert list(found) == [("host", b"file")] * 5
+
+
+def test_host_memory_counts_right_while_files_are_read_and_dropped():
+    tier, done = MemoryTier(10 * 100), threading.Event()
+
+    def read():
+        while not done.is_set():
+            for number in range(40):
+                found = tier.get(address(number), MOST)
+                assert found is None or bytes(found) == bytes([number]) * 100
+
+    with ThreadPoolExecutor(4) as threads:
+        reading = [threads.submit(read) for _ in range(4)]
+        for number in list(range(40)) * 50:
+            tier.put(address(number), bytes([number]) * 100)
+        done.set()
+        for each in reading:
+            each.result()
+    assert tier.num_bytes == sum(stored.num_bytes for stored in tier.list()) <= tier.max_bytes
 
 
 def test_errors_of_a_tier_are_counted_and_passed_over(tmp_path):
