@@ -35,7 +35,7 @@ class Events:
 
 
 class TierChain:
-    """Calls each tier in threads of its own, several for reading and one for writing, with a time limit.
+    """Calls each tier in threads of its own, with a time limit: several read, one writes.
 
     A tier that does not answer in time is suspended; the thread ends when its call does.
     """
