@@ -519,6 +519,7 @@ def test_the_command_line_of_a_replica():
     assert options.num_replicas == 2
     assert options.arguments() == [
         *("m", "--registry", "redis://here", "--registry-prefix", "tessera:", "--registry-timeout", "0.1"),
+        *("--chunk-scope", "system"),
         *("--dtype", "half", "--enforce-eager", "--no-chunk-cache", "--config", '{"a": 1}', "--x", "1", "2"),
     ]
 
