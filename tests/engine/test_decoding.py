@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.engine.test_exactness import STRATEGIES, ask, segments
 from tests.oracle import Oracle
@@ -104,7 +105,9 @@ def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: 
 def test_beside_other_features(
     model: str, policy: str, flags: tuple[str, ...], serve: Any, oracle: Any, text: Text
 ) -> None:
-    server = serve(model, *SPARSE, "--decode-sparse-policy", policy, *flags)
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if "--tensor-parallel-size" in flags else None
+    with all_cores():
+        server = serve(model, *SPARSE, "--decode-sparse-policy", policy, *flags, environment=environment)
     strategy = "parallel" if "in-place" in flags else "offset"
     chunks = [text(length) for length in (150, 90, 210)]
     for _ in range(2):
