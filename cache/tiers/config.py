@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiers from their URLs: ``host://?size=4GiB``, ``file:///var/cache/tessera?size=200GiB``, ``s3://bucket/prefix?size=1TiB``."""
+"""Tiers from their URLs: ``host://?size=4GiB``, ``file:///var/cache/tessera?size=200GiB``, ``s3://bucket/prefix?size=1TiB``.
+
+A tier is called by its scheme, or by the option ``name``, so that there may be several of a kind.
+"""
 
 import importlib.metadata
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -13,6 +17,7 @@ from cache.tiers.directory import DirectoryTier
 from cache.tiers.memory import MemoryTier
 from cache.tiers.tier import StorageTier, TierConfigError
 
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
 ENTRY_POINTS: Final = "tessera.tiers"
 """Entry points of other packages: a URL's scheme, and a :data:`MakeTier`."""
 
@@ -58,30 +63,39 @@ _MAKERS: dict[str, MakeTier] = {
 def parse_tiers(text: str) -> list[str]:
     """Splits a comma-separated list of URLs and checks each; raises :class:`TierConfigError`."""
     urls = [url.strip() for url in text.split(",") if url.strip()]
-    for url in urls:
-        _parse(url)
-    schemes = [urlsplit(url).scheme for url in urls]
-    if len(set(schemes)) < len(schemes):
-        raise TierConfigError("there can be one tier of each kind")
+    names = [_parse(url).name for url in urls]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        hint = "there is one host memory" if twice == MemoryTier.name else "name one of them, as in &name=shared"
+        raise TierConfigError(f"two tiers are called {twice}: {hint}")
     return urls
 
 
 def size_of(url: str) -> tuple[str, int]:
     """Name and bytes of a tier; raises :class:`TierConfigError`."""
-    parts, max_bytes, _, _ = _parse(url)
-    return parts.scheme, max_bytes
+    parsed = _parse(url)
+    return parsed.name, parsed.max_bytes
 
 
 def make_tier(url: str, allocate: Allocate | None = None) -> StorageTier:
     """The tier of a URL; raises :class:`TierConfigError`."""
-    parts, max_bytes, options, make = _parse(url)
+    parsed = _parse(url)
     try:
-        return make(parts, max_bytes, options, allocate)
+        tier = parsed.make(parsed.url, parsed.max_bytes, parsed.options, allocate)
     except TierConfigError as error:
         raise TierConfigError(f"tier {url}: {error}") from error
+    tier.name = parsed.name
+    return tier
 
 
-def _parse(url: str) -> tuple[SplitResult, int, dict[str, str], MakeTier]:
+class _Parsed(NamedTuple):
+    url: SplitResult
+    name: str
+    max_bytes: int
+    options: dict[str, str]
+    make: MakeTier
+
+
+def _parse(url: str) -> _Parsed:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if (make := _maker(parts.scheme)) is None:
@@ -96,7 +110,10 @@ def _parse(url: str) -> tuple[SplitResult, int, dict[str, str], MakeTier]:
         raise TierConfigError(f"tier {url}: size={size} is no size, as in 100GiB") from error
     if max_bytes < 1:
         raise TierConfigError(f"tier {url}: size={size} holds nothing")
-    return parts, max_bytes, options, make
+    name = options.pop("name", parts.scheme)
+    if not _NAME.fullmatch(name) or (name == MemoryTier.name) != (parts.scheme == MemoryTier.name):
+        raise TierConfigError(f"tier {url}: name={name} is no name, as in name=shared")
+    return _Parsed(parts, name, max_bytes, options, make)
 
 
 def _maker(scheme: str) -> MakeTier | None:

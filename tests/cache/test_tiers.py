@@ -341,7 +341,11 @@ def test_errors_of_a_tier_are_counted_and_passed_over(tmp_path):
         ("host://?size=100", "size=100 has no unit"),
         ("host://?size=much", "size=much is no size"),
         ("host://?size=0GiB", "holds nothing"),
-        ("host://?size=1GiB,host://?size=2GiB", "can be one"),
+        ("host://?size=1GiB,host://?size=2GiB", "there is one host memory"),
+        ("file:///a?size=1GiB,file:///b?size=2GiB", "two tiers are called file: name one of them, as in &name=shared"),
+        ("file:///a?size=1GiB&name=A B", "is no name"),
+        ("file:///a?size=1GiB&name=host", "is no name"),
+        ("host://?size=1GiB&name=ram", "is no name"),
     ],
 )
 def test_what_is_wrong_in_a_configuration_is_said(text, message):
@@ -363,6 +367,17 @@ def test_what_is_wrong_in_a_configuration_is_said(text, message):
 def test_what_can_not_be_made_is_said(url, message):
     with pytest.raises(TierConfigError, match=message):
         make_tier(url)
+
+
+def test_a_local_directory_before_a_shared_one(tmp_path):
+    urls = parse_tiers(f"file://{tmp_path}/local?size=1MiB,file://{tmp_path}/shared?size=1MiB&name=shared")
+    both = TierChain([make_tier(url) for url in urls], timeout_s=5)
+    assert [tier.name for tier in both.tiers] == ["file", "shared"]
+    both.put(address(1), b"file", events := Events())
+    assert events.happened == [("file", "stored"), ("shared", "stored")]
+    both.tiers[0].delete(address(1))
+    assert both.get(address(1), MOST, ["file", "shared"], whole, Events()) == ("shared", b"file")
+    assert both.get(address(1), MOST, ["file", "shared"], whole, Events()) == ("file", b"file")
 
 
 def test_an_unknown_bucket_is_said(s3):

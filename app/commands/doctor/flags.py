@@ -114,11 +114,11 @@ def _registry(_: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
 
 def _tiers(_: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
     for url in parse_tiers(settings.chunk_cache_tiers or ""):
-        name, max_bytes = size_of(url)
+        scheme, max_bytes = urlsplit(url).scheme, size_of(url)[1]
         try:
-            yield _directory(url, max_bytes) if name == "file" else _other_tier(url, name)
+            yield _directory(url, max_bytes) if scheme == "file" else _other_tier(url, scheme)
         except (TierConfigError, ImportError) as error:
-            yield Finding("FAIL", first_line(error), _TIER_FIXES.get(name, _OBJECT_STORE_FIX))
+            yield Finding("FAIL", first_line(error), _TIER_FIXES.get(scheme, _OBJECT_STORE_FIX))
 
 
 def _directory(url: str, max_bytes: int) -> Finding:
@@ -131,8 +131,8 @@ def _directory(url: str, max_bytes: int) -> Finding:
     return Finding("ok", f"tier {url}: writable, holds {_size(held)}")
 
 
-def _other_tier(url: str, name: str) -> Finding:
-    if name != "host":
+def _other_tier(url: str, scheme: str) -> Finding:
+    if scheme != "host":
         make_tier(url).close()
     return Finding("ok", f"tier {url}")
 
