@@ -87,6 +87,17 @@ class RagChatRequest(RagRequest):
         return self
 
 
+class PlanRequest(RagChatRequest):
+    """A chat request to preview."""
+
+    prefetch: bool = Field(
+        False,
+        strict=True,
+        description="start to load and compute what the request would wait for, ahead of it: a retriever knows the "
+        "chunks before the question is complete",
+    )
+
+
 class IngestRequest(RagRequest):
     """Chunks to compute behind ``system``. Fields of chat completions that change the rendered prompt apply too."""
 

@@ -40,7 +40,10 @@ class Pages(Shape):
 
 
 class Plan(Shape):
-    """Only ``mode`` and ``reason`` while the cache is off, and for a request without chunks."""
+    """Only ``mode`` and ``reason`` while the cache is off, and for a request without chunks.
+
+    ``prefetching``: number of segments that are on their way, if that was asked for.
+    """
 
     mode: Literal["chunked", "full"]
     reason: str | None
@@ -51,6 +54,7 @@ class Plan(Shape):
     tokens: PlannedTokens | None = None
     pages: Pages | None = None
     chunks: list[PlannedChunk] | None = None
+    prefetching: int | None = None
 
 
 class SplitChunk(Shape):

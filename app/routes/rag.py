@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from app.documents.rag_request import RagChatRequest, chat_completion, chat_messages
+from app.documents.rag_request import PlanRequest, RagChatRequest, chat_completion, chat_messages
 from app.http.answers import Plan, RagChatAnswer
 from app.http.openapi import EVENT_STREAM, answers
 from app.http.sse import ReportInserter
@@ -62,15 +62,18 @@ async def rag_chat(
     response_model=None,
     responses=answers(Plan, *_REFUSED),
 )
-async def rag_plan(request: RagChatRequest, state: AppState, marks: RequestMarks, engine: Engine) -> JSONResponse:
-    """Takes the body of ``/v1/rag/chat``. Runs nothing and changes nothing, not even the order of eviction."""
+async def rag_plan(request: PlanRequest, state: AppState, marks: RequestMarks, engine: Engine) -> JSONResponse:
+    """Takes the body of ``/v1/rag/chat``. Changes nothing, not even the order of eviction, without ``prefetch``."""
     ticket, documents = open_ticket(request, state)
     with marks.issue(ticket, documents) as marked:
         chat_request = chat_completion(request, chat_messages(request, marked))
         rendered = await render(state, ticket, chat_request, for_run=True)
     if isinstance(rendered, ErrorResponse):
         return error_response(rendered)
-    return JSONResponse(preview(engine.cache, rendered))
+    plan = preview(engine.cache, rendered)
+    if request.prefetch and plan["mode"] == "chunked":
+        plan["prefetching"] = engine.prefetch(rendered)
+    return JSONResponse(plan)
 
 
 def _with_report(response: dict[str, Any], report: Report | None) -> dict[str, Any]:

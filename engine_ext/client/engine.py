@@ -21,6 +21,7 @@ from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.client.background import BackgroundFills
+from engine_ext.client.prefetch import Prefetches
 from engine_ext.client.resolved import ResolvedRequest, plain_salt, resolve, scope_salt
 from engine_ext.client.run.call import EngineCall, transfer_params, with_transfer_params, without_transfer_params
 from engine_ext.client.run.chunked import ChunkedRun
@@ -68,6 +69,7 @@ class ChunkEngine:
         self.renderer = renderer or llm.renderer
         self.adapters = Adapters()
         self.background = BackgroundFills(llm, cache)
+        self._prefetches = Prefetches(cache)
         self.exchanges_requests = exchanges_requests
         self.decode_budget = decode_budget
         self.is_stopping = False
@@ -102,6 +104,11 @@ class ChunkEngine:
     ) -> ResolvedRequest:
         """Decides everything about a request that needs no look at the cache."""
         return resolve(request, self.adapters, params, lora_request)
+
+    def prefetch(self, request: ResolvedRequest) -> int:
+        """See :meth:`engine_ext.client.prefetch.Prefetches.start`."""
+        self._refuse_if_full()
+        return self._prefetches.start(request)
 
     def _run(self, request: ChunkedRequest, call: EngineCall) -> Outputs:
         span = start_request(call.kwargs.get("trace_headers"), call.prompt.get("arrival_time"), enabled=self._is_traced)

@@ -15,7 +15,7 @@ import pytest
 from tests.cores import all_cores
 from tests.engine import hanging_tier
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
+from tests.engine.server import TesseraServer, shared_memory, until, wait_until_gone
 from tests.engine.test_exactness import ask, assert_exact, statuses
 from tests.engine.test_parallel import WORKERS
 from tests.oracle import Oracle
@@ -185,6 +185,24 @@ def test_a_file_system_that_hangs_is_waited_for_once(
     assert after["timeout"] == happened["timeout"]
     assert after["suspended"] > happened.get("suspended", 0)
     hanging_tier.says_so(root).unlink()
+
+
+def test_a_plan_starts_what_the_question_will_wait_for(
+    directory: Directory, oracle: Callable[[str], Oracle], text: Text
+) -> None:
+    server, (stored, new) = directory.server, (text(300), text(120))
+    ask(server, "shared", [stored], "What?")
+    to_sleep(server)
+    body = {"chunks": [stored, new], "question": "What?", "cache": {"position_strategy": "shared"}}
+    body["system"] = "You answer from documents."
+    plan = server.post("/v1/rag/plan", {**body, "prefetch": True})
+    assert [chunk["status"] for chunk in plan["chunks"]] == ["missing", "missing"]
+    assert plan["prefetching"] == 3  # the system segment, too
+    until(lambda: [chunk["status"] for chunk in server.post("/v1/rag/plan", body)["chunks"]] == ["hit", "hit"])
+    answer = ask(server, "shared", [stored, new], "What?")
+    assert statuses(answer) == ["hit", "hit"]
+    assert_exact(answer, oracle("tiny-llama"), "shared")
+    assert server.post("/v1/rag/plan", {**body, "prefetch": True})["prefetching"] == 0
 
 
 @pytest.mark.matrix
