@@ -18,7 +18,7 @@ from tests.cache.helpers import acquire
 async def stats(cache, query=""):
     app = FastAPI()
     app.include_router(router)
-    app.state.engine_client = SimpleNamespace(cache=cache, strategy=UNKNOWN)
+    app.state.engine_client = SimpleNamespace(cache=cache, strategy=UNKNOWN, decode_budget=None)
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return (await client.get(f"/v1/cache/stats{query}")).json()
 
