@@ -52,7 +52,7 @@ class ChunkCacheCollector(Collector):
         metrics = list(self._state())
         if not isinstance(cache, CacheOff):
             metrics += [*_counters(cache.metrics), *_gauges(cache), *_histograms(cache.metrics)]
-            metrics += _tier_counters(cache.metrics, cache.tier_writer.tiers)
+            metrics += _of_tiers(cache.metrics, cache.tier_writer.tiers)
         return metrics
 
     def _state(self) -> Iterator[Metric]:
@@ -126,13 +126,16 @@ def _counters(counted: ChunkCacheMetrics) -> Iterator[Metric]:
     yield refused
 
 
-def _tier_counters(counted: ChunkCacheMetrics, tiers: Iterable[str]) -> Iterator[Metric]:
+def _of_tiers(counted: ChunkCacheMetrics, tiers: Mapping[str, int]) -> Iterator[Metric]:
+    """``tiers`` are their sizes by name."""
     events = CounterMetricFamily("tessera_tier_events", "Events of tiers", labels=["tier", "event"])
     for tier, event in itertools.product(tiers, TIER_EVENTS):
         events.add_metric([tier, event], counted.tier_events[tier, event])
     yield events
     loaded = _with_zeros(counted.loaded_bytes, *tiers)
     yield _counter_by("loaded_bytes", "Bytes of KV loaded from tiers", "tier", loaded)
+    yield _gauge_by("tier_bytes", "Bytes in tiers, as of the last transfer", "tier", counted.tier_bytes)
+    yield _gauge_by("tier_size_bytes", "Bytes that tiers may hold", "tier", tiers)
 
 
 def _gauges(cache: ChunkCache) -> Iterator[Metric]:
@@ -160,7 +163,7 @@ def _gauges(cache: ChunkCache) -> Iterator[Metric]:
 
 
 def _histograms(counted: ChunkCacheMetrics) -> Iterator[Metric]:
-    for histogram in (counted.plan_seconds, counted.fill_seconds, counted.lease_seconds):
+    for histogram in (counted.plan_seconds, counted.fill_seconds, counted.tier_load_seconds, counted.lease_seconds):
         yield from histogram.collect()
 
 

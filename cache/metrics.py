@@ -11,8 +11,8 @@ _SHORT = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25,
 _LONG = (5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
-def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-    return Histogram(name, text, buckets=buckets, registry=None)
+def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+    return Histogram(name, text, labels, buckets=buckets, registry=None)
 
 
 TIER_EVENTS = (
@@ -61,6 +61,9 @@ class ChunkCacheMetrics:
     )
     fill_seconds: Histogram = field(
         default_factory=lambda: _histogram("tessera_fill_seconds", "A fill request, from its turn to saved", _LONG)
+    )
+    tier_load_seconds: Histogram = field(
+        default_factory=lambda: _histogram("tessera_tier_load_seconds", "Import of a segment, by tier", _LONG, "tier")
     )
     lease_seconds: Histogram = field(
         default_factory=lambda: _histogram("tessera_lease_seconds", "How long requests held their chunks", _LONG)

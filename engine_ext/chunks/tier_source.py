@@ -55,7 +55,9 @@ class TierSource:
             if None in tiers:
                 return None
             last = max(self._names.index(str(tier)) for tier in tiers)
-            self._costs.loading[self._names[last]].observe(num_bytes, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._costs.loading[self._names[last]].observe(num_bytes, seconds)
+            self._manager.metrics.tier_load_seconds.labels(self._names[last]).observe(seconds)
             slowest = max(slowest, last)
         return SourceResult(ChunkStatus.LOADED, origin=self._names[slowest])
 

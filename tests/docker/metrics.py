@@ -31,10 +31,14 @@ class Series(NamedTuple):
 
 @cache
 def replica_series() -> dict[str, Series]:
-    """Series by name, of a replica with its cache on."""
+    """Series by name, of a replica with its cache on, and a tier."""
     manager = make_manager()
     manager.metrics.full_reasons["capacity"] += 1
-    engine = SimpleNamespace(cache=cache_with(manager))
+    manager.metrics.tier_bytes["file"] = 1
+    manager.metrics.tier_load_seconds.labels("file").observe(1)
+    cache = cache_with(manager)
+    cache.tier_writer = SimpleNamespace(tiers={"file": 2})
+    engine = SimpleNamespace(cache=cache)
     publisher = SimpleNamespace(is_up=True, num_published=0, num_errors=0)
     collected = list(ChunkCacheCollector(engine, wanted=True, in_loop=in_a_loop).collect())
     collected += _PublisherCollector(publisher).collect()
