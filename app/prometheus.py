@@ -134,8 +134,12 @@ def _of_tiers(counted: ChunkCacheMetrics, tiers: Mapping[str, int]) -> Iterator[
     yield events
     loaded = _with_zeros(counted.loaded_bytes, *tiers)
     yield _counter_by("loaded_bytes", "Bytes of KV loaded from tiers", "tier", loaded)
-    yield _gauge_by("tier_bytes", "Bytes in tiers, as of the last transfer", "tier", counted.tier_bytes)
+    held = _with_zeros(counted.tier_bytes, *tiers)
+    yield _gauge_by("tier_bytes", "Bytes in tiers, as of the last transfer", "tier", held)
     yield _gauge_by("tier_size_bytes", "Bytes that tiers may hold", "tier", tiers)
+    for tier in tiers:
+        counted.tier_load_seconds.labels(tier)  # the zeros that rates need
+    yield from counted.tier_load_seconds.collect()
 
 
 def _gauges(cache: ChunkCache) -> Iterator[Metric]:
@@ -163,7 +167,7 @@ def _gauges(cache: ChunkCache) -> Iterator[Metric]:
 
 
 def _histograms(counted: ChunkCacheMetrics) -> Iterator[Metric]:
-    for histogram in (counted.plan_seconds, counted.fill_seconds, counted.tier_load_seconds, counted.lease_seconds):
+    for histogram in (counted.plan_seconds, counted.fill_seconds, counted.lease_seconds):
         yield from histogram.collect()
 
 

@@ -34,8 +34,6 @@ def replica_series() -> dict[str, Series]:
     """Series by name, of a replica with its cache on, and a tier."""
     manager = make_manager()
     manager.metrics.full_reasons["capacity"] += 1
-    manager.metrics.tier_bytes["file"] = 1
-    manager.metrics.tier_load_seconds.labels("file").observe(1)
     cache = cache_with(manager)
     cache.tier_writer = SimpleNamespace(tiers={"file": 2})
     engine = SimpleNamespace(cache=cache)
