@@ -33,6 +33,7 @@ class TierSource:
         self._manager = manager
         self._transfers = transfers
         self._costs = costs
+        self._num_loading = 0
 
     async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> SourceResult | None:
         """All of the job's segments or none."""
@@ -44,19 +45,23 @@ class TierSource:
             worth = [name for name in self._names if self._costs.is_worth_loading(name, num_tokens, num_bytes)]
             if not worth:
                 return SourceResult(ChunkStatus.FILLED, why=self._why(num_tokens, num_bytes))
-            started = time.perf_counter()
+            started, self._num_loading = time.perf_counter(), self._num_loading + 1
+            at_once = self._num_loading
             try:
                 answers = await transfers.load(entry, worth)
             except TransferError as error:
                 logger.warning("can't import a chunk: %s", error)
                 return None
+            finally:
+                at_once, self._num_loading = max(at_once, self._num_loading), self._num_loading - 1
             note_events(self._manager.metrics, answers)
             tiers = {answer.tier for answer in answers}
             if None in tiers:
                 return None
             last = max(self._names.index(str(tier)) for tier in tiers)
             seconds = time.perf_counter() - started
-            self._costs.loading[self._names[last]].observe(num_bytes, seconds)
+            # Loads at once share the time that they take; fills of as many chunks would add up.
+            self._costs.loading[self._names[last]].observe(num_bytes, seconds / at_once)
             self._manager.metrics.tier_load_seconds.labels(self._names[last]).observe(seconds)
             slowest = max(slowest, last)
         return SourceResult(ChunkStatus.LOADED, origin=self._names[slowest])

@@ -95,7 +95,8 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     request: pytest.FixtureRequest,
 ) -> None:
     """Mixtures of host memory, a slower tier, the pool and computing."""
-    slower, flags, environment = f"file://{tmp_path}/kv?size=1GiB", ("--chunk-cache-page-tokens", "16"), {}
+    flags = ("--chunk-cache-page-tokens", "16", "--chunk-cache-tier-timeout", "20")
+    slower, environment = f"file://{tmp_path}/kv?size=1GiB", {}
     if kind == "s3":
         slower = f"s3://bucket/{tmp_path.name}?size=1GiB&endpoint={request.getfixturevalue('s3')}"
     elif kind in WORKERS:
