@@ -102,8 +102,8 @@ def _fill_state(
 ) -> None:
     """Sets all that Tessera's endpoints and middleware read from the application's state."""
     state.tessera_marks, state.tessera_tenants = marks, tenants
-    state.tessera_example = page.read(example_file(args.model))
     state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
+    state.tessera_example = page.read(example_file(args.model))
     state.tessera_profile = profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out)
 
 

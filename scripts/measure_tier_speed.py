@@ -10,7 +10,6 @@ Eight chunks of 512 tokens, in host memory, a directory in the page cache, and a
 
 import asyncio
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -26,10 +25,11 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 from measuring.kit.client import Client
+from measuring.kit.texts import Texts
 from tools.random_model import build_preset
 from tools.server_process import ServerProcess
 
-ROUNDS, CHUNKS, WORDS, DELAY_S = 8, 8, 102, 0.02
+ROUNDS, CHUNKS, TOKENS, DELAY_S = 8, 8, 512, 0.02
 FLAGS: Final = ("--dtype", "float32", "--max-model-len", "8192", "--chunk-cache-memory", "1GiB")
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -56,15 +56,11 @@ def slow_store() -> Iterator[str]:
         server.shutdown()
 
 
-def text(seed: str, words: int) -> str:
-    letters = random.Random(seed)
-    return " ".join("".join(letters.choices("aeioulnrst", k=4)) for _ in range(words))
-
-
 async def rounds(url: str) -> dict[str, list[float]]:
     """Seconds to the first token, with all chunks in the pool and with none."""
     found: dict[str, list[float]] = {"pool": [], "tier": []}
-    chunks = [text(f"chunk {number}", WORDS) for number in range(CHUNKS)]
+    texts = Texts("tiers")
+    chunks = texts.chunks(CHUNKS, TOKENS)
     async with Client(url) as client:
         for number in range(-1, ROUNDS):
             for way in found:
@@ -74,8 +70,7 @@ async def rounds(url: str) -> dict[str, list[float]]:
                     slept = await client.post("/v1/cache/sleep", {"idle_s": 0})
                     assert slept["segments"] >= CHUNKS, slept
                 # Another order each time: vLLM's own blocks are not shared.
-                order = random.Random(f"{number} {way}").sample(chunks, CHUNKS)
-                body = {"chunks": order, "question": text(f"{number} {way}", 8), "max_tokens": 4, "stream": True}
+                body = {"chunks": texts.shuffled(chunks), "question": texts.text(40), "max_tokens": 4, "stream": True}
                 answer = await client.stream("/v1/rag/chat", body)
                 statuses = {chunk["status"] for chunk in answer.cache["chunks"]}
                 if number >= 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares the workers to choose: chunks for sparse requests, and blocks for generated tokens."""
+"""Prepares the workers' attention: to choose chunks for sparse requests, and blocks for generated tokens."""
 
 import logging
 from typing import Any
@@ -24,7 +24,7 @@ async def prepare_scoring(llm: AsyncLLM, pool: ChunkCacheConfig, scoring: Scorin
         return None
     config: VllmConfig = llm.vllm_config
     layers = scoring.layers or (3 * config.model_config.get_num_layers(config.parallel_config) // 5,)
-    if reason := await _refused(llm, "chunk_cache_prepare_probes", scoring.policy, layers):
+    if reason := await refused(llm, "chunk_cache_prepare_probes", scoring.policy, layers):
         logger.warning("no chunk is left out, sparse requests run in full attention: %s", reason)
         return None
     return Representations(llm, int(pool.num_pages * pool.page_bytes * _REPRESENTED_SHARE))
@@ -38,14 +38,14 @@ async def prepare_decoding(llm: AsyncLLM, budget: DecodingBudget | None, *, atte
     if budget is None:
         return None
     reason = "it doesn't go with --chunk-cache-placement attend" if attends else None
-    if reason := reason or await _refused(llm, "chunk_cache_prepare_decoding", budget.policy, budget.tokens):
+    if reason := reason or await refused(llm, "chunk_cache_prepare_decoding", budget.policy, budget.tokens):
         logger.warning("generated tokens attend to everything, whatever --decode-sparse-budget says: %s", reason)
         return None
     return budget.tokens
 
 
-async def _refused(llm: AsyncLLM, method: str, *args: Any) -> str | None:
-    """The first worker's reason against it, if any."""
+async def refused(llm: AsyncLLM, method: str, *args: Any) -> str | None:
+    """Prepares the workers' attention by ``method``; returns the engine's or the first worker's reason against it."""
     if reason := attention_reason(llm.vllm_config):
         return reason
     reasons: list[str | None] = await llm.collective_rpc(method, args=args)

@@ -32,9 +32,9 @@ from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_o
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.plugin import extend_backend
 from engine_ext.start.positions import extend_positions
-from engine_ext.start.selection import prepare_decoding, prepare_scoring
+from engine_ext.start.selection import prepare_decoding, prepare_scoring, refused
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
-from engine_ext.start.support import attention_reason, in_place_reason, unsupported_reason
+from engine_ext.start.support import in_place_reason, unsupported_reason
 from engine_ext.wire.position_limit import window_of
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
 from tools.process_watch import mark_engine
@@ -235,8 +235,7 @@ async def _reindexer(
                     "requests copy their chunks unless they ask for parallel positions; the default is %s", strategy.why
                 )
         case "attend":
-            reason = attention_reason(config) or await _prepared_attention(llm)
-            reason = reason or await _failure(check.run_attention())
+            reason = await refused(llm, "chunk_cache_prepare_attention") or await _failure(check.run_attention())
     if reason is not None:
         logger.warning("chunks are copied, not %s: %s", _PLACED[options.placement], reason)
         return _copying(config)
@@ -245,12 +244,6 @@ async def _reindexer(
 
 def _copying(config: VllmConfig) -> PositionReindexer:
     return PositionReindexer(window=window_of(config.model_config))
-
-
-async def _prepared_attention(llm: AsyncLLM) -> str | None:
-    """Lets requests attend to the pool; returns the first worker's reason against it."""
-    reasons: list[str | None] = await llm.collective_rpc("chunk_cache_prepare_attention")
-    return next(filter(None, reasons), None)
 
 
 async def _failure(check: Awaitable[None]) -> str | None:
