@@ -13,7 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from app.documents.document import Document
 from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.prompt.tokenization import SegmentTokenizer
-from cache.positions.layout import Chunk, ChunkedPrompt, PackedTokens, pack, packed_length, split_packed, unpack
+from cache.positions.layout import Chunk, ChunkedPrompt, pack, split_packed, unpack
 from cache.positions.strategy import ChunkTokens
 from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
@@ -161,19 +161,13 @@ class SegmentRenderer:
     def _chunks(self, text: str, id: str | None, document: int, namespace: str) -> list[Chunk]:
         tokens = self._tokenizer.pack_document(text, namespace)
         pieces = [self._chunk_tokens.around(piece) for piece in split_packed(tokens, self._max_chunk_tokens)]
-        padded = [piece + self._padding(piece) for piece in pieces]
+        padded = [self._tokenizer.padded(piece, self._block_tokens) for piece in pieces]
         if len(padded) == 1:
             return [Chunk(padded[0], id, document)]
         return [Chunk(piece, id, document, (number, len(padded))) for number, piece in enumerate(padded, start=1)]
 
     def _padded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        return token_ids + unpack(self._padding(pack(token_ids)))
-
-    def _padding(self, packed: PackedTokens) -> PackedTokens:
-        """Padding of the last block; empty without shared blocks."""
-        if self._block_tokens is None or self._tokenizer.filler is None:
-            return b""
-        return pack((self._tokenizer.filler,)) * (-packed_length(packed) % self._block_tokens)
+        return unpack(self._tokenizer.padded(pack(token_ids), self._block_tokens))
 
 
 def _content(message: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from cachetools import LRUCache, cachedmethod
 from tokenizers import Tokenizer
 
-from cache.positions.layout import PackedTokens, pack
+from cache.positions.layout import PackedTokens, pack, packed_length
 
 REMEMBERED_BYTES = 32 << 20
 """Memory for documents' packed tokens; their texts take about as much again."""
@@ -65,6 +65,12 @@ class SegmentTokenizer:
         """A white-space token, or ``None`` if the tokenizer has none."""
         candidates = (self.encode_document(text) for text in ("\n", " ", "\n\n", "  "))
         return next((ids[0] for ids in candidates if len(ids) == 1), None)
+
+    def padded(self, tokens: PackedTokens, block_tokens: int | None) -> PackedTokens:
+        """``tokens`` and the white space that fills their last block; unchanged if either is ``None``."""
+        if block_tokens is None or self.filler is None:
+            return tokens
+        return tokens + pack((self.filler,)) * (-packed_length(tokens) % block_tokens)
 
     def _broken(self, text: str) -> Iterable[str]:
         """``text``, cut after the first character of each control token's spelling."""

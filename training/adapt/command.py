@@ -104,7 +104,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
     say(f"{len(passages)} passages")
     with progress("loading the model"):
         model = load(folder, device)
-    student = STUDENTS[args.way](model, args.seed)
+    student = STUDENTS[args.way](model, template.segments, args.seed)
     plan = Plan(
         str(folder),
         str(args.documents),

@@ -34,6 +34,8 @@ _CONTINUE: Final = ('Continue this sentence from the documents: "{}"', 'How does
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 _MOST_ANSWER_TOKENS: Final = 48
 _HELD_OUT: Final = 10
+_BLOCKS: Final = (None, 16, 32)
+"""Sizes of blocks that are shared in place, to which white space pads segments."""
 
 
 Part = Literal["train", "heldout"]
@@ -141,10 +143,14 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A prompt with several branches about its chunks."""
+    """A prompt with several branches about its chunks.
+
+    Where chunks can be shared in place, the server would pad the segments to blocks of ``block_tokens``.
+    """
 
     prompt: ChunkedPrompt
     branches: tuple[Branch, ...]
+    block_tokens: int | None = None
 
 
 class Material:
@@ -176,7 +182,7 @@ class Material:
         while len(tasks) < self._num_tasks:
             tasks.append(next(tasks_of(rng.choice(documents).text, rng)))
         branches = tuple(self._template.branch(system, task) for task in tasks)
-        return Sample(self._template.prompt(system, documents), branches)
+        return Sample(self._template.prompt(system, documents), branches, rng.choice(_BLOCKS))
 
 
 def _divided(every: Sequence[T]) -> dict[Part, list[T]]:

@@ -5,13 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
 
-from cache.positions.layout import ChunkedPrompt, TokenIds, pack
+from app.prompt.tokenization import SegmentTokenizer
+from cache.positions.layout import ChunkedPrompt, TokenIds, pack, unpack
 from cache.positions.strategy import CHUNK_TOKENS, TRAINED_FOR, ChunkTokens
 from training.adapt.material import Sample
 from training.adapt.model import hidden_states, log_probabilities
@@ -22,6 +24,9 @@ BEFORE, BEHIND = 8, 4
 _IMPOSSIBLE: Final = -10_000.0
 """Highest logit of soft tokens on held-out prompts: ``exp`` of a tenth of it is 0 beside any other."""
 _RIDGE: Final = 1e-3
+_IN_PLACE: Final = ("shared", "parallel")
+"""Positions at which chunks can be shared in place."""
+_NONE: Final = ChunkTokens()
 
 
 class Student(ABC):
@@ -30,8 +35,9 @@ class Student(ABC):
     rate: ClassVar[float]
     """Learning rate of Adam."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, segments: SegmentTokenizer) -> None:
         self.model = model
+        self._segments = segments
 
     @torch.no_grad()
     def taught(self, sample: Sample) -> Tensor:
@@ -54,25 +60,33 @@ class Student(ABC):
     def _untouched(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def _row(self, sample: Sample, way: Way, around: ChunkTokens = _NONE) -> Row:
+        """A sample as the server composes it: soft tokens around chunks, and white space that fills shared blocks."""
+        block_tokens = sample.block_tokens if way in _IN_PLACE else None
+        padded, prompt = partial(self._segments.padded, block_tokens=block_tokens), sample.prompt
+        chunks = tuple(replace(chunk, packed=padded(around.around(chunk.packed))) for chunk in prompt.chunks)
+        system = unpack(padded(pack(prompt.system)))
+        return make_row(replace(prompt, system=system, chunks=chunks), sample.branches, way)
+
 
 class SoftTokens(Student):
     """Trained rows of the embedding table around each chunk, after KV Packet (https://arxiv.org/abs/2604.13226)."""
 
     rate = 3e-3
 
-    def __init__(self, model: Any, seed: int) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, segments: SegmentTokenizer, seed: int) -> None:
+        super().__init__(model, segments)
         model.requires_grad_(False)
         self._table: Tensor = model.get_input_embeddings().weight
         rows = self._table.detach().float()
         noise = torch.randn(BEFORE + BEHIND, rows.shape[1], generator=torch.Generator().manual_seed(seed))
-        self._soft = nn.Parameter(rows.mean(0) + 0.1 * rows.std() * noise.to(rows.device))
+        # White space harms an untrained model least.
+        start = rows.mean(0) if segments.filler is None else rows[segments.filler]
+        self._soft = nn.Parameter(start + 0.1 * rows.std() * noise.to(rows.device))
 
     def log_probabilities(self, sample: Sample, way: Way) -> Tensor:
         """See :meth:`Student.log_probabilities`."""
-        around = ChunkTokens(*map(pack, self._ids)).around
-        chunks = tuple(replace(chunk, packed=around(chunk.packed)) for chunk in sample.prompt.chunks)
-        row = make_row(replace(sample.prompt, chunks=chunks), sample.branches, way)
+        row = self._row(sample, way, ChunkTokens(*map(pack, self._ids)))
         return log_probabilities(self.model, row, self._embedded(row))
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -144,17 +158,17 @@ class Lora(Student):
 
     rate = 1e-3
 
-    def __init__(self, model: Any, seed: int, rank: int = 16) -> None:
+    def __init__(self, model: Any, segments: SegmentTokenizer, seed: int, rank: int = 16) -> None:
         from peft import LoraConfig, get_peft_model
 
         torch.manual_seed(seed)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
         self._peft: Any = get_peft_model(model, config)
-        super().__init__(self._peft.get_base_model())
+        super().__init__(self._peft.get_base_model(), segments)
 
     def log_probabilities(self, sample: Sample, way: Way) -> Tensor:
         """See :meth:`Student.log_probabilities`."""
-        return log_probabilities(self.model, make_row(sample.prompt, sample.branches, way))
+        return log_probabilities(self.model, self._row(sample, way))
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The low-rank matrices."""

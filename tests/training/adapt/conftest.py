@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from app.documents.document import Document
+from app.prompt.tokenization import SegmentTokenizer
 from tools.random_model import build_preset
 from training.adapt import trainer
 from training.adapt.material import Material, Template
@@ -40,6 +41,11 @@ def model(folder: Path) -> Any:
 @pytest.fixture(scope="session")
 def tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def segments(tokenizer: Any) -> SegmentTokenizer:
+    return SegmentTokenizer(tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saved models: what is unchanged without chunks, and what was learned with them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from app.prompt.tokenization import SegmentTokenizer
 from cache.positions.layout import pack
 from cache.positions.strategy import TRAINED_FOR, ChunkTokens
 from training.adapt.material import Material
@@ -33,9 +35,9 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 def test_soft_tokens_leave_everything_else_as_it_was(
-    model: Any, tokenizer: Any, folder: Path, material: Material, tmp_path: Path
+    model: Any, tokenizer: Any, segments: SegmentTokenizer, folder: Path, material: Material, tmp_path: Path
 ) -> None:
-    student = SoftTokens(model, seed=0)
+    student = SoftTokens(model, segments, seed=0)
     trainer = trained(student, material)
     student.save(tmp_path, AutoTokenizer.from_pretrained(folder), ["offset"], trainer.held_out())
     before, after = logits(folder), logits(tmp_path)
@@ -54,11 +56,9 @@ def test_soft_tokens_leave_everything_else_as_it_was(
 
 
 def test_saved_soft_tokens_are_those_that_were_trained(
-    model: Any, tokenizer: Any, material: Material, tmp_path: Path
+    model: Any, tokenizer: Any, segments: SegmentTokenizer, material: Material, tmp_path: Path
 ) -> None:
-    from dataclasses import replace
-
-    student = SoftTokens(model, seed=0)
+    student = SoftTokens(model, segments, seed=0)
     trainer = trained(student, material)
     student.save(tmp_path, tokenizer, ["offset"], trainer.held_out())
     found, (sample, *_) = load(tmp_path), trainer.held_out()
@@ -70,9 +70,11 @@ def test_saved_soft_tokens_are_those_that_were_trained(
     torch.testing.assert_close(served[:, : expected.shape[1]], expected, rtol=0, atol=1e-5)
 
 
-def test_lora_is_merged(model: Any, tokenizer: Any, folder: Path, material: Material, tmp_path: Path) -> None:
+def test_lora_is_merged(
+    model: Any, tokenizer: Any, segments: SegmentTokenizer, folder: Path, material: Material, tmp_path: Path
+) -> None:
     pytest.importorskip("peft")
-    student = Lora(model, seed=0, rank=4)
+    student = Lora(model, segments, seed=0, rank=4)
     trainer = trained(student, material)
     (sample, taught), *_ = trainer._held_out
     assert torch.equal(student.taught(sample), taught)  # the teacher is the untouched model
@@ -85,3 +87,17 @@ def test_lora_is_merged(model: Any, tokenizer: Any, folder: Path, material: Mate
     torch.testing.assert_close(served, expected, rtol=0, atol=1e-4)
     assert getattr(found.config, TRAINED_FOR) == ["offset", "shared"]
     assert not torch.equal(logits(tmp_path), logits(folder))
+
+
+def test_segments_are_padded_where_they_can_be_shared_in_place(
+    model: Any, segments: SegmentTokenizer, material: Material
+) -> None:
+    student = SoftTokens(model, segments, seed=0)
+    sample = replace(material.sample("train", 0, 0), block_tokens=16)
+    plain, padded = student._row(sample, "offset"), student._row(sample, "parallel")
+    contexts = [row.ids[0, : row.num_context] for row in (plain, padded)]
+    assert len(contexts[0]) < len(contexts[1])
+    assert len(contexts[1]) % 16 == 0
+    assert contexts[1][-1] == segments.filler
+    assert torch.equal(*(ids[ids != segments.filler] for ids in contexts))
+    assert torch.equal(padded.ids[0, padded.num_context :], plain.ids[0, plain.num_context :])

@@ -18,7 +18,7 @@ PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0, 128, (2, 3), 2, None)
 
 
 def make_trainer(folder: Path, material: Material, plan: Plan = PLAN) -> Trainer:
-    return Trainer(SoftTokens(load(folder), plan.seed), material, plan)
+    return Trainer(SoftTokens(load(folder), material._template.segments, plan.seed), material, plan)
 
 
 def parameters(trainer: Trainer) -> torch.Tensor:
