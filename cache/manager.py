@@ -9,7 +9,7 @@ unchanged. A page is free again when its entry is detached, not FILLING, and not
 
 import itertools
 import secrets
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from cache import clock as steady_clock
@@ -26,7 +26,8 @@ from cache.lease import ChunkStatus, FillJob, Lease, LeasedSegment, fill_jobs, s
 from cache.metrics import ChunkCacheMetrics
 from cache.pool import ChunkBlockPool
 from cache.positions.layout import ChunkedPrompt, Layout, Placement
-from cache.segments.chunk_ids import ChunkIds
+from cache.segments.away import Away
+from cache.segments.chunk_ids import ChunkIds, ChunkName
 from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
 from cache.segments.holdings import DocumentKey, Holdings
 from cache.segments.index import ChunkHashIndex, ChunkKVCache, EntryState, SegmentIdentity
@@ -35,14 +36,15 @@ from cache.segments.lookup import Fit, Lookup, Wanted, look_up
 _NO_KEY: Final = ChunkHash(b"")
 
 
-def _ignore(key: ChunkHash) -> None:
+def _ignore(name: object) -> None:
     pass
 
 
 class ChunkCacheManager:
     """The state of one engine's chunk cache.
 
-    ``quota_of`` gives an owner's quota; ``on_expired`` is called with the key of each segment that has expired.
+    ``quota_of`` gives an owner's quota; ``on_expired`` is called with the key of each segment that has expired,
+    ``on_id`` as :class:`ChunkIds` says.
     """
 
     def __init__(
@@ -52,18 +54,22 @@ class ChunkCacheManager:
         *,
         quota_of: Callable[[str], Quota] = unlimited,
         on_expired: Callable[[ChunkHash], None] = _ignore,
+        on_id: Callable[[ChunkName], None] = _ignore,
     ) -> None:
         self.config = config
         self.hasher = ChunkHasher(config.fingerprint, config.hash_algorithm)
         self.pool = ChunkBlockPool(config.num_pages)
         self.index = ChunkHashIndex()
-        self.ids = ChunkIds()
-        self.holdings = Holdings(config.page_bytes)
+        self.ids = ChunkIds(on_id)
+        self.holdings = Holdings()
         self.usage = Usage(quota_of)
         self.metrics = ChunkCacheMetrics()
         self.clock = clock
         self._policy: EvictionPolicy[ChunkKVCache] = make_policy(config.eviction)
         self._expiry = ExpiryQueue()
+        # Tags start at random, so a page of an earlier process in the same memory can't match by accident.
+        self._tags = itertools.count(secrets.randbits(61))
+        self.away = Away(self.ids, self.holdings, self._expiry, self._tags)
         self._on_expired = on_expired
         self._leases: set[Lease] = set()
         self._filling: set[ChunkKVCache] = set()
@@ -73,8 +79,6 @@ class ChunkCacheManager:
             config, self.pool, self.index, self.usage, self._pins, self._leases, self._filling, self._detached
         )
         self._room = Room(self._policy, self._books)
-        # Tags start at random, so a page of an earlier process in the same memory can't match by accident.
-        self._tags = itertools.count(secrets.randbits(61))
 
     @property
     def is_idle(self) -> bool:
@@ -84,14 +88,6 @@ class ChunkCacheManager:
     def look_up(self, prompt: ChunkedPrompt, scope: CacheScope) -> Lookup:
         """The system segment (if not empty) and each chunk, found or missing; changes nothing."""
         return look_up(prompt, scope, self.hasher, self.index, self.config)
-
-    def acquire(self, prompt: ChunkedPrompt, layout: Layout, scope: CacheScope) -> Lease:
-        """Leases every segment before the question, allocating pages for missing ones.
-
-        Raises :class:`CapacityError`, having evicted nothing, if they can't all be held.
-        """
-        self.expire()
-        return self.lease(self.fit(prompt, scope), layout)
 
     def fit(self, prompt: ChunkedPrompt, scope: CacheScope, links: Sequence[Placement] = ()) -> Fit:
         """How the pool can hold the prompt's segments now, and ``links`` beside them; changes nothing.
@@ -161,6 +157,7 @@ class ChunkCacheManager:
         self.metrics.fills[outcome] += 1
         for entry in job.entries:
             entry.state = EntryState.READY
+            self.away.came_back(entry)
             self._filling.remove(entry)
             self._reclaim(entry)
 
@@ -180,9 +177,7 @@ class ChunkCacheManager:
         if pinned != entry.pinned:
             (self._pins.pin if pinned else self._pins.unpin)(entry)
             (self._policy.removed if pinned else self._policy.added)(entry)
-        entry.expires_at = expires_at
-        if expires_at is not None:
-            self._expiry.put(entry)
+        self._expire_at(entry, expires_at)
 
     def name(self, document: DocumentKey, entry: ChunkKVCache) -> None:
         """Records that ``entry``, which can be loaded, is (part of) ``document``, until it is detached."""
@@ -192,11 +187,19 @@ class ChunkCacheManager:
     def expire(self) -> None:
         """Detaches expired entries."""
         for entry in self._expiry.due(self.clock()):
-            self.detach(entry, Removal.EXPIRED)
-            self._on_expired(entry.key)
+            if self.away.get(entry.key) is entry or not entry.detached:
+                self.detach(entry, Removal.EXPIRED)
+                self._on_expired(entry.key)
 
     def detach(self, entry: ChunkKVCache, why: Removal) -> None:
-        """Removes ``entry`` from the index; its pages are freed when nobody reads or writes them."""
+        """Removes ``entry`` from the index; its pages are freed when nobody reads or writes them.
+
+        An entry that is in tiers only is forgotten, unless another one of its key has replaced it.
+        """
+        if entry.state is EntryState.STORED:
+            if self.away.get(entry.key) is entry:
+                self.away.forget(entry.key, why)
+            return
         if not entry.detached:
             entry.detached = True
             self.index.remove(entry)
@@ -206,10 +209,11 @@ class ChunkCacheManager:
 
     def clear(self, namespace: str | None = None, why: Removal = Removal.CLEARED) -> list[ChunkHash]:
         """Detaches every entry (of ``namespace``, if given); returns their keys."""
-        entries = [e for e in self.index if namespace is None or e.identity.scope.namespace == namespace]
-        for entry in entries:
+        entries = [*self.index, *self.away]
+        cleared = [e for e in entries if namespace is None or e.identity.scope.namespace == namespace]
+        for entry in cleared:
             self.detach(entry, why)
-        return [entry.key for entry in entries]
+        return [entry.key for entry in cleared]
 
     def check_integrity(self) -> None:
         """Raises :class:`IntegrityError` unless every page has one owner and every lease is accounted for."""
@@ -219,22 +223,19 @@ class ChunkCacheManager:
         """Sizes, in pages, segments and leases."""
         return self._books.occupancy()
 
-    def bytes_of(self, entry: ChunkKVCache) -> int:
-        """Bytes of an entry's pages, on all workers together."""
-        return entry.num_pages * self.config.page_bytes
-
     def num_pages_held(self) -> int:
         """Pages that can't be freed for others now: pinned, leased, or being computed."""
         return self._books.num_pages_held()
-
-    def available_pages(self, sparing: Set[ChunkKVCache]) -> int:
-        """Pages that are free or can be freed by evictions, except of entries in ``sparing``."""
-        return self._books.available_pages(sparing)
 
     def oldest_lease_seconds(self) -> float:
         """Age of the oldest lease; 0 without any."""
         now = self.clock()
         return now - min((lease.since for lease in self._leases), default=now)
+
+    def _expire_at(self, entry: ChunkKVCache, expires_at: float | None) -> None:
+        entry.expires_at = expires_at
+        if expires_at is not None:
+            self._expiry.put(entry)
 
     def _use(self, entry: ChunkKVCache) -> None:
         entry.hits += 1
@@ -247,6 +248,8 @@ class ChunkCacheManager:
         if (displaced := self.index.put(entry)) is not None:
             self.detach(displaced, Removal.COLLISION)
         self._policy.added(entry)
+        if (away := self.away.get(entry.key)) is not None:
+            self._expire_at(entry, away.expires_at)
         return entry
 
     def _allocated(self, wanted: Wanted) -> ChunkKVCache:
@@ -280,7 +283,7 @@ class ChunkCacheManager:
         return lease
 
     def _forget(self, entry: ChunkKVCache, why: Removal) -> None:
-        """Removes a detached entry from policy, ids and holdings."""
+        """Removes a detached entry from all but the pool's books, and tiers."""
         if entry.pinned:
             self._pins.unpin(entry)
         elif why is Removal.EVICTED:
@@ -288,8 +291,7 @@ class ChunkCacheManager:
         else:
             self._policy.removed(entry)
         self.metrics.removals[why] += 1
-        self.ids.removed(entry.key, why)
-        self.holdings.removed(entry.key)
+        self.away.left(entry, why)
 
     def _reclaim(self, entry: ChunkKVCache) -> None:
         if entry in self._detached and not entry.leases and entry.state is not EntryState.FILLING:

@@ -28,7 +28,10 @@ class Publisher:
     """
 
     def __init__(self, registry: Registry, describe: Callable[[str], Replica | None], holdings: Holdings) -> None:
-        """``describe(id)`` returns the replica's current state, or ``None`` if it accepts no more requests."""
+        """``describe(id)`` returns the replica's current state, or ``None`` if it accepts no more requests.
+
+        Stored documents are claimed for the last of its storages, which most replicas share.
+        """
         self.is_up: bool | None = None  # until the registry is first asked
         self.num_published = 0
         self.num_errors = 0
@@ -37,6 +40,7 @@ class Publisher:
         self._holdings = holdings
         self._id = _new_id()
         self._former_ids: set[str] = set()
+        self._storage: str | None = None
         self._next_beat = 0.0
         self._next_repeat = time.monotonic() + CLAIM_TTL_S / 2
 
@@ -67,15 +71,19 @@ class Publisher:
             replica = self._describe(self._id)
             if replica is None:
                 return await self._leave()
+            self._storage = replica.storages[-1] if replica.storages else None
             if not await self._registry.beat(replica):
                 self._holdings.tell_all()
             await self._leave(only_former=True)
         if now >= self._next_repeat:
             self._next_repeat = now + CLAIM_TTL_S / 2
             self._holdings.tell_all()
-        if changes := self._holdings.take_changes(MOST_AT_ONCE):
-            await self._registry.publish(self._id, changes)
-            self.num_published += len(changes)
+        held, stored = self._holdings.take_changes(MOST_AT_ONCE)
+        if held:
+            await self._registry.publish(self._id, held)
+            self.num_published += len(held)
+        if stored and self._storage is not None:
+            await self._registry.publish(self._storage, stored)
         return None
 
     async def _leave(self, *, only_former: bool = False) -> None:

@@ -2,7 +2,7 @@
 """Registry in Redis 7 or Valkey, for replicas and routers on many machines.
 
 Keys, behind a prefix: ``replicas``, a set of replica ids; ``r:<id>``, a heartbeat as JSON that expires with its lease;
-``d:<digest>``, a hash of claims, from replica id to tier, tokens and bytes, in binary so that Redis packs them;
+``d:<digest>``, a hash of claims, from the id of a replica or a storage to tier and tokens, in binary for Redis to pack;
 ``f:<digest>``, the id of the replica that computes a document, short-lived. Claims outlive their replicas, but readers
 ignore claims without a heartbeat, and the keys expire.
 """
@@ -27,7 +27,8 @@ CLAIM_TTL_S = 3600
 """Lifetime of a claim that its replica does not repeat."""
 BATCH = 500
 """Documents per round trip of :meth:`RedisRegistry.publish`."""
-_HOLDING = struct.Struct("<BIQ")
+_HOLDING = struct.Struct("<I")
+_TIER_BITS = 2
 
 
 class RedisRegistry:
@@ -85,8 +86,8 @@ class RedisRegistry:
             members, *values = await pipe.execute()
         return set(members), dict(zip(ids, *(values or [()]), strict=True))
 
-    async def publish(self, replica_id: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
-        field, items = bytes.fromhex(replica_id), list(changes.items())
+    async def publish(self, holder: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
+        field, items = bytes.fromhex(holder), list(changes.items())
         for start in range(0, len(items), BATCH):
             async with self._round_trip() as pipe:
                 for document, holding in items[start : start + BATCH]:
@@ -94,7 +95,7 @@ class RedisRegistry:
                     if holding is None:
                         pipe.hdel(key, field)
                     else:
-                        pipe.hset(key, field, _HOLDING.pack(*holding))
+                        pipe.hset(key, field, _HOLDING.pack(holding.tokens << _TIER_BITS | holding.tier))
                         pipe.expire(key, CLAIM_TTL_S)
                         pipe.delete(self._filler(document))
                 await pipe.execute()
@@ -135,10 +136,11 @@ class RedisRegistry:
             self.num_invalid += 1
             return []
         claims = []
-        for replica, value in fields.items():
+        for holder, value in fields.items():
             try:
-                tier, tokens, num_bytes = _HOLDING.unpack(value)
-                claims.append(Claim(replica.hex(), Holding(Tier(tier), tokens, num_bytes)))
+                (packed,) = _HOLDING.unpack(value)
+                tokens, tier = divmod(packed, 1 << _TIER_BITS)
+                claims.append(Claim(holder.hex(), Holding(Tier(tier), tokens)))
             except (struct.error, ValueError):
                 self.num_invalid += 1
         return claims

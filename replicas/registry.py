@@ -26,9 +26,9 @@ _MOST: Final = 1 << 63
 
 
 class Claim(NamedTuple):
-    """A replica's claim to hold a document; ``replica`` is a :attr:`Replica.id`."""
+    """A claim that a document is held by ``holder``: a :attr:`Replica.id`, or one of :attr:`Replica.storages`."""
 
-    replica: str
+    holder: str
     holding: Holding
 
 
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 
 Role = Literal["both", "prefill", "decode"]
-_LATER_FIELDS: Final = {"role", "hands_over"}
+_LATER_FIELDS: Final = {"role", "hands_over", "storages"}
 """Fields that heartbeats of earlier versions lack."""
 
 
@@ -51,7 +51,8 @@ class Replica:
     ``id`` changes when claims under the previous id may be wrong; ``name`` stays. Only replicas with the same non-empty
     ``fingerprint`` exchange KV. ``load`` counts unfinished requests. ``role``: routers send no requests to replicas
     that ``prefill`` while others live; those that ``decode`` have them compute. ``hands_over``: it exchanges whole
-    requests with other replicas.
+    requests with other replicas. ``storages``: ids of the storage that it reads chunks from
+    (:func:`replicas.storage.storage_ids`).
     """
 
     id: str
@@ -64,10 +65,11 @@ class Replica:
     capacity_tokens: int = 0
     role: Role = "both"
     hands_over: bool = False
+    storages: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Fields for JSON."""
-        return {**asdict(self), "models": list(self.models)}
+        return {**asdict(self), "models": list(self.models), "storages": list(self.storages)}
 
     @classmethod
     def from_dict(cls, fields: Any) -> "Replica":
@@ -76,18 +78,22 @@ class Replica:
             raise ValueError(f"not a replica: {fields!r}"[:200])
         texts = [fields[name] for name in ("id", "name", "url", "fingerprint")]
         numbers = [fields[name] for name in ("load", "held_tokens", "capacity_tokens")]
-        models = fields["models"]
-        if not isinstance(models, list) or not all(isinstance(text, str) for text in [*texts, *models]):
+        models, storages = fields["models"], fields.get("storages", [])
+        lists = isinstance(models, list) and isinstance(storages, list)
+        if not lists or not all(isinstance(text, str) for text in [*texts, *models, *storages]):
             raise ValueError(f"not a replica: {fields!r}"[:200])
         if fields.get("role", "both") not in get_args(Role) or type(fields.get("hands_over", False)) is not bool:
             raise ValueError(f"not a replica: {fields!r}"[:200])
         if any(type(number) is not int or not 0 <= number < _MOST for number in numbers):
             raise ValueError(f"not a replica: {fields!r}"[:200])
         # Names become HTTP headers, and every text appears in logs.
-        if not all(text.isprintable() for text in [*texts, *models]) or fields["name"] != fields["name"].strip():
+        if (
+            not all(text.isprintable() for text in [*texts, *models, *storages])
+            or fields["name"] != fields["name"].strip()
+        ):
             raise ValueError(f"not printable: {fields!r}"[:200])
         _check_url(fields["url"])
-        return cls(**{**fields, "models": tuple(models)})
+        return cls(**{**fields, "models": tuple(models), "storages": tuple(storages)})
 
 
 def _check_url(text: str) -> None:
@@ -116,8 +122,8 @@ class Registry(Protocol):
     async def replicas(self) -> list[Replica]:
         """Replicas with a live lease, sorted by name."""
 
-    async def publish(self, replica_id: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
-        """Updates a replica's holdings of some documents; ``None`` removes a claim."""
+    async def publish(self, holder: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
+        """Updates what a replica or a storage holds of some documents; ``None`` removes a claim."""
 
     async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
         """Known claims on each key; may name replicas that are gone. One round trip."""
@@ -148,13 +154,13 @@ class InProcessRegistry:
     async def replicas(self) -> list[Replica]:
         return sorted(self._replicas.values(), key=lambda replica: replica.name)
 
-    async def publish(self, replica_id: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
+    async def publish(self, holder: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
         for key, holding in changes.items():
             if holding is not None:
-                self._claims[key][replica_id] = holding
+                self._claims[key][holder] = holding
                 self._fillers.pop(key, None)
             elif (holders := self._claims.get(key)) is not None:
-                holders.pop(replica_id, None)
+                holders.pop(holder, None)
                 if not holders:
                     del self._claims[key]
 

@@ -41,11 +41,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that can serve the request; ``load`` counts unfinished requests, ``name`` determines homes."""
+    """A replica that can serve the request; ``load`` counts unfinished requests, ``name`` determines homes.
+
+    ``storages`` are ids of the storage from which it loads documents.
+    """
 
     id: str
     name: str
     load: int = 0
+    storages: tuple[str, ...] = ()
 
 
 class Ranked(NamedTuple):
@@ -59,6 +63,10 @@ class Ranked(NamedTuple):
 def rank(documents: Iterable[Wanted], candidates: Sequence[Candidate]) -> list[Ranked]:
     """Candidates, cheapest first; deterministic and independent of their order."""
     by_id = {candidate.id: candidate for candidate in candidates}
+    reach: defaultdict[str, list[str]] = defaultdict(list)  # from a holder to the candidates that load from it
+    for candidate in candidates:
+        for holder in (candidate.id, *candidate.storages):
+            reach[holder].append(candidate.id)
     names = [candidate.name.encode() for candidate in candidates]
     distinct = {document.key: document for document in documents}
     # Most candidates hold nothing and pay for every token; only holders and homes need entries.
@@ -66,7 +74,9 @@ def rank(documents: Iterable[Wanted], candidates: Sequence[Candidate]) -> list[R
     held, lacking = Counter[str](), Counter[str]()
     saved: defaultdict[str, float] = defaultdict(float)
     for document in distinct.values():
-        holders = {claim.replica: claim.holding for claim in document.claims if claim.replica in by_id}
+        # The fastest place of each candidate overwrites the others.
+        claims = sorted(document.claims, key=lambda claim: -claim.holding.tier)
+        holders = {id: claim.holding for claim in claims for id in reach.get(claim.holder, ())}
         tokens = max((holding.tokens for holding in holders.values()), default=document.tokens)
         total += tokens
         num_required += document.is_required

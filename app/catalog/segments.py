@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look-up, pinning and removal of cached segments by clients."""
 
+from collections.abc import Iterable
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from app.documents.document import BadRequestError
-from cache.errors import ChunkCacheError
+from cache.errors import CapacityError, ChunkCacheError
 from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
 from cache.segments.hashing import ChunkHash
@@ -29,7 +31,7 @@ class Catalog:
         self._caller = caller
 
     def page(self, cursor: str | None, limit: int, id: str | None, **wanted: Any) -> dict[str, Any]:
-        """One page of the segments behind ``cursor``, oldest first, as JSON.
+        """One page of the segments behind ``cursor``, in pool and tiers, oldest first, as JSON.
 
         ``id`` and ``wanted`` (described fields, ``None`` for any value) filter. A page begins behind the entry at which
         the previous page ended, even if that entry is gone. Raises :class:`BadRequestError` for a bad cursor.
@@ -39,7 +41,7 @@ class Catalog:
         filters = {name: value for name, value in wanted.items() if value is not None}
         matching = (
             (entry.tag, described)
-            for entry in self._manager.index
+            for entry in self._known()
             if entry.tag > after and self._may_see(entry)
             for described in (self.describe(entry),)
             if id in (None, *described["ids"]) and filters.items() <= described.items()
@@ -59,28 +61,32 @@ class Catalog:
         except ValueError as error:
             raise BadRequestError("a key is hexadecimal, as in reports and lists", "key") from error
         self._manager.expire()
-        entry = self._manager.index.by_key(ChunkHash(digest))
+        hash = ChunkHash(digest)
+        entry = self._manager.index.by_key(hash) or self._manager.away.get(hash)
         if entry is None or not self._may_see(entry):
             raise UnknownSegmentError(f"no cached segment has the key {key}")
         return entry
 
     def pin(self, key: str, *, pinned: bool) -> ChunkKVCache:
-        """Pins or unpins a segment; its time to live stays.
+        """Pins or unpins a segment of the pool; its time to live stays.
 
-        Raises as :meth:`find` does, and :class:`CapacityError` if too little would be left unpinned.
+        Raises as :meth:`find` does, and :class:`CapacityError` if it is elsewhere, or too little would be unpinned.
         """
         entry = self.find(key)
+        if entry.state is EntryState.STORED:
+            raise CapacityError(f"segment {key} is in a tier only, and the pool alone has pins: compute it first")
         self._manager.retain(entry, pinned=pinned, expires_at=entry.expires_at)
         return entry
 
     def drop(self, key: str) -> tuple[ChunkHash, str]:
-        """Removes a segment from the pool; returns its key and namespace. Raises as :meth:`find` does."""
+        """Removes a segment; returns its key and namespace. Raises as :meth:`find` does."""
         entry = self.find(key)
         self._manager.detach(entry, Removal.DELETED)
         return entry.key, _owner(entry)
 
     def describe(self, entry: ChunkKVCache) -> dict[str, Any]:
         """A segment as JSON."""
+        is_in_pool = entry.state is not EntryState.STORED
         return {
             "key": str(entry.key),
             "kind": "system" if entry.is_system else "chunk",
@@ -89,7 +95,8 @@ class Catalog:
             "tokens": entry.identity.num_tokens,
             "pages": entry.num_pages,
             "bytes": entry.num_pages * self._manager.config.page_bytes,
-            "state": "ready" if entry.state is EntryState.READY else "filling",
+            "state": entry.state.name.lower(),
+            "tiers": [*(["pool"] if is_in_pool else []), *entry.tiers],
             "pinned": entry.pinned,
             "created_at": entry.created_at,
             "last_used_at": entry.last_used_at,
@@ -97,6 +104,12 @@ class Catalog:
             "hits": entry.hits,
             "leases": entry.leases,
         }
+
+    def _known(self) -> Iterable[ChunkKVCache]:
+        """Entries of pool and tiers, oldest first; a segment that is being loaded is in the pool."""
+        index, away = self._manager.index, self._manager.away
+        elsewhere = [entry for entry in away if index.by_key(entry.key) is None]
+        return sorted([*index, *elsewhere], key=attrgetter("tag")) if elsewhere else index
 
     def _may_see(self, entry: ChunkKVCache) -> bool:
         return self._caller is None or self._caller.is_admin or self._caller.may_use(_owner(entry))

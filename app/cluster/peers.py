@@ -14,11 +14,11 @@ from cache.config import ChunkCacheConfig
 from cache.costs import Costs
 from cache.lease import ChunkStatus, FillJob
 from cache.metrics import ChunkCacheMetrics
-from cache.segments.holdings import DocumentKey
+from cache.segments.holdings import DocumentKey, Tier
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.source import SourceResult
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
-from replicas.registry import Claim, Found, Registry, RegistryError, Replica
+from replicas.registry import Found, Registry, RegistryError, Replica
 
 logger = logging.getLogger(__name__)
 
@@ -201,10 +201,9 @@ class LookupBatcher:
 
 
 def _holders_of_all(found: Sequence[Found], among: "set[str]") -> list[str]:
-    """Replicas that hold all of the documents, the fastest tier first."""
-    by_document: list[dict[str, Claim]] = [{claim.replica: claim for claim in each.claims} for each in found]
-    holders = among.intersection(*by_document)
-    return sorted(holders, key=lambda id: (max(claims[id].holding.tier for claims in by_document), id))
+    """Replicas that hold all of the documents in their pools."""
+    in_pools = ({c.holder for c in each.claims if c.holding.tier is Tier.DEVICE} for each in found)
+    return sorted(among.intersection(*in_pools))
 
 
 def _tokens(job: FillJob) -> int:

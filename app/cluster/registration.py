@@ -3,6 +3,7 @@
 
 import argparse
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -16,13 +17,18 @@ from starlette.datastructures import State
 from app.cluster.peers import Peers, peer_headers
 from app.cluster.prefillers import Prefillers
 from app.settings import Settings
+from cache.tiers.config import parse_tiers
 from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import num_unfinished_requests
 from replicas.publisher import Publisher
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import Registry, Replica
+from replicas.storage import storage_ids
 from tools.progress import say
+
+logger = logging.getLogger(__name__)
 
 _CONNECT_S = 2.0
 
@@ -94,20 +100,44 @@ def _description(
     url = settings.advertise_url or _own_url(args)
     name = settings.replica_name or f"{socket.gethostname()}:{args.port}"
     hands_over = engine.exchanges_requests and settings.peer_secret is not None
+    storages = _storages(engine.cache, settings)
 
     def describe(id: str) -> Replica | None:
         if engine.is_stopping:
             return None
         held = capacity = 0
-        fingerprint = ""
+        is_sharing, fingerprint = engine.cache.transfers is not None, ""
         if not isinstance(cache := engine.cache, CacheOff):
-            fingerprint = cache.config.fingerprint if cache.transfers is not None else ""
+            fingerprint = cache.config.fingerprint if is_sharing else ""
             capacity = cache.num_tokens
             held = capacity - cache.num_free_pages * cache.config.page_tokens
         load = num_unfinished_requests(engine.llm)
-        return Replica(id, name, url, _models(state), fingerprint, load, held, capacity, settings.role, hands_over)
+        return Replica(
+            id,
+            name,
+            url,
+            _models(state),
+            fingerprint,
+            load,
+            held,
+            capacity,
+            settings.role,
+            hands_over,
+            storages if is_sharing else (),
+        )
 
     return describe
+
+
+def _storages(cache: ChunkCache | CacheOff, settings: Settings) -> tuple[str, ...]:
+    """Ids of the tiers that other replicas may share."""
+    if isinstance(cache, CacheOff):
+        return ()
+    try:
+        return storage_ids(parse_tiers(settings.chunk_cache_tiers or ""), cache.config.fingerprint)
+    except OSError as error:
+        logger.warning("the registry is not told of chunks in tiers: %s", error)
+        return ()
 
 
 class _PublisherCollector(Collector):

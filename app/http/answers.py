@@ -111,7 +111,7 @@ class IngestEnd(Shape):
 
 
 class CachedSegment(Shape):
-    """One segment in the pool."""
+    """One segment in the pool, or in tiers only (``stored``)."""
 
     key: str
     kind: Literal["chunk", "system"]
@@ -120,7 +120,8 @@ class CachedSegment(Shape):
     tokens: int
     pages: int
     bytes: int
-    state: Literal["ready", "filling"]
+    state: Literal["ready", "filling", "stored"]
+    tiers: list[str]
     pinned: bool
     created_at: float
     last_used_at: float

@@ -15,15 +15,17 @@ from engine_ext.wire.request import REQUEST_KEY, RequestContext
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
 
 
-def open_ticket(request: RagRequest, state: State) -> tuple[RequestContext, list[Document]]:
+async def open_ticket(request: RagRequest, state: State) -> tuple[RequestContext, list[Document]]:
     """Context and documents of a request; raises :class:`BadRequestError` and as :func:`documents_of`."""
     engine: ChunkEngine = state.engine_client
     options = options_of(request.cache, cache_salt_of(request.model_extra or {}), state)
-    documents = documents_of(request.chunks, engine.cache.known_ids(), options.namespace)
+    by_id = [chunk.id for chunk in request.chunks if not isinstance(chunk, str) and chunk.text is None and chunk.id]
+    ids = await engine.cache.known_ids(options.namespace, by_id)
+    documents = documents_of(request.chunks, ids, options.namespace)
     body = {**request.model_dump(include={"model", "system", "messages"}), **(request.model_extra or {})}
     keys = keys_of(body, options, system_texts(body), documents)
-    ids = tuple(document.id for document in documents)
-    return RequestContext(options, ids, tuple(keys), decide=decide_of(request.cache, state)), documents
+    given = tuple(document.id for document in documents)
+    return RequestContext(options, given, tuple(keys), decide=decide_of(request.cache, state)), documents
 
 
 async def render(

@@ -3,6 +3,7 @@
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,14 +19,15 @@ logger = logging.getLogger(__name__)
 class Lookup:
     """Finds requests' documents and their holders, with one registry query per request.
 
-    Ray knows the replicas. Their current ids in the registry are refreshed by :meth:`run`, so that no request waits for
-    them. While the registry is lost, documents have no claims.
+    Ray knows the replicas. Their current ids in the registry, and those of their storage, are refreshed by :meth:`run`,
+    so that no request waits for them. While the registry is lost, documents have no claims.
     """
 
     def __init__(self, registry: Registry | None, reading: Reading) -> None:
         self._registry = registry
         self._reading = reading
-        self._names: dict[str, str] = {}
+        self._names: dict[str, list[str]] = {}
+        self._num_replicas = 0
         self._is_up = False
 
     async def documents(self, path: str, body: bytes) -> list[Wanted]:
@@ -33,7 +35,7 @@ class Lookup:
         if (parsed := parse_body(path, body)) is None:
             return []
         wanted = wanted_documents(path, parsed, self._reading)[:MOST_ASKED]
-        if self._registry is None or not wanted or len(self._names) < 2:
+        if self._registry is None or not wanted or self._num_replicas < 2:
             return wanted or conversation_of(parsed)
         try:
             claims = await self._registry.claims([document.key for document in wanted])
@@ -55,16 +57,20 @@ class Lookup:
         except RegistryError as error:
             self._note_lost(error)
             return
-        self._names = {replica.id: replica.name for replica in replicas}
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for replica in replicas:
+            for holder in (replica.id, *replica.storages):
+                names[holder].append(replica.name)
+        self._names, self._num_replicas = dict(names), len(replicas)
         if not self._is_up:
             logger.info("registry reached: %d replicas", len(replicas))
         self._is_up = True
 
     def _by_name(self, claims: Sequence[Claim]) -> list[Claim]:
-        return [Claim(name, claim.holding) for claim in claims if (name := self._names.get(claim.replica)) is not None]
+        return [Claim(name, claim.holding) for claim in claims for name in self._names.get(claim.holder, ())]
 
     def _note_lost(self, error: RegistryError) -> None:
         if self._is_up:
             logger.warning("registry lost: %s; routing by hash and load", error)
         self._is_up = False
-        self._names = {}
+        self._names, self._num_replicas = {}, 0

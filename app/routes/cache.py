@@ -109,6 +109,7 @@ def _contents(cache: ChunkCache) -> dict[str, Any]:
             "running_fills": fills.num_running,
             "queued_fills": fills.num_queued,
             "registered_ids": len(manager.ids),
+            "segments_in_tiers_only": len(manager.away),
             "archive_waiting": cache.num_waiting,
         },
         "tiers": {

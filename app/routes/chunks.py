@@ -66,7 +66,7 @@ async def ingest(
     """
     assert engine.background is not None
     _check_number(len(request.chunks), settings.chunk_max_per_call)
-    ticket, documents = open_ticket(request, state)
+    ticket, documents = await open_ticket(request, state)
     rendered = await _frame(request, ticket, state, marks)
     if isinstance(rendered, ErrorResponse):
         return error_response(rendered)
@@ -105,7 +105,7 @@ async def list_chunks(
     namespace: Annotated[str | None, Query(description="only segments of this namespace")] = None,
     id: Annotated[str | None, Query(description="only segments registered under this id")] = None,
     pinned: Annotated[bool | None, Query(description="only pinned segments, or only unpinned ones")] = None,
-    state: Annotated[Literal["ready", "filling"] | None, Query()] = None,
+    state: Annotated[Literal["ready", "filling", "stored"] | None, Query(description="stored: in tiers only")] = None,
     kind: Annotated[Literal["chunk", "system"] | None, Query()] = None,
 ) -> dict[str, Any]:
     """Oldest first. A page begins behind the last entry of the previous page, even if that entry is gone."""

@@ -45,7 +45,7 @@ async def rag_chat(
     request: RagChatRequest, raw_request: Request, state: AppState, marks: RequestMarks, serving: ChatServing
 ) -> JSONResponse | StreamingResponse:
     """Answers with a ``chat.completion`` of OpenAI, or its event stream, plus the report in ``cache``."""
-    ticket, documents = open_ticket(request, state)
+    ticket, documents = await open_ticket(request, state)
     with marks.issue(ticket, documents) as marked:
         chat_request = chat_completion(request, chat_messages(request, marked), stream=request.stream)
         answer = await serving.create_chat_completion(chat_request, raw_request)
@@ -64,7 +64,7 @@ async def rag_chat(
 )
 async def rag_plan(request: PlanRequest, state: AppState, marks: RequestMarks, engine: Engine) -> JSONResponse:
     """Takes the body of ``/v1/rag/chat``. Changes nothing, not even the order of eviction, without ``prefetch``."""
-    ticket, documents = open_ticket(request, state)
+    ticket, documents = await open_ticket(request, state)
     with marks.issue(ticket, documents) as marked:
         chat_request = chat_completion(request, chat_messages(request, marked))
         rendered = await render(state, ticket, chat_request, for_run=True)

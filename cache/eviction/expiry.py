@@ -2,6 +2,7 @@
 """Entries by the time at which they expire."""
 
 import heapq
+import itertools
 from collections.abc import Iterator
 
 from cache.segments.index import ChunkKVCache
@@ -12,11 +13,12 @@ class ExpiryQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, ChunkKVCache]] = []
+        self._puts = itertools.count()
 
     def put(self, entry: ChunkKVCache) -> None:
         """Adds ``entry``, whose ``expires_at`` is set; call it again whenever that changes."""
         assert entry.expires_at is not None
-        heapq.heappush(self._heap, (entry.expires_at, entry.tag, entry))
+        heapq.heappush(self._heap, (entry.expires_at, next(self._puts), entry))
 
     def due(self, now: float) -> Iterator[ChunkKVCache]:
         """Removes and yields the entries that have expired at ``now``."""

@@ -2,6 +2,7 @@
 """Reasons for which segments leave the cache."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class Removal(StrEnum):
@@ -17,3 +18,7 @@ class Removal(StrEnum):
     ASLEEP = "asleep"
     RESET = "reset"
     """New weights, or a reset of all KV."""
+
+
+FOR_GOOD: Final = frozenset({Removal.EXPIRED, Removal.DELETED, Removal.CLEARED})
+"""Reasons for which a segment leaves all tiers, too."""

@@ -2,9 +2,12 @@
 """Ids of chunks, which later requests can send instead of the text."""
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cache.errors import ChunkCacheError
+from cache.eviction.removal import FOR_GOOD, Removal
 from cache.segments.hashing import ChunkHash
 
 MAX_GONE = 100_000
@@ -38,37 +41,61 @@ class _Registration:
     """Cached segments of the chunk, behind any system prompts; the registration ends with the last one."""
 
 
-_Name = tuple[str, str]  # namespace, id
+class ChunkName(NamedTuple):
+    """An id in its namespace."""
+
+    namespace: str
+    id: str
+
+
+def _ignore(name: ChunkName) -> None:
+    pass
 
 
 class ChunkIds:
-    """Maps ids to texts, per namespace, while a segment of the chunk is cached."""
+    """Maps ids to texts, per namespace, while a segment of the chunk is cached.
 
-    def __init__(self) -> None:
-        self._registered: dict[_Name, _Registration] = {}
-        self._names: defaultdict[ChunkHash, set[_Name]] = defaultdict(set)
-        self._gone: OrderedDict[_Name, str] = OrderedDict()
+    ``on_change`` is called with each name that was registered, or whose chunk was removed for good.
+    """
+
+    def __init__(self, on_change: Callable[[ChunkName], None] = _ignore) -> None:
+        self._registered: dict[ChunkName, _Registration] = {}
+        self._names: defaultdict[ChunkHash, set[ChunkName]] = defaultdict(set)
+        self._gone: OrderedDict[ChunkName, str] = OrderedDict()
+        self._on_change = on_change
 
     def __len__(self) -> int:
         return len(self._registered)
 
     def check(self, namespace: str, id: str, content: RegisteredText) -> None:
         """Raises :class:`IdConflictError` if the id is registered with another text."""
-        known = self._registered.get((namespace, id))
+        known = self._registered.get(ChunkName(namespace, id))
         if known is not None and known.content != content:
             raise IdConflictError(f"chunk id {id!r} is registered with another text; use another id, or delete it")
 
     def register(self, namespace: str, id: str, content: RegisteredText, key: ChunkHash) -> None:
         """Registers an id whose segment ``key`` is cached; raises as :meth:`check` does."""
         self.check(namespace, id, content)
-        name = (namespace, id)
-        self._gone.pop(name, None)
-        self._registered.setdefault(name, _Registration(content)).keys.add(key)
-        self._names[key].add(name)
+        name = ChunkName(namespace, id)
+        self.restore(name, content, key)
+        self._on_change(name)
+
+    def restore(self, name: ChunkName, content: RegisteredText, key: ChunkHash) -> None:
+        """Registers an id that another process had registered, unless it is registered with another text."""
+        registration = self._registered.setdefault(name, _Registration(content))
+        if registration.content == content:
+            self._gone.pop(name, None)
+            registration.keys.add(key)
+            self._names[key].add(name)
+
+    def registration(self, name: ChunkName) -> tuple[RegisteredText, Set[ChunkHash]] | None:
+        """Text and segments of an id; ``None`` if it isn't registered."""
+        known = self._registered.get(name)
+        return None if known is None else (known.content, known.keys)
 
     def content(self, namespace: str, id: str) -> RegisteredText:
         """The id's text; raises :class:`UnknownIdError` or :class:`GoneIdError`."""
-        name = (namespace, id)
+        name = ChunkName(namespace, id)
         if (known := self._registered.get(name)) is not None:
             return known.content
         if (why := self._gone.get(name)) is not None:
@@ -77,9 +104,9 @@ class ChunkIds:
 
     def ids(self, key: ChunkHash) -> list[str]:
         """The ids under which a segment is registered."""
-        return sorted(id for _, id in self._names.get(key, ()))
+        return sorted(name.id for name in self._names.get(key, ()))
 
-    def removed(self, key: ChunkHash, why: str) -> None:
+    def removed(self, key: ChunkHash, why: Removal) -> None:
         """Records that a segment was removed; ids without another segment end."""
         for name in self._names.pop(key, ()):
             registration = self._registered[name]
@@ -87,5 +114,7 @@ class ChunkIds:
             if not registration.keys:
                 del self._registered[name]
                 self._gone[name] = why
+            if why in FOR_GOOD:
+                self._on_change(name)
         while len(self._gone) > MAX_GONE:
             self._gone.popitem(last=False)

@@ -11,11 +11,12 @@ from cache.segments.hashing import CacheScope, ChunkHash
 
 
 class EntryState(Enum):
-    """State of a segment's KV: being computed, loadable, or never saved."""
+    """State of a segment's KV: being computed, loadable, never saved, or in tiers only."""
 
     FILLING = auto()
     READY = auto()
     FAILED = auto()
+    STORED = auto()
 
 
 class SegmentIdentity(NamedTuple):
@@ -81,8 +82,8 @@ class ChunkKVCache:
     pinned: bool = False
     """Never evicted."""
     expires_at: float | None = None
-    stored: bool = False
-    """Whether every tier has it."""
+    tiers: tuple[str, ...] = ()
+    """Names of the tiers that have it, the fastest first, as far as is known."""
 
     @property
     def num_pages(self) -> int:

@@ -95,6 +95,14 @@ class TierChain:
         for tier in self.tiers:
             self._write(tier, partial(_delete_all, tier, is_meant), events)
 
+    def addresses(self, is_meant: Callable[[Address], bool], events: Events) -> set[Address]:
+        """Such addresses of the files in every tier that answers."""
+        found: set[Address] = set()
+        for tier in self.tiers:
+            listing = partial(_addresses, tier, is_meant)
+            found.update(self._call(self._writers[tier.name], tier, "list", listing, events) or ())
+        return found
+
     def close(self) -> None:
         """Closes the tiers, without waiting for one that hangs."""
         for tier in self.tiers:
@@ -120,8 +128,12 @@ class TierChain:
         return None
 
 
+def _addresses(tier: StorageTier, is_meant: Callable[[Address], bool]) -> list[Address]:
+    return [stored.address for stored in tier.list() if is_meant(stored.address)]
+
+
 def _delete_all(tier: StorageTier, is_meant: Callable[[Address], bool]) -> None:
-    for address in [stored.address for stored in tier.list() if is_meant(stored.address)]:
+    for address in _addresses(tier, is_meant):
         tier.delete(address)
 
 

@@ -6,13 +6,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
+from cache.segments.holdings import HOST
 from cache.tiers.tier import Address, Buffer, Stored, TierError
 
 
 class MemoryTier:
     """A :class:`cache.tiers.tier.StorageTier` in this process. ``allocate`` gives memory, pinned for instance."""
 
-    name = "host"
+    name = HOST
 
     def __init__(self, max_bytes: int, allocate: Callable[[int], memoryview] | None = None) -> None:
         self.max_bytes = max_bytes

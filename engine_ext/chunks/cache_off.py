@@ -24,7 +24,7 @@ class CacheOff:
     def __init__(self, reason: str) -> None:
         self.reason = reason
         self.hasher = ChunkHasher("", "sha256")
-        self.holdings = Holdings(page_bytes=0)
+        self.holdings = Holdings()
         self.metrics = ChunkCacheMetrics()
         self.prefixes = Prefixes(self.metrics, lambda: None)
 
@@ -35,7 +35,7 @@ class CacheOff:
     def expire(self) -> None:
         """Nothing to drop."""
 
-    def known_ids(self) -> None:
+    async def known_ids(self, namespace: str, wanted: Iterable[str]) -> None:
         """No registered chunk ids."""
 
     def is_crowded(self) -> bool:

@@ -33,6 +33,7 @@ from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
 from cache.segments.lookup import Fit, Lookup
 from engine_ext.chunks.fills import FillLimits, FillResult, FillRunner, FillTask
+from engine_ext.chunks.id_records import IdRecords
 from engine_ext.chunks.links import Linker, LinkRequests, link_identities
 from engine_ext.chunks.prefixes import Prefixes
 from engine_ext.chunks.representations import Representations
@@ -70,11 +71,16 @@ class ChunkCache:
         self.transfers, self.representations = transfers, representations
         self.config = config
         self.manager = ChunkCacheManager(
-            config, clock, quota_of=quota_of, on_expired=lambda key: self.tier_writer.drop_later(key)
+            config,
+            clock,
+            quota_of=quota_of,
+            on_expired=lambda key: self.tier_writer.drop_later(key),
+            on_id=lambda name: self._id_records.changed(name),
         )
         self.hasher, self.holdings, self.metrics = self.manager.hasher, self.manager.holdings, self.manager.metrics
         self.costs = Costs()
         self.tier_writer = TierWriter(llm, self.manager, self.release, tiers, lambda: self.transfers)
+        self._id_records = IdRecords(self.manager, lambda: self.transfers, is_kept=self.tier_writer.outlives_server)
         self.prefixes = Prefixes(self.metrics, lambda: self.transfers)
         from_tiers = [TierSource(list(tiers), self.manager, lambda: self.transfers, self.costs)] if tiers else []
         self.fills = FillRunner(
@@ -93,11 +99,11 @@ class ChunkCache:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Exports segments and prefixes to the tiers within the context, if there are tiers."""
+        """Exports segments, ids and prefixes to the tiers within the context, if there are tiers."""
         if not self.tier_writer.tiers:
             yield
             return
-        tasks = [asyncio.create_task(run()) for run in (self.tier_writer.run, self.prefixes.run)]
+        tasks = [asyncio.create_task(run()) for run in (self.tier_writer.run, self._id_records.run, self.prefixes.run)]
         try:
             yield
         finally:
@@ -128,8 +134,8 @@ class ChunkCache:
 
     @property
     def num_waiting(self) -> int:
-        """Segments, and blocks of other prompts, that wait to be stored in tiers."""
-        return len(self.tier_writer) + self.prefixes.num_waiting
+        """Segments, ids, and blocks of other prompts, that wait to be stored in tiers."""
+        return len(self.tier_writer) + len(self._id_records) + self.prefixes.num_waiting
 
     @property
     def num_to_store(self) -> int:
@@ -140,9 +146,10 @@ class ChunkCache:
         """Drops expired segments."""
         self.manager.expire()
 
-    def known_ids(self) -> ChunkIds:
-        """The registered chunk ids, without those of expired chunks."""
+    async def known_ids(self, namespace: str, wanted: Iterable[str]) -> ChunkIds:
+        """The registered chunk ids, without those of expired chunks; ``wanted`` ones are looked for in the tiers."""
         self.manager.expire()
+        await self._id_records.recall(namespace, wanted)
         return self.manager.ids
 
     def is_crowded(self) -> bool:
@@ -248,6 +255,7 @@ class ChunkCache:
     async def drop_from_tiers(self, keys: Iterable[ChunkHash], namespace: str | None) -> None:
         """Drops segments, and all prefixes of ``namespace``, if given, from all tiers."""
         await self.tier_writer.drop(keys)
+        await self._id_records.flush()
         await self.prefixes.drop(namespace)
 
     async def stop_sharing(self) -> None:

@@ -209,8 +209,6 @@ class FillRunner:
             source = task.result().source
             status = source.status if source is not None else ChunkStatus.FILLED
             self._manager.fill_succeeded(job, "succeeded" if status is ChunkStatus.FILLED else status)
-            for entry in job.entries:
-                entry.stored = status is ChunkStatus.LOADED
             if status is not ChunkStatus.LOADED and not job.is_private:
                 self._on_computed(job.entries)
         self._on_end()

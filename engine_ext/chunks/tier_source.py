@@ -41,7 +41,7 @@ class TierSource:
             return None
         slowest = 0
         for entry in job.entries:
-            num_tokens, num_bytes = entry.num_tokens, self._manager.bytes_of(entry)
+            num_tokens, num_bytes = entry.num_tokens, entry.num_pages * self._manager.config.page_bytes
             worth = [name for name in self._names if self._costs.is_worth_loading(name, num_tokens, num_bytes)]
             if not worth:
                 return SourceResult(ChunkStatus.FILLED, why=self._why(num_tokens, num_bytes))
@@ -63,6 +63,8 @@ class TierSource:
             # Loads at once share the time that they take; fills of as many chunks would add up.
             self._costs.loading[self._names[last]].observe(num_bytes, seconds / at_once)
             self._manager.metrics.tier_load_seconds.labels(self._names[last]).observe(seconds)
+            # What was read from a tier is written to the faster ones.
+            entry.tiers = tuple(self._names[: last + 1])
             slowest = max(slowest, last)
         return SourceResult(ChunkStatus.LOADED, origin=self._names[slowest])
 

@@ -116,7 +116,10 @@ class TierWriter:
         try:
             answers = await transfers.store(lease.chunks[0].entry)
             note_events(manager.metrics, answers)
-            lease.chunks[0].entry.stored = all(any(word == "stored" for _, word in each.events) for each in answers)
+            kept = [{tier for tier, word in each.events if word == "stored"} for each in answers]
+            entry = lease.chunks[0].entry
+            entry.tiers = tuple(name for name in self.tiers if all(name in each for each in kept))
+            manager.holdings.moved(entry)
         except TransferError as error:
             logger.warning("can't export a chunk: %s", error)
         finally:
@@ -132,7 +135,7 @@ class TierWriter:
         cold = [
             entry
             for entry in manager.index
-            if entry.stored and not entry.pinned and not entry.leases and entry.last_used_at <= before
+            if entry.tiers and not entry.pinned and not entry.leases and entry.last_used_at <= before
         ]
         for entry in cold:
             manager.detach(entry, Removal.ASLEEP)

@@ -12,8 +12,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.segments.hashing import ChunkHash
 from cache.segments.index import ChunkKVCache
-from engine_ext.wire.chunk_file import ChunkFileLabel
+from engine_ext.wire.chunk_file import ChunkFileLabel, pack_file, unpack_file
 from engine_ext.wire.file_transfer import Answer, Transfer, Verb
+from engine_ext.wire.id_record import record_of, record_tensors
 from engine_ext.wire.prefix import BlockCommand, blocks_address
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,25 @@ class PoolTransfers:
                 label = ChunkFileLabel(self._fingerprint, str(key), "", "", rank, self.num_workers)
                 await worker.ask(Transfer("drop", label, [], 0))
 
+    async def keep_record(self, key: ChunkHash, data: bytes) -> None:
+        """Stores the record of a chunk id in every tier, instead of an earlier one; raises :class:`TransferError`."""
+        label = self._record_label(str(key))
+        async with self._lane() as workers:
+            await workers[0].ask(Transfer("keep", label, [], 0), pack_file(label, record_tensors(data)))
+
+    async def find_record(self, key: ChunkHash) -> tuple[str | None, bytes]:
+        """A record, and the tier that has it; raises :class:`TransferError`."""
+        label = self._record_label(str(key))
+        async with self._lane() as workers:
+            answer, file = await workers[0].ask(Transfer("find", label, [], 0))
+        return answer.tier, record_of(unpack_file(file, label)) if answer.tier is not None else b""
+
+    async def list_records(self) -> list[ChunkHash]:
+        """Keys of the engine's records in all tiers; raises :class:`TransferError`."""
+        async with self._lane() as workers:
+            answer, _ = await workers[0].ask(Transfer("list", self._record_label(""), [], 0))
+        return [ChunkHash(bytes.fromhex(key)) for key in answer.keys]
+
     async def command(self, command: BlockCommand) -> list[Answer]:
         """Carries out a command for blocks in all workers, if they keep prefixes; raises :class:`TransferError`."""
         return [answer for answer, _ in await asyncio.gather(*(worker.ask(command) for worker in self._of_blocks))]
@@ -130,6 +150,9 @@ class PoolTransfers:
             answers.append(answered[0])
         return answers
 
+    def _record_label(self, key: str) -> ChunkFileLabel:
+        return ChunkFileLabel(self._fingerprint, key, "", "", 0, self.num_workers)
+
     def _transfer(self, verb: Verb, entry: ChunkKVCache, rank: int, tiers: tuple[str, ...] = ()) -> Transfer:
         identity = entry.identity
         prefix, tokens = identity.prefix.hex(), identity.tokens.hex()
@@ -156,12 +179,12 @@ class _Worker:
     def _exchange(self, transfer: Transfer | BlockCommand, file: bytes) -> tuple[Answer, bytes]:
         try:
             self._connection.send_bytes(transfer.to_bytes())
-            if transfer.verb == "write":
+            if transfer.takes_file:
                 self._connection.send_bytes(file)
             answer = Answer.from_bytes(self._connection.recv_bytes())
             if answer.error:
                 raise TransferError(answer.error)
-            return answer, self._connection.recv_bytes() if transfer.verb == "read" else b""
+            return answer, self._connection.recv_bytes() if transfer.sends_file else b""
         except (EOFError, OSError) as error:
             raise TransferError(f"a worker has ended: {error!r}") from error
 

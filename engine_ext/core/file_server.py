@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, Listener
 from typing import Any
 
@@ -17,11 +18,12 @@ import torch
 from cache.positions.layout import packed_length
 from cache.tiers.chain import Events, TierChain
 from cache.tiers.config import make_tier
-from cache.tiers.tier import Address
+from cache.tiers.tier import Address, Buffer
 from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import WorkerHalf
-from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileError, pack_file, unpack_file
+from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileError, ChunkFileLabel, pack_file, unpack_file
 from engine_ext.wire.file_transfer import Answer, Transfer
+from engine_ext.wire.id_record import LARGEST_RECORD, is_record_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +69,11 @@ class TransferServer:
     def answer(self, connection: Connection) -> None:
         """Carries out one transfer."""
         transfer = Transfer.from_bytes(connection.recv_bytes())
-        file = connection.recv_bytes() if transfer.verb == "write" else b""
+        file = connection.recv_bytes() if transfer.takes_file else b""
         answer, found = self._carried_out(transfer, file)
         answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
         connection.send_bytes(answer.to_bytes())
-        if transfer.verb == "read" and not answer.error:
+        if transfer.sends_file and not answer.error:
             connection.send_bytes(found)
 
     def _carried_out(self, transfer: Transfer, file: bytes) -> tuple[Answer, bytes]:
@@ -90,15 +92,26 @@ class TransferServer:
         address, events = Address(label.key, label.rank, label.ranks), Events(answer.events)
         if transfer.verb == "drop":
             self._chain.delete(address, events)
+        elif transfer.verb == "keep":
+            unpack_file(file, label)
+            self._chain.delete(address, events)
+            self._chain.put(address, file, events)
+        elif transfer.verb == "find":
+            names = [tier.name for tier in self._chain.tiers]
+            record = self._chain.get(address, LARGEST_RECORD, names, partial(_checked, label=label), events)
+            answer.tier, file = record or (None, b"")
+        elif transfer.verb == "list":
+            found = self._chain.addresses(lambda each: is_record_of(each.key, label.fingerprint), events)
+            answer.keys = sorted({each.key for each in found})
         elif transfer.verb == "write":
             self._half.write(transfer.pages, transfer.tag, num_tokens, unpack_file(file, label))
         elif transfer.verb == "load":
             largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
-            found = self._chain.get(
+            loaded = self._chain.get(
                 address, largest, transfer.tiers, lambda data: (len(data), unpack_file(data, label)), events
             )
-            if found is not None:
-                answer.tier, (answer.num_bytes, tensors) = found
+            if loaded is not None:
+                answer.tier, (answer.num_bytes, tensors) = loaded
                 self._half.write(transfer.pages, transfer.tag, num_tokens, tensors)
         else:
             file = pack_file(label, self._half.read(transfer.pages, transfer.tag, num_tokens))
@@ -106,6 +119,11 @@ class TransferServer:
             if transfer.verb == "store":
                 self._chain.put(address, file, events)
         return file
+
+
+def _checked(data: Buffer, label: ChunkFileLabel) -> bytes:
+    unpack_file(data, label)
+    return bytes(data)
 
 
 def _pinned(num_bytes: int) -> memoryview:

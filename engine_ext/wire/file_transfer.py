@@ -7,7 +7,7 @@ from typing import Literal
 
 from engine_ext.wire.chunk_file import ChunkFileLabel
 
-Verb = Literal["read", "write", "load", "store", "drop"]
+Verb = Literal["read", "write", "load", "store", "drop", "keep", "find", "list"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,9 @@ class Transfer:
 
     ``read``: send them as a file, which follows the answer. ``write``: fill them from a file, which follows this.
     ``load``: import them from one of ``tiers``. ``store``: export them to every tier. ``drop``: remove them from every
-    tier.
+    tier. Of records of ids (:mod:`engine_ext.wire.id_record`), which have no pages: ``keep``: store the file that
+    follows in every tier, instead of an earlier one. ``find``: send the file, which is empty if no tier has one.
+    ``list``: the answer's ``keys`` are those of the engine's records.
     """
 
     verb: Verb
@@ -24,6 +26,16 @@ class Transfer:
     pages: list[int]
     tag: int
     tiers: tuple[str, ...] = ()
+
+    @property
+    def takes_file(self) -> bool:
+        """Whether a file follows the message."""
+        return self.verb in ("write", "keep")
+
+    @property
+    def sends_file(self) -> bool:
+        """Whether a file follows an answer without error."""
+        return self.verb in ("read", "find")
 
     def to_bytes(self) -> bytes:
         """The serialized message."""
@@ -50,6 +62,7 @@ class Answer:
     events: list[tuple[str, str]] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)
     count: int = 0
+    keys: list[str] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         """The serialized message."""

@@ -4,7 +4,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 PREFIX_KEY: Final = "tessera_prefix"
 """Key of a :class:`PrefixTag` in ``kv_transfer_params``."""
@@ -52,6 +52,8 @@ class BlockCommand:
     (``OffloadKey``) in hexadecimal.
     """
 
+    takes_file: ClassVar[bool] = False
+    sends_file: ClassVar[bool] = False
     verb: Literal["stage", "release", "drop", "stop", "status"]
     stage: str = ""
     namespace: str = ""

@@ -77,7 +77,7 @@ def pending(**hint: Any) -> PendingRequest:
 
 def document(name: str, tokens: int = 1000, *holders: str) -> Wanted:
     key = DocumentKey(name.encode().ljust(16, b"\0"))
-    return Wanted(key, tokens, [Claim(holder, Holding(Tier.DEVICE, tokens, tokens)) for holder in holders])
+    return Wanted(key, tokens, [Claim(holder, Holding(Tier.DEVICE, tokens)) for holder in holders])
 
 
 async def ranked(router: DocumentRouter, replicas: list[FakeReplica], **hint: Any) -> list[str]:
@@ -198,11 +198,11 @@ async def test_claims_are_by_rays_names(registry):
     keys = [wanted.key for wanted in wanted_documents("/v1/rag/chat", dict(BODY))]
     for id, name in (("aa", "replica-a"), ("bb", "replica-b")):
         await registry.beat(registered(id, name))
-    await registry.publish("bb", {keys[0]: Holding(Tier.DEVICE, 60, 600)})
-    await registry.publish("cc", {keys[0]: Holding(Tier.DEVICE, 60, 600)})  # gone
+    await registry.publish("bb", {keys[0]: Holding(Tier.DEVICE, 60)})
+    await registry.publish("cc", {keys[0]: Holding(Tier.DEVICE, 60)})  # gone
     await lookup.refresh(registry)
     first, second = await lookup.documents("/v1/rag/chat", json.dumps(BODY).encode())
-    assert [claim.replica for claim in first.claims] == ["replica-b"]
+    assert [claim.holder for claim in first.claims] == ["replica-b"]
     assert (first.key, second.key, second.claims) == (*keys, [])
     assert registry.num_asked == 1
 

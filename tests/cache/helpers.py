@@ -64,8 +64,10 @@ def acquire(
     strategy: PositionStrategy = PositionStrategy.SHARED,
     opening: Sequence[int] | None = None,
 ) -> Lease:
+    """Leases every segment before the question; raises :class:`CapacityError`."""
+    manager.expire()
     prompt = make_prompt(*chunks, system=system, opening=opening)
-    return manager.acquire(prompt, PositionReindexer().layout(prompt, strategy), scope)
+    return manager.lease(manager.fit(prompt, scope), PositionReindexer().layout(prompt, strategy))
 
 
 def fill(manager: ChunkCacheManager, *chunks: Sequence[int], **kwargs) -> None:

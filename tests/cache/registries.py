@@ -18,7 +18,7 @@ def replica(number, **fields):
 
 
 def holding(tokens=100):
-    return Holding(Tier.DEVICE, tokens, 64 * tokens)
+    return Holding(Tier.DEVICE, tokens)
 
 
 def entry_of(number, tokens=10):

@@ -104,16 +104,16 @@ class Books(RuleBasedStateMachine):
         evictable = {name: known for name, known in self.cached.items() if self._is_evictable(name, wanted)}
         available = free + sum(known.pages for known in evictable.values())
         sparing = {self.cached[name].entry for name in wanted if name in self.cached}
-        assert self.manager.available_pages(sparing) == available
+        assert self.manager._books.available_pages(sparing) == available
         surplus = self._surplus(scope.owner, needed, len(missing))
         own = [known for known in evictable.values() if known.entry.identity.scope.owner == scope.owner]
         within_quota = sum(known.pages for known in own) >= surplus[0] and len(own) >= surplus[1]
         if available < needed or not within_quota:
             with pytest.raises(CapacityError):  # the invariants check that nothing changed
-                self.manager.acquire(prompt, layout, scope)
+                self.manager.fit(prompt, scope)
             return
 
-        lease = self.manager.acquire(prompt, layout, scope)
+        lease = self.manager.lease(self.manager.fit(prompt, scope), layout)
         victims = [known for known in evictable.values() if known.entry.detached]
         freed = sum(known.pages for known in victims)
         if max(surplus) > 0:

@@ -50,8 +50,9 @@ async def test_a_source_is_asked_while_it_is_there() -> None:
     assert source.asked == 1
 
 
-def test_a_cache_that_is_off_holds_nothing_and_says_why() -> None:
+async def test_a_cache_that_is_off_holds_nothing_and_says_why() -> None:
     cache = CacheOff("switched off")
-    assert (cache.clear(), cache.known_ids(), cache.is_crowded(), cache.num_to_store) == ([], None, False, 0)
+    assert await cache.known_ids("default", ["a"]) is None
+    assert (cache.clear(), cache.is_crowded(), cache.num_to_store) == ([], False, 0)
     with pytest.raises(FullAttentionError, match="switched off"):
         cache.usable()

@@ -4,16 +4,17 @@
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
-from cache.segments.holdings import Holdings
+from cache.segments.holdings import Holding, Holdings, Tier
+from cache.segments.index import EntryState
 from replicas import publisher as publisher_module
 from replicas.publisher import Publisher
 from replicas.redis_registry import RedisRegistry
+from replicas.registry import Claim
 from tests.cache.registries import entry_of, key, replica
-
-PAGE_BYTES = 100
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +28,13 @@ class Running:
 
     def __init__(self, redis_server):
         self.registry = RedisRegistry(redis_server.url, timeout_s=0.2, lease_s=2)
-        self.holdings = Holdings(PAGE_BYTES)
+        self.holdings = Holdings()
         self.takes_requests = True
+        self.storages = ()
         self.publisher = Publisher(self.registry, self.describe, self.holdings)
 
     def describe(self, id):
-        return replica(1, id=id) if self.takes_requests else None
+        return replica(1, id=id, storages=self.storages) if self.takes_requests else None
 
     async def __aenter__(self):
         self.task = asyncio.create_task(self.publisher.run())
@@ -49,7 +51,7 @@ class Running:
         """Tokens that a live replica claims of each document."""
         alive = {each.id for each in await self.registry.replicas()}
         found = await self.registry.claims(documents)
-        return [sum(claim.holding.tokens for claim in claims if claim.replica in alive) for claims in found]
+        return [sum(claim.holding.tokens for claim in claims if claim.holder in alive) for claims in found]
 
     async def until(self, documents, tokens, seconds=10):
         deadline = time.monotonic() + seconds
@@ -145,3 +147,15 @@ async def test_a_redis_that_was_never_reached_is_told_once(redis_server, caplog)
             await asyncio.sleep(0.05)
     redis_server.start()
     assert [each.message.partition(":")[0] for each in caplog.records] == ["registry lost"]
+
+
+async def test_stored_documents_are_claimed_for_the_storage_and_outlive_the_replica(redis_server):
+    async with Running(redis_server) as running:
+        running.storages = ("beef", "cafe")
+        entry = replace(entry_of(1), tiers=("file",), state=EntryState.STORED)
+        running.holdings.add(key(1), entry)
+        while not (await running.registry.claims([key(1)]))[0]:
+            await asyncio.sleep(0.02)
+    registry = RedisRegistry(redis_server.url, timeout_s=0.2)
+    assert await registry.claims([key(1)]) == [[Claim("cafe", Holding(Tier.DISK, 10))]]
+    await registry.close()

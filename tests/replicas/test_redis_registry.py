@@ -129,7 +129,7 @@ async def test_what_is_no_claim_is_ignored_and_counted(redis_registry, redis_ser
     await redis_registry.publish(replica(1).id, {key(1): holding(), key(3): holding()})
     client = redis_server.client
     client.hset(b"tessera:d:" + key(1).digest, b"\0\1", b"short")
-    client.hset(b"tessera:d:" + key(1).digest, b"\0\2", bytes([200]) + bytes(12))
+    client.hset(b"tessera:d:" + key(1).digest, b"\0\2", bytes([3, 0, 0, 0]))
     client.set(b"tessera:d:" + key(2).digest, "no hash")
     found = await redis_registry.claims([key(1), key(2), key(3)])
     assert found == [[Claim(replica(1).id, holding())], [], [Claim(replica(1).id, holding())]]

@@ -2,6 +2,7 @@
 """Choice of a replica: a pure function."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ def replicas(number, loads=()):
 
 
 def held_by(*ids, tokens=1000, tier=Tier.DEVICE):
-    return [Claim(id, Holding(tier, tokens, 8 * tokens)) for id in ids]
+    return [Claim(id, Holding(tier, tokens)) for id in ids]
 
 
 def first(documents, candidates):
@@ -70,6 +71,19 @@ def test_only_who_claims_an_id_can_serve_it():
     by_id = Wanted(key(1), 0, held_by("id1", tokens=1), is_required=True)
     by_text = Wanted(key(2), 10, held_by("id0", tokens=100_000))
     assert first([by_id, by_text], replicas(2, [0, 50])) == "id1"
+
+
+def test_storage_is_as_near_to_all_that_share_it():
+    shared = [replace(each, storages=("ab",)) for each in replicas(3)[:2]] + replicas(3)[2:]
+    wanted = [Wanted(key(1), 1000, held_by("ab", tier=Tier.DISK))]
+    ranked = rank(wanted, shared)
+    assert {each.candidate.id for each in ranked[:2]} == {"id0", "id1"}
+    assert [each.held_tokens for each in ranked] == [1000, 1000, 0]
+    wanted = [Wanted(key(1), 1000, [*held_by("id1"), *held_by("ab", tier=Tier.DISK)])]
+    assert first(wanted, shared) == "id1"
+    assert first([replace(wanted[0], claims=wanted[0].claims[::-1])], shared) == "id1"
+    by_id = Wanted(key(1), 0, held_by("ab", tokens=1, tier=Tier.DISK), is_required=True)
+    assert first([by_id], [replace(shared[0], load=50), shared[2]]) == "id0"
 
 
 def test_homes_are_spread_evenly_and_few_move_when_a_replica_goes():

@@ -231,6 +231,7 @@ function described(chunk) {
 function kept(chunk) {
   const until = chunk.expires_at === null ? "" : `until ${clock(chunk.expires_at)}`;
   const pinned = el("span", { className: "badge pinned" }, `pinned ${until}`.trim());
-  const words = chunk.state === "filling" ? "being computed" : until || "as room allows";
+  const places = { filling: "being computed", stored: `in ${chunk.tiers.join(", ")}` };
+  const words = [places[chunk.state], until].filter(Boolean).join(", ") || "as room allows";
   return el("td", { className: "kept" }, chunk.pinned ? pinned : words);
 }

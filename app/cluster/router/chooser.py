@@ -64,7 +64,9 @@ class Chooser:
         wanted = wanted_documents(path, parsed, self._reading)[:MOST_ASKED] if parsed else []
         claims = await self.directory.claims([document.key for document in wanted]) if len(replicas) > 1 else []
         documents = [replace(each, claims=found) for each, found in zip(wanted, claims, strict=False)]
-        candidates = [Candidate(each.id, each.name, self.in_flight.load(each.url, each.load)) for each in replicas]
+        candidates = [
+            Candidate(each.id, each.name, self.in_flight.load(each.url, each.load), each.storages) for each in replicas
+        ]
         ranked = rank(documents or (conversation_of(parsed) if parsed else ()), candidates)
         seconds = time.perf_counter() - started
         self._metrics.decided(seconds)

@@ -40,7 +40,7 @@ def test_a_chunk_is_pinned_named_and_registered(manager, entry):
     keeper(manager, Document("one", "d1", "T"), pinned=True, ttl_s=60).keep(chunk("d1"), entry)
     assert (entry.pinned, entry.expires_at) == (True, 1060.0)
     assert manager.ids.content("n", "d1") == RegisteredText("one", "T")
-    assert {TEXT, id_key("n", "d1")} <= manager.holdings.take_changes(100).keys()
+    assert {TEXT, id_key("n", "d1")} <= manager.holdings.take_changes(100)[0].keys()
 
 
 def test_without_an_id_nothing_is_registered(manager, entry):

@@ -138,7 +138,7 @@ class Node:
         return [(each.status, each.origin) for each in ticket.report.chunks]
 
     async def tell(self):
-        await self.registry.publish(self.id, self.cache.holdings.take_changes(1000))
+        await self.registry.publish(self.id, self.cache.holdings.take_changes(1000)[0])
 
     def check(self):
         assert self.manager.is_idle
@@ -357,7 +357,7 @@ async def test_the_endpoint_says_what_it_does_not_have(nodes):
 
 async def test_claims_of_one_document_and_not_of_the_system_segment_are_no_reason_to_ask(nodes):
     a, b = await nodes("a", "b")
-    await a.registry.publish(a.id, {DocumentKey(A.packed[:4] * 4): Holding(Tier.DEVICE, 30, 1)})
+    await a.registry.publish(a.id, {DocumentKey(A.packed[:4] * 4): Holding(Tier.DEVICE, 30)})
     assert await b.ask(A) == [("filled", None)]
     assert a.transfers.reads == 0
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routers and replicas compute the same document keys."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -42,7 +43,7 @@ def ticket_keys(settings=None, **fields):
         tessera_settings=settings or Settings(),
         tessera_profile=None,
     )
-    return list(open_ticket(request, state)[0].document_keys)
+    return list(asyncio.run(open_ticket(request, state))[0].document_keys)
 
 
 @pytest.mark.parametrize(

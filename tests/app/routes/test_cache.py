@@ -47,6 +47,7 @@ async def test_a_running_cache_shows_its_state_and_checks_its_books():
         "running_fills": 2,
         "queued_fills": 1,
         "registered_ids": 0,
+        "segments_in_tiers_only": 0,
         "archive_waiting": 0,
     }
     assert shown["tiers"] == {"pool": {"bytes_total": 4 * 8192, "bytes_used": 0, "bytes_pinned": 0}}

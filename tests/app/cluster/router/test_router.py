@@ -43,7 +43,7 @@ async def cluster(redis_server, stand_ins):
 
 
 async def claim(cluster, number, body=ASKED, path="/v1/rag/chat"):
-    holding = Holding(Tier.DEVICE, 5000, 1)
+    holding = Holding(Tier.DEVICE, 5000)
     changes = {document.key: holding for document in wanted_documents(path, {**body})}
     await cluster.registry.publish(cluster.replicas[number].id, changes)
 

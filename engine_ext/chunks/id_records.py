@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registered chunk ids in the tiers that outlive the server: restarts and servers that share a tier find them there."""
+
+import asyncio
+import itertools
+import json
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from cache.manager import ChunkCacheManager
+from cache.segments.chunk_ids import ChunkName, RegisteredText
+from cache.segments.hashing import CacheScope, ChunkHash
+from cache.segments.index import ChunkKVCache, SegmentIdentity
+from engine_ext.chunks.transfers import PoolTransfers, TransferError
+from engine_ext.wire.id_record import record_key
+from replicas.document_keys import id_key
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_S: Final = 0.1
+
+
+class IdRecords:
+    """Writes the ids that change, and reads those that are asked for. ``is_kept``: whether a tier outlives the server.
+
+    A record has the id's text, and tokens, positions and expiry of its segments.
+    """
+
+    def __init__(
+        self, manager: ChunkCacheManager, transfers: Callable[[], PoolTransfers | None], *, is_kept: bool
+    ) -> None:
+        self._manager = manager
+        self._transfers = transfers
+        self._is_kept = is_kept
+        self._changed: dict[ChunkName, int] = {}
+        self._changes = itertools.count()
+        self._writing = asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._changed)
+
+    def changed(self, name: ChunkName) -> None:
+        """Queues the record of an id that was registered, or removed for good."""
+        if self._is_kept:
+            self._changed[name] = next(self._changes)
+
+    async def run(self) -> None:
+        """Reads all records once, then writes changed ones until cancelled."""
+        await self._recall_all()
+        while True:
+            await self.flush()
+            await asyncio.sleep(_FLUSH_S)
+
+    async def flush(self) -> None:
+        """Writes the records that have changed."""
+        async with self._writing:
+            while self._changed:
+                name, change = next(iter(self._changed.items()))
+                await self._write(name)
+                if self._changed[name] == change:
+                    del self._changed[name]
+
+    async def recall(self, namespace: str, ids: Iterable[str]) -> None:
+        """Registers those of the ids that are unknown here and have a record."""
+        if not self._is_kept:
+            return
+        names = [ChunkName(namespace, id) for id in ids]
+        unknown = [n for n in names if n not in self._changed and self._manager.ids.registration(n) is None]
+        await asyncio.gather(*(self._recall(self._key(name), name) for name in unknown))
+
+    async def _recall_all(self) -> None:
+        if self._is_kept and (transfers := self._transfers()) is not None:
+            try:
+                for key in await transfers.list_records():
+                    await self._recall(key, None)
+            except TransferError as error:
+                logger.warning("can't list the chunk ids in tiers: %s", error)
+
+    async def _recall(self, key: ChunkHash, name: ChunkName | None) -> None:
+        """Registers the id of a record; without ``name``, only one whose namespace is no secret."""
+        if (transfers := self._transfers()) is None:
+            return
+        try:
+            tier, data = await transfers.find_record(key)
+        except TransferError as error:
+            logger.warning("can't read a chunk id from tiers: %s", error)
+            return
+        if tier is None:
+            return
+        record = json.loads(data)
+        if name is None and record["namespace"] is not None:
+            name = ChunkName(record["namespace"], record["id"])
+        if name is not None and key == self._key(name) and name not in self._changed:
+            self._restore(name, record, tier)
+
+    def _restore(self, name: ChunkName, record: dict[str, Any], tier: str) -> None:
+        manager, content = self._manager, RegisteredText(record["text"], record["title"])
+        for each in record["segments"]:
+            key = ChunkHash(bytes.fromhex(each["key"]))
+            if each["expires_at"] is not None and each["expires_at"] <= manager.clock():
+                continue
+            entry = manager.index.by_key(key) or manager.away.get(key)
+            if entry is None:
+                scope = CacheScope(name.namespace, each["adapter"])
+                identity = SegmentIdentity(scope, bytes.fromhex(each["prefix"]), bytes.fromhex(each["tokens"]))
+                entry = manager.away.restore(key, identity, (tier,), each["created_at"], each["expires_at"])
+            manager.ids.restore(name, content, key)
+            manager.holdings.add(id_key(*name), entry)
+        if manager.ids.registration(name) is None:
+            self.changed(name)  # expired: its record is dropped
+
+    async def _write(self, name: ChunkName) -> None:
+        if (transfers := self._transfers()) is None:
+            return
+        try:
+            if (data := self._record(name)) is None:
+                await transfers.drop(self._key(name))
+            else:
+                await transfers.keep_record(self._key(name), data)
+        except TransferError as error:
+            logger.warning("can't keep a chunk id in tiers: %s", error)
+
+    def _record(self, name: ChunkName) -> bytes | None:
+        manager = self._manager
+        if (registration := manager.ids.registration(name)) is None:
+            return None
+        content, keys = registration
+        entries = [manager.index.by_key(key) or manager.away.get(key) for key in sorted(keys)]
+        is_secret = "\0" in name.namespace  # it has a client's salt
+        record = {
+            "id": name.id,
+            "namespace": None if is_secret else name.namespace,
+            "text": content.text,
+            "title": content.title,
+            "segments": [_segment(entry) for entry in entries if entry is not None],
+        }
+        return json.dumps(record).encode(errors="surrogatepass")
+
+    def _key(self, name: ChunkName) -> ChunkHash:
+        return ChunkHash(record_key(self._manager.config.fingerprint, *name))
+
+
+def _segment(entry: ChunkKVCache) -> dict[str, Any]:
+    identity = entry.identity
+    return {
+        "key": str(entry.key),
+        "adapter": identity.scope.adapter,
+        "prefix": identity.prefix.hex(),
+        "tokens": identity.tokens.hex(),
+        "created_at": entry.created_at,
+        "expires_at": entry.expires_at,
+    }

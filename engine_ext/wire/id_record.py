@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of chunk ids in tiers: files between those of chunks, with text instead of KV."""
+
+import hashlib
+from typing import Final
+
+import torch
+from torch import Tensor
+
+LARGEST_RECORD: Final = 64 << 20
+"""Bytes of a record's file at most."""
+_ID_BYTES, _ENGINE_BYTES = 28, 8
+
+
+def record_key(fingerprint: str, namespace: str, id: str) -> bytes:
+    """Key of an id's file: digests of the id and of the engine. Longer than any chunk's or block's."""
+    names = namespace.encode(errors="surrogatepass"), id.encode(errors="surrogatepass")
+    name = b"".join(len(each).to_bytes(8, "little") + each for each in names)
+    return hashlib.sha256(name).digest()[:_ID_BYTES] + _engine(fingerprint)
+
+
+def is_record_of(found: str, fingerprint: str) -> bool:
+    """Whether a file's key, in hexadecimal, is a :func:`record_key` of this engine."""
+    return len(found) == 2 * (_ID_BYTES + _ENGINE_BYTES) and found.endswith(_engine(fingerprint).hex())
+
+
+def record_tensors(data: bytes) -> dict[str, Tensor]:
+    """A record as the tensors of a file."""
+    return {"record": torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+
+
+def record_of(tensors: dict[str, Tensor]) -> bytes:
+    """The inverse of :func:`record_tensors`."""
+    return tensors["record"].numpy().tobytes()
+
+
+def _engine(fingerprint: str) -> bytes:
+    return hashlib.sha256(fingerprint.encode()).digest()[:_ENGINE_BYTES]

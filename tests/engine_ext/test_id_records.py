@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids are written to the tiers, and found there by another process."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cache.eviction.removal import Removal
+from cache.manager import ChunkCacheManager
+from cache.segments.chunk_ids import ChunkName, RegisteredText, UnknownIdError
+from cache.segments.hashing import CacheScope, ChunkHash
+from engine_ext.chunks.id_records import IdRecords
+from engine_ext.chunks.transfers import TransferError
+from replicas.document_keys import id_key
+from tests.cache.helpers import Clock, fill, make_manager, tokens
+
+TEXT = RegisteredText("A text.", "Title")
+NAME = ChunkName("default", "a")
+
+
+class FakeTransfers:
+    """A tier, as the app sees it."""
+
+    def __init__(self) -> None:
+        self.records: dict[ChunkHash, bytes] = {}
+        self.num_found = 0
+        self.hangs: asyncio.Event | None = None
+
+    async def keep_record(self, key: ChunkHash, data: bytes) -> None:
+        if self.hangs is not None:
+            await self.hangs.wait()
+        self.records[key] = data
+
+    async def find_record(self, key: ChunkHash) -> tuple[str | None, bytes]:
+        self.num_found += 1
+        return ("file", self.records[key]) if key in self.records else (None, b"")
+
+    async def list_records(self) -> list[ChunkHash]:
+        return list(self.records)
+
+    async def drop(self, key: ChunkHash) -> None:
+        self.records.pop(key, None)
+
+
+class Process:
+    """A server's manager with its records in a tier."""
+
+    def __init__(self, tier: Any, *, is_kept: bool = True) -> None:
+        self.clock = Clock()
+        self.manager: ChunkCacheManager = make_manager(clock=self.clock, on_id=lambda name: self.records.changed(name))
+        self.records = IdRecords(self.manager, lambda: tier, is_kept=is_kept)
+
+    def register(self, name: ChunkName = NAME, expires_at: float | None = None) -> ChunkHash:
+        fill(self.manager, tokens(100, 4), scope=CacheScope(name.namespace))
+        entry = next(entry for entry in self.manager.index if not entry.is_system)
+        self.manager.retain(entry, pinned=False, expires_at=expires_at)
+        self.manager.ids.register(*name, TEXT, entry.key)
+        return entry.key
+
+
+async def test_another_process_finds_an_id_with_its_segments() -> None:
+    tier = FakeTransfers()
+    first, second = Process(tier), Process(tier)
+    key = first.register()
+    assert len(first.records) == 1
+    await first.records.flush()
+    assert len(first.records) == 0
+    await second.records.recall("default", ["a", "unknown"])
+    assert second.manager.ids.content("default", "a") == TEXT
+    (entry,) = second.manager.away
+    original = first.manager.index.by_key(key)
+    assert original is not None
+    assert (entry.key, entry.identity, entry.tiers) == (key, original.identity, ("file",))
+    assert second.manager.holdings.stored(id_key("default", "a")) is not None
+    with pytest.raises(UnknownIdError):
+        second.manager.ids.content("default", "unknown")
+    found = tier.num_found
+    await second.records.recall("default", ["a"])
+    assert tier.num_found == found  # a known id is not looked for
+
+
+async def test_ids_of_another_namespace_are_not_found() -> None:
+    tier = FakeTransfers()
+    first, second = Process(tier), Process(tier)
+    first.register()
+    await first.records.flush()
+    await second.records.recall("other", ["a"])
+    with pytest.raises(UnknownIdError):
+        second.manager.ids.content("other", "a")
+
+
+async def test_a_start_reads_all_records_but_those_with_a_clients_salt() -> None:
+    tier = FakeTransfers()
+    first, second = Process(tier), Process(tier)
+    first.register()
+    salted = ChunkName("default\0secret", "b")
+    first.register(salted)
+    await first.records.flush()
+    assert b"secret" not in b"".join(tier.records.values())
+    running = asyncio.create_task(second.records.run())
+    await asyncio.sleep(0.01)
+    assert second.manager.ids.registration(NAME) is not None
+    assert second.manager.ids.registration(salted) is None
+    await second.records.recall(*salted[:1], ["b"])
+    assert second.manager.ids.registration(salted) is not None
+    running.cancel()
+
+
+async def test_what_is_dropped_for_good_leaves_no_record_and_is_not_found_meanwhile() -> None:
+    tier = FakeTransfers()
+    process = Process(tier)
+    key = process.register()
+    await process.records.flush()
+    entry = process.manager.index.by_key(key)
+    assert entry is not None
+    process.manager.detach(entry, Removal.DELETED)
+    await process.records.recall("default", ["a"])  # its record is there still
+    assert process.manager.ids.registration(NAME) is None
+    await process.records.flush()
+    assert tier.records == {}
+
+
+async def test_a_change_while_a_record_is_written_is_written_too() -> None:
+    tier = FakeTransfers()
+    process = Process(tier)
+    tier.hangs = asyncio.Event()
+    key = process.register()
+    flushing = asyncio.create_task(process.records.flush())
+    await asyncio.sleep(0)
+    entry = process.manager.index.by_key(key)
+    assert entry is not None
+    process.manager.detach(entry, Removal.DELETED)
+    tier.hangs.set()
+    await flushing
+    assert tier.records == {}
+
+
+async def test_expired_segments_are_not_restored_and_their_record_goes() -> None:
+    tier = FakeTransfers()
+    first, second = Process(tier), Process(tier)
+    first.register(expires_at=first.clock.now + 10)
+    await first.records.flush()
+    second.clock.now += 11
+    await second.records.recall("default", ["a"])
+    assert second.manager.ids.registration(NAME) is None
+    await second.records.flush()
+    assert tier.records == {}
+
+
+async def test_without_a_tier_that_outlives_the_server_nothing_is_written() -> None:
+    tier = FakeTransfers()
+    process = Process(tier, is_kept=False)
+    process.register()
+    assert len(process.records) == 0
+    await process.records.recall("default", ["b"])
+    assert (tier.records, tier.num_found) == ({}, 0)
+
+
+async def test_a_tier_that_fails_is_a_tier_without_records() -> None:
+    class Failing:
+        async def fail(self, *arguments: Any) -> None:
+            raise TransferError("a worker has ended")
+
+        keep_record = find_record = list_records = drop = fail
+
+    process = Process(Failing())
+    process.register()
+    await process.records.flush()
+    await process.records.recall("default", ["b"])
+    assert len(process.records) == 0
