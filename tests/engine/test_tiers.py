@@ -16,11 +16,12 @@ from tests.cores import all_cores
 from tests.engine import hanging_tier
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, shared_memory, until, wait_until_gone
-from tests.engine.test_exactness import ask, assert_exact, statuses
+from tests.engine.test_exactness import STEPS, ask, assert_exact, statuses
 from tests.engine.test_parallel import WORKERS
 from tests.oracle import Oracle
 from tools.server_process import ROOT
 
+SYSTEM = "You answer from documents."
 Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
 
@@ -207,28 +208,57 @@ def test_a_plan_starts_what_the_question_will_wait_for(
 
 
 @pytest.mark.matrix
+def by_id(server: TesseraServer, *ids: str, status: int = 200) -> dict[str, Any]:
+    """The answer to a question about registered chunks."""
+    body = {"system": SYSTEM, "chunks": [{"id": id} for id in ids], "question": "Which?"}
+    options = {"max_tokens": STEPS, "temperature": 0, "ignore_eos": True, "logprobs": True, "return_token_ids": True}
+    cache = {"position_strategy": "offset", "explain": True}
+    return server.post("/v1/rag/chat", {**body, **options, "cache": cache}, status)
+
+
 def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_server(
     directory: Directory, start: StartServer, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
-    server, chunks = directory.server, [text(300), text(120)]
+    """Chunks by their text and by their ids."""
+    server, chunks, by_name = directory.server, [text(300), text(120)], {"a": text(260), "b": text(290)}
     ask(server, "shared", chunks, "What?")
+    given = [{"id": id, "text": text} for id, text in by_name.items()]
+    server.client.post("/v1/rag/chunks", json={"system": SYSTEM, "chunks": given})
     archived(server)
+    (listed,) = server.get("/v1/rag/chunks", id="a")["data"]
+    assert (listed["state"], listed["tiers"]) == ("ready", ["pool", "file"])
+    to_sleep(server)
+    (away,) = server.get("/v1/rag/chunks", id="a")["data"]
+    assert (away["state"], away["tiers"], away["pages"]) == ("stored", ["file"], 0)
+    assert server.get("/v1/rag/chunks/" + away["key"]) == away
+    answer = by_id(server, "a")
+    assert origins(answer) == ["file"]
+    assert_exact(answer, oracle("tiny-llama"), "offset")
     server.process.kill()
     wait_until_gone(server.process.pid)  # its engine notices the kill
+
     again = start(directory.tiers)
     answer = ask(again, "shared", chunks[::-1], "What?")
     assert origins(answer) == ["file", "file"]
     assert answer["cache"]["tokens"]["computed"] == len(answer["cache"]["segments"][-1]["token_ids"])
     assert_exact(answer, oracle("tiny-llama"), "shared")
-    other, new = start(directory.tiers), [text(200)]
-    ask(again, "offset", new, "What?")
+    until(lambda: len(again.get("/v1/rag/chunks", state="stored", id="b")["data"]) == 1)
+    answer = by_id(again, "b", "a")
+    assert origins(answer) == ["file", "file"]
+    assert_exact(answer, oracle("tiny-llama"), "offset")
+
+    other, new = start(directory.tiers), text(200)
+    given = [{"id": "c", "text": new}]
+    again.client.post("/v1/rag/chunks", json={"system": SYSTEM, "chunks": given})
     archived(again)
-    found = ask(other, "offset", new, "What?")
+    found = by_id(other, "c")  # registered after this server's start
     assert origins(found) == ["file"]
     assert_exact(found, oracle("tiny-llama"), "offset")
+    assert statuses(ask(other, "offset", [new], "What?")) == ["hit"]
     key = found["cache"]["chunks"][0]["key"]
     assert other.client.delete(f"/v1/rag/chunks/{key}").status_code == 200
     assert not list(directory.path.rglob(f"{key}*"))
+    assert "deleted" in by_id(other, "c", status=410)["error"]["message"]
 
 
 def change(path: Path, how: Callable[[bytes], bytes]) -> None:
