@@ -2,6 +2,7 @@
 """Chunks from tiers are exact, and a tier's failures only cost time."""
 
 import itertools
+import json
 import os
 import subprocess
 import time
@@ -19,7 +20,8 @@ from tests.engine.server import TesseraServer, shared_memory, until, wait_until_
 from tests.engine.test_exactness import STEPS, ask, assert_exact, statuses
 from tests.engine.test_parallel import WORKERS
 from tests.oracle import Oracle
-from tools.server_process import ROOT
+from tests.redis_server import RedisServer
+from tools.server_process import ROOT, ServerProcess
 
 SYSTEM = "You answer from documents."
 Text = Callable[[int], str]
@@ -294,3 +296,50 @@ def test_a_wrong_configuration_stops_the_start_in_one_line(start: StartServer) -
     assert server.process.wait(120) == 2
     (said,) = [line for line in server.log.read_text().splitlines() if line.startswith("tessera: ")]
     assert "/proc/nowhere: No such file or directory" in said
+
+
+@pytest.mark.matrix
+def test_replicas_that_share_a_directory_share_what_is_in_it_by_the_registry(
+    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text, redis_server: RedisServer
+) -> None:
+    registry = ("--registry", redis_server.url, "--registry-lease", "2")
+    tiers = f"file://{tmp_path}/kv?size=1GiB"
+    replicas = {name: start(tiers, *registry, "--replica-name", name) for name in "ab"}
+    with ExitStack() as stack:
+        router = ServerProcess(tmp_path / "router.log", *registry[:2], serve=("app.cli", "route"))
+        stack.callback(router.stop)
+        router.wait_ready()
+        until(lambda: len(router.client.get("/v1/cluster").json()["replicas"]) == 2)
+
+        def asked(*chunks: Any) -> tuple[dict[str, Any], str]:
+            body = {"system": SYSTEM, "chunks": chunks, "question": "Which?", "max_tokens": STEPS, "temperature": 0}
+            more = {"ignore_eos": True, "logprobs": True, "return_token_ids": True}
+            cache = {"position_strategy": "offset", "explain": True}
+            answer = router.client.post("/v1/rag/chat", json={**body, **more, "cache": cache})
+            assert answer.status_code == 200, answer.text
+            return answer.json(), answer.headers["x-tessera-replica"]
+
+        document = text(300)
+        answer, first = asked(document)
+        assert origins(answer) == ["filled"]
+        to_sleep(replicas[first])
+        time.sleep(1)  # the registry is told
+        claims = [redis_server.client.hgetall(key) for key in redis_server.client.scan_iter("tessera:d:*")]
+        # The system segment and the document are claimed once each, for the storage instead of replicas.
+        ((holder,), (also,)) = claims
+        assert holder == also
+        listed = [json.loads(redis_server.client.get(key)) for key in redis_server.client.scan_iter("tessera:r:*")]
+        assert [each["storages"] for each in listed] == [[holder.hex()]] * 2
+
+        answer, again = asked(document)
+        decision = router.client.get("/v1/cluster").json()["decisions"][-1]
+        assert decision["held_tokens"] == decision["wanted_tokens"] == answer["cache"]["chunks"][0]["tokens"]
+        assert origins(answer) == ["file"]
+        replicas[again].stop()
+        until(lambda: len(router.client.get("/v1/cluster").json()["replicas"]) == 1)
+        answer, other = asked(document)
+        assert other != again
+        assert origins(answer) == ["file"]
+        assert_exact(answer, oracle("tiny-llama"), "offset")
+        key = answer["cache"]["chunks"][0]["key"]
+        assert len(list((tmp_path / "kv").rglob(f"{key}*"))) == 1
