@@ -209,7 +209,6 @@ def test_a_plan_starts_what_the_question_will_wait_for(
     assert server.post("/v1/rag/plan", {**body, "prefetch": True})["prefetching"] == 0
 
 
-@pytest.mark.matrix
 def by_id(server: TesseraServer, *ids: str, status: int = 200) -> dict[str, Any]:
     """The answer to a question about registered chunks."""
     body = {"system": SYSTEM, "chunks": [{"id": id} for id in ids], "question": "Which?"}
@@ -218,6 +217,7 @@ def by_id(server: TesseraServer, *ids: str, status: int = 200) -> dict[str, Any]
     return server.post("/v1/rag/chat", {**body, **options, "cache": cache}, status)
 
 
+@pytest.mark.matrix
 def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_server(
     directory: Directory, start: StartServer, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
@@ -236,10 +236,17 @@ def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_ser
     answer = by_id(server, "a")
     assert origins(answer) == ["file"]
     assert_exact(answer, oracle("tiny-llama"), "offset")
+    many = [text(60 + number) for number in range(50)]
+    server.client.post("/v1/rag/chunks", json={"system": SYSTEM, "chunks": many})  # most are not written yet
     server.process.kill()
     wait_until_gone(server.process.pid)  # its engine notices the kill
 
     again = start(directory.tiers)
+    for number in range(0, 50, 10):
+        answer = ask(again, "offset", many[number : number + 10], "What?")
+        assert set(origins(answer)) <= {"file", "filled"}
+        assert_exact(answer, oracle("tiny-llama"), "offset")
+    assert not again.stats()["counters"]["tiers"]["file"].get("corrupt")
     answer = ask(again, "shared", chunks[::-1], "What?")
     assert origins(answer) == ["file", "file"]
     assert answer["cache"]["tokens"]["computed"] == len(answer["cache"]["segments"][-1]["token_ids"])
