@@ -21,6 +21,7 @@ TIER_EVENTS = (
     "skipped",
     "corrupt",
     "timeout",
+    "late",
     "suspended",
     "load_failed",
     "store_failed",

@@ -2,6 +2,7 @@
 """Several tiers, the fastest first, with time limits for each call."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,15 +54,18 @@ class TierChain:
         among: Collection[str],
         check: Callable[[Buffer], Result],
         events: Events,
+        limit_s: float = math.inf,
     ) -> tuple[str, Result] | None:
         """The tier of the first file that passes ``check``, and the check's result.
 
-        ``check`` raises ``ValueError`` for a bad file; no file has more than ``max_bytes``.
+        ``check`` raises ``ValueError`` for a bad file; no file has more than ``max_bytes``. A tier that takes longer
+        than ``limit_s`` is passed over.
         """
         for i, tier in enumerate(self.tiers):
             if tier.name not in among:
                 continue
-            file = self._call(self._readers[tier.name], tier, "load", partial(tier.get, address, max_bytes), events)
+            read = partial(tier.get, address, max_bytes)
+            file = self._call(self._readers[tier.name], tier, "load", read, events, limit_s)
             if file is None:
                 continue
             try:
@@ -112,16 +116,25 @@ class TierChain:
         self._call(self._writers[tier.name], tier, "store", call, events)
 
     def _call(
-        self, caller: "_Caller", tier: StorageTier, verb: str, call: Callable[[], Result], events: Events
+        self,
+        caller: "_Caller",
+        tier: StorageTier,
+        verb: str,
+        call: Callable[[], Result],
+        events: Events,
+        limit_s: float = math.inf,
     ) -> Result | None:
         timeout_s = self._timeout_s if verb == "load" else STORE_TIMEOUT_S
         try:
-            return caller.run(call, timeout_s)
+            return caller.run(call, min(limit_s, timeout_s), SUSPENDED_S if timeout_s <= limit_s else 0.0)
         except _SuspendedError:
             events.add(tier.name, "suspended")
         except FutureTimeoutError:
-            logger.warning("%s did not %s within %g s; it is suspended for a while", tier.name, verb, timeout_s)
-            events.add(tier.name, "timeout")
+            if limit_s < timeout_s:
+                events.add(tier.name, "late")
+            else:
+                logger.warning("%s did not %s within %g s; it is suspended for a while", tier.name, verb, timeout_s)
+                events.add(tier.name, "timeout")
         except (TierError, OSError) as error:
             logger.warning("%s could not %s: %s", tier.name, verb, error)
             events.add(tier.name, f"{verb}_failed")
@@ -149,7 +162,8 @@ class _Caller:
         self._hanging: tuple[Future[Any], ...] = ()
         self._suspended_until = 0.0
 
-    def run(self, call: Callable[[], Result], timeout_s: float) -> Result:
+    def run(self, call: Callable[[], Result], timeout_s: float, suspended_s: float) -> Result:
+        """The call's result. If it takes too long, others are refused until it ends, and for ``suspended_s``."""
         if self._still_hanging() or time.monotonic() < self._suspended_until:
             raise _SuspendedError
         future = self._executor.submit(call)
@@ -158,7 +172,7 @@ class _Caller:
         except FutureTimeoutError:
             if future.done():  # the call itself raised it
                 raise
-            self._hanging, self._suspended_until = (*self._still_hanging(), future), time.monotonic() + SUSPENDED_S
+            self._hanging, self._suspended_until = (*self._still_hanging(), future), time.monotonic() + suspended_s
             raise
 
     def _still_hanging(self) -> tuple[Future[Any], ...]:

@@ -4,6 +4,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from cache.costs import Costs
 from cache.lease import ChunkStatus, FillJob
@@ -18,9 +19,15 @@ from engine_ext.wire.file_transfer import Answer
 
 logger = logging.getLogger(__name__)
 
+_LEAST_LIMIT_S: Final = 0.25
+"""Time that a tier gets for a segment however quickly it could be computed."""
+
 
 class TierSource:
-    """A :class:`engine_ext.chunks.fills.ChunkSource` over tiers, named in their order, the fastest first."""
+    """A :class:`engine_ext.chunks.fills.ChunkSource` over tiers, named in their order, the fastest first.
+
+    A load that takes longer than computing would is given up. The tier's pace is then known, and computing goes first.
+    """
 
     def __init__(
         self,
@@ -47,14 +54,19 @@ class TierSource:
                 return SourceResult(ChunkStatus.FILLED, why=self._why(num_tokens, num_bytes))
             started, self._num_loading = time.perf_counter(), self._num_loading + 1
             at_once = self._num_loading
+            computing = self._costs.computing.seconds(num_tokens)
+            # Fills of as many chunks would take their time one after the other.
+            limit_s = 0.0 if computing is None else max(_LEAST_LIMIT_S, at_once * computing)
             try:
-                answers = await transfers.load(entry, worth)
+                answers = await transfers.load(entry, worth, limit_s)
             except TransferError as error:
                 logger.warning("can't import a chunk: %s", error)
                 return None
             finally:
                 at_once, self._num_loading = max(at_once, self._num_loading), self._num_loading - 1
             note_events(self._manager.metrics, answers)
+            for late in {tier for answer in answers for tier, word in answer.events if word == "late"}:
+                self._costs.loading[late].observe(num_bytes, limit_s)
             tiers = {answer.tier for answer in answers}
             if None in tiers:
                 return None

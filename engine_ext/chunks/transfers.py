@@ -61,13 +61,14 @@ class PoolTransfers:
         async with self._lane() as workers:
             await self._all("write", entry, workers, files=files)
 
-    async def load(self, entry: ChunkKVCache, tiers: Sequence[str]) -> list[Answer]:
+    async def load(self, entry: ChunkKVCache, tiers: Sequence[str], limit_s: float = 0.0) -> list[Answer]:
         """Imports a segment that is being filled from ``tiers``; returns like :meth:`write`.
 
-        It may be loaded only if each worker's answer names a tier. Raises :class:`TransferError`.
+        It may be loaded only if each worker's answer names a tier. A tier that takes longer than ``limit_s``, if that
+        is not 0, is passed over. Raises :class:`TransferError`.
         """
         async with self._lane() as workers:
-            return await self._all("load", entry, workers, tiers=tuple(tiers))
+            return await self._all("load", entry, workers, tiers=tuple(tiers), limit_s=limit_s)
 
     async def store(self, entry: ChunkKVCache) -> list[Answer]:
         """Exports a segment that the caller leases to every tier; other calls don't wait for it.
@@ -129,9 +130,10 @@ class PoolTransfers:
         *,
         files: Sequence[bytes] | None = None,
         tiers: tuple[str, ...] = (),
+        limit_s: float = 0.0,
     ) -> list[Answer]:
         asked = (
-            worker.ask(self._transfer(verb, entry, rank, tiers), file)
+            worker.ask(self._transfer(verb, entry, rank, tiers, limit_s), file)
             for rank, (worker, file) in enumerate(zip(workers, files or [b""] * len(workers), strict=True))
         )
         moving = asyncio.gather(*asked, return_exceptions=True)
@@ -153,11 +155,13 @@ class PoolTransfers:
     def _record_label(self, key: str) -> ChunkFileLabel:
         return ChunkFileLabel(self._fingerprint, key, "", "", 0, self.num_workers)
 
-    def _transfer(self, verb: Verb, entry: ChunkKVCache, rank: int, tiers: tuple[str, ...] = ()) -> Transfer:
+    def _transfer(
+        self, verb: Verb, entry: ChunkKVCache, rank: int, tiers: tuple[str, ...] = (), limit_s: float = 0.0
+    ) -> Transfer:
         identity = entry.identity
         prefix, tokens = identity.prefix.hex(), identity.tokens.hex()
         label = ChunkFileLabel(self._fingerprint, str(entry.key), prefix, tokens, rank, self.num_workers)
-        return Transfer(verb, label, entry.pages, entry.tag, tiers)
+        return Transfer(verb, label, entry.pages, entry.tag, tiers, limit_s)
 
 
 class _Worker:

@@ -5,6 +5,7 @@ The app guarantees that pages to read are leased, and that pages to write belong
 """
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -108,7 +109,12 @@ class TransferServer:
         elif transfer.verb == "load":
             largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
             loaded = self._chain.get(
-                address, largest, transfer.tiers, lambda data: (len(data), unpack_file(data, label)), events
+                address,
+                largest,
+                transfer.tiers,
+                lambda data: (len(data), unpack_file(data, label)),
+                events,
+                transfer.limit_s or math.inf,
             )
             if loaded is not None:
                 answer.tier, (answer.num_bytes, tensors) = loaded

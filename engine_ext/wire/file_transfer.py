@@ -15,10 +15,10 @@ class Transfer:
     """A command for the pages of a segment.
 
     ``read``: send them as a file, which follows the answer. ``write``: fill them from a file, which follows this.
-    ``load``: import them from one of ``tiers``. ``store``: export them to every tier. ``drop``: remove them from every
-    tier. Of records of ids (:mod:`engine_ext.wire.id_record`), which have no pages: ``keep``: store the file that
-    follows in every tier, instead of an earlier one. ``find``: send the file, which is empty if no tier has one.
-    ``list``: the answer's ``keys`` are those of the engine's records.
+    ``load``: import them from one of ``tiers``, each of which gets ``limit_s`` (0: no limit). ``store``: export them to
+    every tier. ``drop``: remove them from every tier. Of records of ids (:mod:`engine_ext.wire.id_record`), which have
+    no pages: ``keep``: store the file that follows in every tier, instead of an earlier one. ``find``: send the file,
+    which is empty if no tier has one. ``list``: the answer's ``keys`` are those of the engine's records.
     """
 
     verb: Verb
@@ -26,6 +26,7 @@ class Transfer:
     pages: list[int]
     tag: int
     tiers: tuple[str, ...] = ()
+    limit_s: float = 0.0
 
     @property
     def takes_file(self) -> bool:

@@ -282,6 +282,22 @@ def test_a_tier_that_hangs_is_waited_for_once_and_left_alone(monkeypatch):
     assert both.get(address(1), MOST, ["nfs", "host"], whole, Events()) == ("nfs", b"file")
 
 
+def test_a_tier_that_is_slower_than_the_limit_is_passed_over_until_it_answers():
+    slow, other = HangingTier(), MemoryTier(MOST)
+    slow.name = "nfs"
+    other.put(address(1), b"file")
+    slow._files[address(1)] = memoryview(bytearray(b"file")), 0.0
+    slow.put = lambda *_: None
+    both, events = TierChain([slow, other], timeout_s=60), Events()
+    for _ in range(2):
+        assert both.get(address(1), MOST, ["nfs", "host"], whole, events, 0.05) == ("host", b"file")
+    assert [word for name, word in events.happened if name == "nfs"] == ["late", "suspended"]
+    slow.may_answer.set()
+    deadline = time.monotonic() + 30
+    while both.get(address(1), MOST, ["nfs", "host"], whole, Events(), 50) != ("nfs", b"file"):
+        assert time.monotonic() < deadline  # the call that was given up has not ended
+
+
 def test_several_files_are_read_at_once():
     """Each read waits for all others."""
     tier, all_read = MemoryTier(MOST), threading.Barrier(5)

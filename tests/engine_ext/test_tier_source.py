@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Missing segments are loaded where that is quicker than computing, and given up where it turns out not to be."""
+
+from typing import Any
+
+from cache.config import ChunkCacheConfig
+from cache.costs import Costs
+from cache.lease import ChunkStatus
+from cache.manager import ChunkCacheManager
+from engine_ext.chunks.tier_source import TierSource
+from engine_ext.wire.file_transfer import Answer
+from tests.cache.helpers import PAGE_TOKENS, acquire, tokens
+
+A = tokens(100, 4)
+
+
+class FakeTransfers:
+    """Answers with the events of one worker."""
+
+    def __init__(self, tier: str | None, *events: tuple[str, str]) -> None:
+        self.answer = Answer(tier=tier, num_bytes=100, events=list(events), held={"file": 100})
+        self.limits: list[float] = []
+
+    async def load(self, entry: Any, tiers: Any, limit_s: float) -> list[Answer]:
+        self.limits.append(limit_s)
+        return [self.answer]
+
+
+def source(transfers: Any, costs: Costs) -> tuple[TierSource, Any]:
+    manager = ChunkCacheManager(ChunkCacheConfig(12, PAGE_TOKENS, "engine", page_bytes=100))
+    (job, *_) = acquire(manager, A, system=()).fills
+    return TierSource(["host", "file"], manager, lambda: transfers, costs), job
+
+
+async def test_what_a_tier_has_is_loaded_and_known_to_be_in_the_faster_ones_too() -> None:
+    transfers = FakeTransfers("file", ("file", "loaded"))
+    tiers, job = source(transfers, Costs())
+    found = await tiers.fetch(job, {})
+    assert found is not None
+    assert (found.status, found.origin) == (ChunkStatus.LOADED, "file")
+    assert job.entries[0].tiers == ("host", "file")
+    assert transfers.limits == [0.0]  # nobody knows how long computing takes
+
+
+async def test_a_load_that_takes_longer_than_computing_is_given_up_and_computing_goes_first() -> None:
+    costs = Costs()
+    costs.computed(num_tokens=4, seconds=2.0)
+    transfers = FakeTransfers(None, ("file", "late"))
+    tiers, job = source(transfers, costs)
+    assert await tiers.fetch(job, {}) is None
+    assert transfers.limits == [2.0]
+    assert not costs.is_worth_loading("file", 4, 100)
+    costs.loading["host"].observe(1, 100.0)
+    found = await tiers.fetch(job, {})
+    assert found is not None
+    assert found.status is ChunkStatus.FILLED
+    assert transfers.limits == [2.0]
