@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, Listener
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -28,6 +28,9 @@ from engine_ext.wire.id_record import LARGEST_RECORD, is_record_of
 
 logger = logging.getLogger(__name__)
 
+_NICE: Final = 5
+"""Niceness of threads that move KV: a third of the engine's share of a core that both want."""
+
 
 def listen(address: str, answer: Callable[[Connection], None]) -> None:
     """Serves clients at a Unix socket, each in a thread, until the process ends.
@@ -40,6 +43,8 @@ def listen(address: str, answer: Callable[[Connection], None]) -> None:
         torch.set_num_threads(1)  # of this thread: more would slow the engine
         with suppress(OSError):  # vLLM binds workers to cores, and their threads inherit that
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
+            # Steps of running answers go first. Threads of tiers are started by this one, and inherit that, too.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         with connection:
             while True:
                 try:
