@@ -159,6 +159,7 @@ class _Caller:
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._executor.submit(int)  # starts a thread now: one started by a load would have its low priority
         self._hanging: tuple[Future[Any], ...] = ()
         self._suspended_until = 0.0
 

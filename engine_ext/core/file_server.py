@@ -9,6 +9,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, Listener
@@ -29,7 +30,8 @@ from engine_ext.wire.id_record import LARGEST_RECORD, is_record_of
 logger = logging.getLogger(__name__)
 
 _NICE: Final = 5
-"""Niceness of threads that move KV: a third of the engine's share of a core that both want."""
+"""Niceness of threads that load from tiers: a third of the engine's share of a core that both want."""
+_LOADS_AT_ONCE: Final = 16
 
 
 def listen(address: str, answer: Callable[[Connection], None]) -> None:
@@ -43,8 +45,6 @@ def listen(address: str, answer: Callable[[Connection], None]) -> None:
         torch.set_num_threads(1)  # of this thread: more would slow the engine
         with suppress(OSError):  # vLLM binds workers to cores, and their threads inherit that
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
-            # Steps of running answers go first. Threads of tiers are started by this one, and inherit that, too.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         with connection:
             while True:
                 try:
@@ -71,12 +71,17 @@ class TransferServer:
     def __init__(self, half: WorkerHalf, chain: TierChain) -> None:
         self._half = half
         self._chain = chain
+        # Steps of running answers go before loads. Threads that read tiers are started by these, and inherit that.
+        self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="loads", initializer=_give_way)
 
     def answer(self, connection: Connection) -> None:
         """Carries out one transfer."""
         transfer = Transfer.from_bytes(connection.recv_bytes())
         file = connection.recv_bytes() if transfer.takes_file else b""
-        answer, found = self._carried_out(transfer, file)
+        if transfer.verb == "load":
+            answer, found = self._loading.submit(self._carried_out, transfer, file).result()
+        else:
+            answer, found = self._carried_out(transfer, file)
         answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
         connection.send_bytes(answer.to_bytes())
         if transfer.sends_file and not answer.error:
@@ -130,6 +135,11 @@ class TransferServer:
             if transfer.verb == "store":
                 self._chain.put(address, file, events)
         return file
+
+
+def _give_way() -> None:
+    torch.set_num_threads(1)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _checked(data: Buffer, label: ChunkFileLabel) -> bytes:

@@ -193,13 +193,14 @@ def test_a_file_system_that_hangs_is_waited_for_once(
     after = server.stats()["counters"]["tiers"][hanging_tier.SCHEME]
     assert given_up(after) == given_up(happened)
     # While chunks are prefetched, and while a server starts that looks for ids there.
-    for server in (server, start(f"{hanging_tier.SCHEME}://{root}?size=1GiB", environment=environment)):
-        server.client.post("/v1/cache/clear" if server.stats()["occupancy"]["segments"] else "/v1/cache/sleep", json={})
+    to_sleep(server)
+    for each in (server, start(f"{hanging_tier.SCHEME}://{root}?size=1GiB", environment=environment)):
         body = {"system": SYSTEM, "chunks": [text(90), *chunks], "question": "What?"}
-        server.post("/v1/rag/plan", {**body, "cache": {"position_strategy": "shared"}, "prefetch": True})
-        assert_exact(ask(server, "shared", body["chunks"], "What?"), oracle("tiny-llama"), "shared")
-        assert by_id(server, "unknown", status=404)
-        until(lambda server=server: server.stats()["occupancy"]["leases"] == 0)
+        plan = {**body, "cache": {"position_strategy": "shared"}, "prefetch": True}
+        assert each.post("/v1/rag/plan", plan)["prefetching"] > 0
+        assert_exact(ask(each, "shared", body["chunks"], "What?"), oracle("tiny-llama"), "shared")
+        assert by_id(each, "unknown", status=404)
+        until(lambda each=each: each.stats()["occupancy"]["leases"] == 0)
     hanging_tier.says_so(root).unlink()
 
 
