@@ -8,10 +8,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from kernels.attention.numba_attention import NumbaAttention
 from kernels.attention.plan import ChunkAttention
 from kernels.npu_copier import NpuCopier, ReshapeAndCache
-from kernels.numba_copier import MOST_TORCH_THREADS, NumbaCopier
 from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
 from kernels.torch_copier import TorchCopier
 
@@ -43,6 +41,8 @@ def copier_for(layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | N
 
 def attention_for(layers: Sequence[LayerKV]) -> ChunkAttention:
     """Attention over the pool of `layers`, at least one. Raises :class:`UnsupportedKVError`."""
+    from kernels.attention.numba_attention import NumbaAttention
+
     if not NumbaAttention.supports(layers):
         view = layers[0].key_blocks
         raise UnsupportedKVError(
@@ -81,6 +81,9 @@ def _names(dtypes: Iterable[torch.dtype]) -> str:
 
 
 def _cpu_copier(layers: Sequence[LayerKV]) -> KVCopier:
+    # Machines with an accelerator may lack Numba, or have a NumPy that it refuses.
+    from kernels.numba_copier import MOST_TORCH_THREADS, NumbaCopier
+
     if NumbaCopier.supports(layers):
         return NumbaCopier(layers)
     logger.warning(

@@ -16,8 +16,9 @@ from kernels.npu_copier import ReshapeAndCache
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-POOL_TAG = "chunk_cache"
-"""Tag of the pool's memory in vLLM-Ascend's allocator, which frees by tag when the engine sleeps."""
+
+POOL_TAG = "kv_cache"
+"""vLLM's tag of KV cache memory: sleep frees memory by tag, and ``wake_up`` maps only tags that it is given."""
 
 
 def is_ascend() -> bool:
@@ -55,7 +56,7 @@ def unsupported_reason(config: "VllmConfig") -> str | None:
 
 @contextmanager
 def pool_memory(config: "VllmConfig") -> Iterator[None]:
-    """Tags memory allocated within as the pool's, to be freed by sleep (``--enable-sleep-mode``)."""
+    """Memory that sleep frees (``--enable-sleep-mode``)."""
     if not config.model_config.enable_sleep_mode:
         yield
         return

@@ -26,6 +26,15 @@ class PageTags:
         """Tags pages, which are complete now."""
         self._tags[list(pages)] = tag
 
+    def put_first(self, pages: Sequence[int], tag: int) -> None:
+        """Tags pages that have no tag. Removes all tags and raises :class:`WrongPagesError` if one has."""
+        try:
+            self.check(pages, -1)
+        except WrongPagesError:
+            self.remove(pages)
+            raise
+        self.put(pages, tag)
+
     def remove(self, pages: Sequence[int]) -> None:
         """Removes the tags of pages, before they are written."""
         self._found = set()

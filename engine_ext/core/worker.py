@@ -13,14 +13,8 @@ from torch import Tensor
 from engine_ext.core.attention.readers import Readers, install
 from engine_ext.core.attention.requests import AttendingRequests
 from engine_ext.core.layers import AttentionLayer, KVCaches
-from engine_ext.core.pages import (
-    PageTags,
-    check_tensors,
-    fill_pages,
-    page_rows,
-    relative_difference,
-    tokens_of,
-)
+from engine_ext.core.moves import Moves
+from engine_ext.core.pages import PageTags, check_tensors, fill_pages, page_rows, relative_difference, tokens_of
 from engine_ext.core.stats import TransferStats
 from engine_ext.wire.plan import BlockTransfer, LoadRefused, TransferPlan
 from kernels.dispatch import attention_for, copier_for
@@ -54,8 +48,9 @@ class WorkerHalf:
         self.reshape_and_cache: ReshapeAndCache | None = None
         self.tags = PageTags()
         # Pages may pass to another entry while an aborted request still saves to them or loads from them. Each load and
-        # save, with its tags, is complete before or after a write from another thread.
+        # save, with its tags, comes before another thread's write, is refused, or makes that write fail.
         self._moving = threading.Lock()
+        self._moves = Moves(torch.device("cpu"))
         self._refused_blocks: set[int] = set()
         self._refusal: LoadRefused | None = None
         self.refused_tags: set[int] = set()
@@ -116,6 +111,7 @@ class WorkerHalf:
         """Uses the layers' pools, which are empty."""
         self.copier, self.reshape_and_cache = copier_for(layers, reshape_and_cache), reshape_and_cache
         self.tags = PageTags(len(layers[0].key_pool))
+        self._moves = Moves(self.device)
 
     def prepare_attention(self, layers: Sequence[str], request_ids: Callable[[], Sequence[str]]) -> None:
         """Lets requests attend to the pool; ``layers`` names the layers in the order of :meth:`prepare`.
@@ -167,6 +163,7 @@ class WorkerHalf:
                 refused = self.tags.missing(transfer.spans)
                 if not refused:
                     self.copier.load(self._slots(transfer, tokens), rows, deltas)
+                    self._moves.queued()
             if refused:
                 # Blocks before the first token to load are shared with other requests, and valid.
                 self._refuse(transfer.block_ids[transfer.first_token // self.engine_block_size :], refused)
@@ -182,6 +179,7 @@ class WorkerHalf:
                 for span in transfer.spans:
                     self.tags.remove(span.pages)
                 self.copier.save(self._slots(transfer, tokens), rows)
+                self._moves.queued()
                 for span in transfer.spans:
                     self.tags.put(span.pages, span.tag)
             self._count("save", started, len(tokens))
@@ -192,6 +190,7 @@ class WorkerHalf:
         Tensors are ``[num_tokens, heads, size]``, contiguous, on the CPU. Raises :class:`WrongPagesError`.
         """
         self.tags.check(pages, tag)
+        self._moves.wait()  # tagged pages may still have to be saved
         pools = pools_of(self.copier.layers)
         tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in pools.items()}
         self.tags.check(pages, tag)  # a writer removes them first
@@ -200,17 +199,19 @@ class WorkerHalf:
     def write(self, pages: Sequence[int], tag: int, num_tokens: int, tensors: Mapping[str, Tensor]) -> None:
         """Writes tensors that :meth:`read` gave in another worker to ``pages``, and tags them.
 
-        Raises :class:`WrongPagesError`, having written nothing, if their shapes or dtypes are not this pool's.
+        Raises :class:`WrongPagesError` if shapes or dtypes are not this pool's, having written nothing, and if the
+        engine, whose loads and saves go on, has saved to the pages, which then have no tag.
         """
         pools = pools_of(self.copier.layers)
         check_tensors(pools, tensors, num_tokens)
         with self._moving:
             self.tags.remove(pages)
-            self._synchronize()  # loads and saves under way in another stream
-            for name, tensor in tensors.items():
-                fill_pages(pools[name], pages, tensor)
-            self._synchronize()
-            self.tags.put(pages, tag)
+        self._moves.wait()
+        for name, tensor in tensors.items():
+            fill_pages(pools[name], pages, tensor)
+        self._moves.finish()
+        with self._moving:
+            self.tags.put_first(pages, tag)
 
     def forget(self) -> None:
         """Removes the tags of all pages."""
@@ -260,10 +261,6 @@ class WorkerHalf:
 
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
         self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self.token_bytes)
-
-    def _synchronize(self) -> None:
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
 
     def _rows(self, transfer: BlockTransfer) -> tuple[Tensor, Tensor, Tensor]:
         """Indices, pool rows and deltas of the moved tokens: int64 ``[n]``, on the CPU."""

@@ -2,7 +2,8 @@
 """Methods that vLLM adds to each of its workers, called from the app by ``collective_rpc``."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class ChunkCacheWorkerExtension:
         model_runner: Any
         rank: int
         vllm_config: VllmConfig
+        _maybe_get_memory_pool_context: Callable[..., AbstractContextManager[Any]]
 
     def chunk_cache_prepare(self) -> dict[str, Any]:
         """Probes the layout and allocates the pool.
@@ -80,7 +82,8 @@ class ChunkCacheWorkerExtension:
         modules = self._modules
         model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
         if not ascend.is_ascend():
-            return half.prepare(attention_layers(model, modules, half.kv_caches, drafter))
+            with self._maybe_get_memory_pool_context(tag=ascend.POOL_TAG):
+                return half.prepare(attention_layers(model, modules, half.kv_caches, drafter))
         if reason := ascend.unsupported_reason(self.vllm_config):
             raise UnsupportedModelError(reason)
         layers = attention_layers(model, modules, half.kv_caches, drafter)

@@ -2,13 +2,16 @@
 """Models and flags without support, which are served with the cache off."""
 
 import argparse
-from typing import Any
+import os
+from typing import Any, Final
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from engine_ext.start.connectors import others_reason, pass_on_blocks
+
+_ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 class UnsupportedFlagError(ValueError):
@@ -75,6 +78,11 @@ def _flag_reason(args: AsyncEngineArgs) -> str | None:
         return "--worker-extension-cls is set: the chunk cache needs that place"
     if args.kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16"):
         return f"--kv-cache-dtype={args.kv_cache_dtype}: a quantized KV cache can't be rotated exactly"
+    if "expandable_segments:True" in os.environ.get(_ALLOCATOR, "") and not args.enable_sleep_mode:
+        return (
+            f"{_ALLOCATOR} has expandable_segments:True, beside which vLLM starts no KV connector: remove it, or add "
+            "--enable-sleep-mode"
+        )
     if args.decode_context_parallel_size > 1 or args.prefill_context_parallel_size > 1:
         return "context parallelism spreads a sequence's KV over workers"
     return None

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_ext.core.pages import WrongPagesError
+from engine_ext.core.pages import WrongPagesError, fill_pages, tokens_of
 from engine_ext.core.worker import WorkerHalf, pools_of
 from engine_ext.wire.plan import BlockTransfer, Span
 from kernels.paged import LayerKV, make_pool
@@ -98,16 +98,22 @@ def meanwhile(half, monkeypatch, name, move):
     return threads
 
 
-def test_a_late_save_to_pages_of_another_is_not_found_under_the_others_tag(monkeypatch):
-    half = worker()
-    threads = meanwhile(half, monkeypatch, "_synchronize", lambda: half.save([transfer(7)]))
-    half.write([3, 4], 8, 8, segment(8))
-    threads[0].join()
+def test_a_late_save_to_pages_that_are_being_written_makes_them_nobodys(monkeypatch):
+    half, saved = worker(), []
+
+    def fill(*arguments):
+        fill_pages(*arguments)
+        if not saved:
+            saved.append(Thread(target=half.save, args=([transfer(7)],)))
+            saved[0].start()
+            saved[0].join()
+
+    monkeypatch.setattr("engine_ext.core.worker.fill_pages", fill)
     with pytest.raises(WrongPagesError):
-        half.read([3, 4], 8, 8)
-    assert not any(
-        pool[[3, 4]].any() for pool in pools_of(half.copier.layers).values()
-    )  # the request's blocks, which are zero
+        half.write([3, 4], 8, 8, segment(8))
+    for tag in (7, 8):
+        with pytest.raises(WrongPagesError):
+            half.read([3, 4], tag, 8)
 
 
 def test_pages_are_not_written_while_they_are_loaded(monkeypatch):
@@ -126,3 +132,48 @@ def test_a_refused_load_is_told_once():
     assert half.take_refused_blocks() == {0}
     assert half.take_refusal() is not None
     assert half.take_refusal() is None
+
+
+class Recorder:
+    """Events of a device, in their order."""
+
+    def __init__(self):
+        self.order = []
+
+    def __getattr__(self, name):
+        return lambda: self.order.append(name)
+
+
+def test_pages_are_read_after_the_save_that_fills_them_on_whatever_stream_it_is(monkeypatch):
+    half = worker()
+    half._moves = moves = Recorder()
+    save = half.copier.save
+
+    def saved(*arguments):
+        moves.order.append("save")
+        save(*arguments)
+
+    def read(*arguments):
+        moves.order.append("read")
+        return tokens_of(*arguments)
+
+    monkeypatch.setattr(half.copier, "save", saved)
+    monkeypatch.setattr("engine_ext.core.worker.tokens_of", read)
+    half.save([transfer(7)])
+    half.read([3, 4], 7, 8)
+    assert moves.order[:4] == ["save", "queued", "wait", "read"]
+
+
+def test_the_engine_moves_other_pages_while_some_are_written(monkeypatch):
+    half = worker()
+    half._moves = moves = Recorder()
+
+    def fill(*args):
+        assert not half._moving.locked()
+        moves.order.append("fill")
+        fill_pages(*args)
+
+    monkeypatch.setattr("engine_ext.core.worker.fill_pages", fill)
+    half.write([3, 4], 7, 8, segment(8))
+    assert moves.order == ["wait", *["fill"] * 4, "finish"]
+    half.read([3, 4], 7, 8)

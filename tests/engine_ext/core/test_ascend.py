@@ -160,8 +160,8 @@ def test_what_cannot_be_read_token_by_token_is_refused_with_its_reason(on_ascend
 def test_the_pools_memory_carries_its_tag(on_ascend) -> None:
     allocator = on_ascend["allocator"]
     with ascend.pool_memory(config()):
-        assert allocator.open_tag == "chunk_cache"
-    assert allocator.tags == ["chunk_cache"]
+        assert allocator.open_tag == "kv_cache"  # which wake_up(tags=["kv_cache"]) maps again
+    assert allocator.tags == ["kv_cache"]
     assert allocator.open_tag is None
 
 

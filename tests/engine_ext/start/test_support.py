@@ -77,6 +77,15 @@ def test_refused(model: ModelConfig, flags: dict[str, Any], words: str) -> None:
     assert words in (reason(model, **flags) or "")
 
 
+def test_an_allocator_that_vllm_refuses_beside_connectors(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+    assert "has expandable_segments:True" in (reason(model) or "")
+    assert reason(model, enable_sleep_mode=True) is None
+    args = AsyncEngineArgs(model=model.model, kv_transfer_config=connector("NixlConnector"))
+    with pytest.raises(ValueError, match="expandable_segments"):  # what it would come to
+        args.create_engine_config()
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint8])
 def test_a_quantized_cache_that_a_checkpoint_asks_for(dtype: torch.dtype) -> None:
     model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
