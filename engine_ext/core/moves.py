@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Order between the engine's copies, which a device carries out later, and those of other threads."""
+"""Order between the engine's copies on a device and those of other threads."""
 
 from typing import Any
 
