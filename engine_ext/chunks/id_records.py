@@ -46,11 +46,8 @@ class IdRecords:
             self._changed[name] = next(self._changes)
 
     async def run(self) -> None:
-        """Reads all records once, then writes changed ones until cancelled."""
-        await self._recall_all()
-        while True:
-            await self.flush()
-            await asyncio.sleep(_FLUSH_S)
+        """Reads all records once, and writes changed ones until cancelled."""
+        await asyncio.gather(self._recall_all(), self._flush_always())
 
     async def flush(self) -> None:
         """Writes the records that have changed."""
@@ -68,6 +65,11 @@ class IdRecords:
         names = [ChunkName(namespace, id) for id in ids]
         unknown = [n for n in names if n not in self._changed and self._manager.ids.registration(n) is None]
         await asyncio.gather(*(self._recall(self._key(name), name) for name in unknown))
+
+    async def _flush_always(self) -> None:
+        while True:
+            await self.flush()
+            await asyncio.sleep(_FLUSH_S)
 
     async def _recall_all(self) -> None:
         if self._is_kept and (transfers := self._transfers()) is not None:

@@ -107,6 +107,21 @@ async def test_a_start_reads_all_records_but_those_with_a_clients_salt() -> None
     running.cancel()
 
 
+async def test_records_are_written_while_a_start_still_lists_them() -> None:
+    class Slow(FakeTransfers):
+        async def list_records(self) -> list[ChunkHash]:
+            await asyncio.Event().wait()
+            return []
+
+    tier = Slow()
+    process = Process(tier)
+    running = asyncio.create_task(process.records.run())
+    process.register()
+    while not tier.records:
+        await asyncio.sleep(0.01)
+    running.cancel()
+
+
 async def test_what_is_dropped_for_good_leaves_no_record_and_is_not_found_meanwhile() -> None:
     tier = FakeTransfers()
     process = Process(tier)
