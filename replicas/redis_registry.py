@@ -29,6 +29,8 @@ BATCH = 500
 """Documents per round trip of :meth:`RedisRegistry.publish`."""
 _HOLDING = struct.Struct("<I")
 _TIER_BITS = 2
+_EARLIER_HOLDING = struct.Struct("<BIQ")
+"""Tier, tokens and bytes: claims of replicas of earlier versions."""
 
 
 class RedisRegistry:
@@ -138,9 +140,7 @@ class RedisRegistry:
         claims = []
         for holder, value in fields.items():
             try:
-                (packed,) = _HOLDING.unpack(value)
-                tokens, tier = divmod(packed, 1 << _TIER_BITS)
-                claims.append(Claim(holder.hex(), Holding(Tier(tier), tokens)))
+                claims.append(Claim(holder.hex(), _unpacked(value)))
             except (struct.error, ValueError):
                 self.num_invalid += 1
         return claims
@@ -167,3 +167,12 @@ class RedisRegistry:
 
     def _filler(self, document: DocumentKey) -> bytes:
         return self._prefix + b"f:" + document.digest
+
+
+def _unpacked(value: bytes) -> Holding:
+    """Raises ``struct.error`` or ``ValueError``."""
+    if len(value) == _EARLIER_HOLDING.size:
+        tier, tokens, _ = _EARLIER_HOLDING.unpack(value)
+    else:
+        tokens, tier = divmod(_HOLDING.unpack(value)[0], 1 << _TIER_BITS)
+    return Holding(Tier(tier), tokens)

@@ -30,7 +30,8 @@ class IdRecords:
     def __init__(
         self, manager: ChunkCacheManager, transfers: Callable[[], PoolTransfers | None], *, is_kept: bool
     ) -> None:
-        self._manager = manager
+        self._fingerprint, self._clock = manager.config.fingerprint, manager.clock
+        self._ids, self._index, self._away, self._holdings = manager.ids, manager.index, manager.away, manager.holdings
         self._transfers = transfers
         self._is_kept = is_kept
         self._changed: dict[ChunkName, int] = {}
@@ -63,7 +64,7 @@ class IdRecords:
         if not self._is_kept:
             return
         names = [ChunkName(namespace, id) for id in ids]
-        unknown = [n for n in names if n not in self._changed and self._manager.ids.registration(n) is None]
+        unknown = [n for n in names if n not in self._changed and self._ids.registration(n) is None]
         await asyncio.gather(*(self._recall(self._key(name), name) for name in unknown))
 
     async def _flush_always(self) -> None:
@@ -97,19 +98,19 @@ class IdRecords:
             self._restore(name, record, tier)
 
     def _restore(self, name: ChunkName, record: dict[str, Any], tier: str) -> None:
-        manager, content = self._manager, RegisteredText(record["text"], record["title"])
+        content = RegisteredText(record["text"], record["title"])
         for each in record["segments"]:
             key = ChunkHash(bytes.fromhex(each["key"]))
-            if each["expires_at"] is not None and each["expires_at"] <= manager.clock():
+            if each["expires_at"] is not None and each["expires_at"] <= self._clock():
                 continue
-            entry = manager.index.by_key(key) or manager.away.get(key)
+            entry = self._index.by_key(key) or self._away.get(key)
             if entry is None:
                 scope = CacheScope(name.namespace, each["adapter"])
                 identity = SegmentIdentity(scope, bytes.fromhex(each["prefix"]), bytes.fromhex(each["tokens"]))
-                entry = manager.away.restore(key, identity, (tier,), each["created_at"], each["expires_at"])
-            manager.ids.restore(name, content, key)
-            manager.holdings.add(id_key(*name), entry)
-        if manager.ids.registration(name) is None:
+                entry = self._away.restore(key, identity, (tier,), each["created_at"], each["expires_at"])
+            self._ids.restore(name, content, key)
+            self._holdings.add(id_key(*name), entry)
+        if self._ids.registration(name) is None:
             self.changed(name)  # expired: its record is dropped
 
     async def _write(self, name: ChunkName) -> None:
@@ -124,11 +125,10 @@ class IdRecords:
             logger.warning("can't keep a chunk id in tiers: %s", error)
 
     def _record(self, name: ChunkName) -> bytes | None:
-        manager = self._manager
-        if (registration := manager.ids.registration(name)) is None:
+        if (registration := self._ids.registration(name)) is None:
             return None
         content, keys = registration
-        entries = [manager.index.by_key(key) or manager.away.get(key) for key in sorted(keys)]
+        entries = [self._index.by_key(key) or self._away.get(key) for key in sorted(keys)]
         is_secret = "\0" in name.namespace  # it has a client's salt
         record = {
             "id": name.id,
@@ -140,7 +140,7 @@ class IdRecords:
         return json.dumps(record).encode(errors="surrogatepass")
 
     def _key(self, name: ChunkName) -> ChunkHash:
-        return ChunkHash(record_key(self._manager.config.fingerprint, *name))
+        return ChunkHash(record_key(self._fingerprint, *name))
 
 
 def _segment(entry: ChunkKVCache) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cache.segments.holdings import Holding, Tier
 from replicas.redis_registry import BATCH, RedisRegistry
 from replicas.registry import FILL_S, Claim, Found, InProcessRegistry, RegistryError
 from replicas.routing import Candidate, Wanted, rank
@@ -129,11 +130,17 @@ async def test_what_is_no_claim_is_ignored_and_counted(redis_registry, redis_ser
     await redis_registry.publish(replica(1).id, {key(1): holding(), key(3): holding()})
     client = redis_server.client
     client.hset(b"tessera:d:" + key(1).digest, b"\0\1", b"short")
-    client.hset(b"tessera:d:" + key(1).digest, b"\0\2", bytes([3, 0, 0, 0]))
+    client.hset(b"tessera:d:" + key(1).digest, b"\0\2", bytes([200]) + bytes(12))
     client.set(b"tessera:d:" + key(2).digest, "no hash")
     found = await redis_registry.claims([key(1), key(2), key(3)])
     assert found == [[Claim(replica(1).id, holding())], [], [Claim(replica(1).id, holding())]]
     assert redis_registry.num_invalid == 3
+
+
+async def test_claims_of_earlier_versions_count(redis_registry, redis_server):
+    field, value = bytes.fromhex(replica(1).id), bytes([1]) + (70).to_bytes(4, "little") + bytes(8)
+    redis_server.client.hset(b"tessera:d:" + key(1).digest, field, value)
+    assert await redis_registry.claims([key(1)]) == [[Claim(replica(1).id, Holding(Tier.HOST, 70))]]
 
 
 async def test_ids_that_are_no_text_are_ignored_and_forgotten(redis_registry, redis_server):
