@@ -132,6 +132,10 @@ class ChunkCacheManager:
         self._leases.add(lease)
         return lease
 
+    def find(self, key: ChunkHash) -> ChunkKVCache | None:
+        """The segment's entry, in the pool or in tiers only."""
+        return self.index.by_key(key) or self.away.get(key)
+
     def hold(self, key: ChunkHash) -> Lease | None:
         """A lease on one segment at its computed position, if it can be loaded now."""
         self.expire()
@@ -177,7 +181,7 @@ class ChunkCacheManager:
         if pinned != entry.pinned:
             (self._pins.pin if pinned else self._pins.unpin)(entry)
             (self._policy.removed if pinned else self._policy.added)(entry)
-        self._expire_at(entry, expires_at)
+        self._expiry.put(entry, expires_at)
 
     def name(self, document: DocumentKey, entry: ChunkKVCache) -> None:
         """Records that ``entry``, which can be loaded, is (part of) ``document``, until it is detached."""
@@ -232,11 +236,6 @@ class ChunkCacheManager:
         now = self.clock()
         return now - min((lease.since for lease in self._leases), default=now)
 
-    def _expire_at(self, entry: ChunkKVCache, expires_at: float | None) -> None:
-        entry.expires_at = expires_at
-        if expires_at is not None:
-            self._expiry.put(entry)
-
     def _use(self, entry: ChunkKVCache) -> None:
         entry.hits += 1
         entry.last_used_at = self.clock()
@@ -249,7 +248,7 @@ class ChunkCacheManager:
             self.detach(displaced, Removal.COLLISION)
         self._policy.added(entry)
         if (away := self.away.get(entry.key)) is not None:
-            self._expire_at(entry, away.expires_at)
+            self._expiry.put(entry, away.expires_at)
         return entry
 
     def _allocated(self, wanted: Wanted) -> ChunkKVCache:

@@ -61,8 +61,7 @@ class Catalog:
         except ValueError as error:
             raise BadRequestError("a key is hexadecimal, as in reports and lists", "key") from error
         self._manager.expire()
-        hash = ChunkHash(digest)
-        entry = self._manager.index.by_key(hash) or self._manager.away.get(hash)
+        entry = self._manager.find(ChunkHash(digest))
         if entry is None or not self._may_see(entry):
             raise UnknownSegmentError(f"no cached segment has the key {key}")
         return entry

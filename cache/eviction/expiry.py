@@ -15,10 +15,11 @@ class ExpiryQueue:
         self._heap: list[tuple[float, int, ChunkKVCache]] = []
         self._puts = itertools.count()
 
-    def put(self, entry: ChunkKVCache) -> None:
-        """Adds ``entry``, whose ``expires_at`` is set; call it again whenever that changes."""
-        assert entry.expires_at is not None
-        heapq.heappush(self._heap, (entry.expires_at, next(self._puts), entry))
+    def put(self, entry: ChunkKVCache, expires_at: float | None) -> None:
+        """Lets ``entry`` expire at this time, or never, instead of at an earlier one."""
+        entry.expires_at = expires_at
+        if expires_at is not None:
+            heapq.heappush(self._heap, (expires_at, next(self._puts), entry))
 
     def due(self, now: float) -> Iterator[ChunkKVCache]:
         """Removes and yields the entries that have expired at ``now``."""

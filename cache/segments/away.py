@@ -15,7 +15,7 @@ from cache.segments.holdings import Holdings
 from cache.segments.index import ChunkKVCache, EntryState, SegmentIdentity
 
 MOST_AWAY: Final = 20_000
-"""Segments remembered; requests find forgotten ones in the tiers as well, but ids and lists don't."""
+"""Segments remembered. Requests find forgotten ones in the tiers as well; lists don't."""
 _STORED_STILL: Final = (Removal.EVICTED, Removal.ASLEEP, Removal.REFUSED)
 
 
@@ -68,8 +68,7 @@ class Away:
 
     def _add(self, entry: ChunkKVCache) -> None:
         self._entries[entry.key] = entry
-        if entry.expires_at is not None:
-            self._expiry.put(entry)
+        self._expiry.put(entry, entry.expires_at)
         self._holdings.moved(entry)
         if len(self._entries) > MOST_AWAY:
             self.forget(next(iter(self._entries)), Removal.EVICTED)

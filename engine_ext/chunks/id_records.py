@@ -31,7 +31,7 @@ class IdRecords:
         self, manager: ChunkCacheManager, transfers: Callable[[], PoolTransfers | None], *, is_kept: bool
     ) -> None:
         self._fingerprint, self._clock = manager.config.fingerprint, manager.clock
-        self._ids, self._index, self._away, self._holdings = manager.ids, manager.index, manager.away, manager.holdings
+        self._ids, self._away, self._holdings, self._find = manager.ids, manager.away, manager.holdings, manager.find
         self._transfers = transfers
         self._is_kept = is_kept
         self._changed: dict[ChunkName, int] = {}
@@ -103,8 +103,7 @@ class IdRecords:
             key = ChunkHash(bytes.fromhex(each["key"]))
             if each["expires_at"] is not None and each["expires_at"] <= self._clock():
                 continue
-            entry = self._index.by_key(key) or self._away.get(key)
-            if entry is None:
+            if (entry := self._find(key)) is None:
                 scope = CacheScope(name.namespace, each["adapter"])
                 identity = SegmentIdentity(scope, bytes.fromhex(each["prefix"]), bytes.fromhex(each["tokens"]))
                 entry = self._away.restore(key, identity, (tier,), each["created_at"], each["expires_at"])
@@ -128,7 +127,7 @@ class IdRecords:
         if (registration := self._ids.registration(name)) is None:
             return None
         content, keys = registration
-        entries = [self._index.by_key(key) or self._away.get(key) for key in sorted(keys)]
+        entries = map(self._find, sorted(keys))
         is_secret = "\0" in name.namespace  # it has a client's salt
         record = {
             "id": name.id,
@@ -137,7 +136,7 @@ class IdRecords:
             "title": content.title,
             "segments": [_segment(entry) for entry in entries if entry is not None],
         }
-        return json.dumps(record).encode(errors="surrogatepass")
+        return json.dumps(record).encode()
 
     def _key(self, name: ChunkName) -> ChunkHash:
         return ChunkHash(record_key(self._fingerprint, *name))

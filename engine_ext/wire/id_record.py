@@ -7,21 +7,24 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from cache.segments.hashing import framed
+from engine_ext.wire.prefix import engine_digest
+
 LARGEST_RECORD: Final = 64 << 20
 """Bytes of a record's file at most."""
-_ID_BYTES, _ENGINE_BYTES = 28, 8
+_ID_BYTES: Final = 28
 
 
 def record_key(fingerprint: str, namespace: str, id: str) -> bytes:
     """Key of an id's file: digests of the id and of the engine. Longer than any chunk's or block's."""
-    names = namespace.encode(errors="surrogatepass"), id.encode(errors="surrogatepass")
-    name = b"".join(len(each).to_bytes(8, "little") + each for each in names)
-    return hashlib.sha256(name).digest()[:_ID_BYTES] + _engine(fingerprint)
+    name = b"".join(framed(text.encode(errors="surrogatepass")) for text in (namespace, id))
+    return hashlib.sha256(name).digest()[:_ID_BYTES] + bytes.fromhex(engine_digest(fingerprint))
 
 
 def is_record_of(found: str, fingerprint: str) -> bool:
     """Whether a file's key, in hexadecimal, is a :func:`record_key` of this engine."""
-    return len(found) == 2 * (_ID_BYTES + _ENGINE_BYTES) and found.endswith(_engine(fingerprint).hex())
+    engine = engine_digest(fingerprint)
+    return len(found) == 2 * _ID_BYTES + len(engine) and found.endswith(engine)
 
 
 def record_tensors(data: bytes) -> dict[str, Tensor]:
@@ -32,7 +35,3 @@ def record_tensors(data: bytes) -> dict[str, Tensor]:
 def record_of(tensors: dict[str, Tensor]) -> bytes:
     """The inverse of :func:`record_tensors`."""
     return tensors["record"].numpy().tobytes()
-
-
-def _engine(fingerprint: str) -> bytes:
-    return hashlib.sha256(fingerprint.encode()).digest()[:_ENGINE_BYTES]

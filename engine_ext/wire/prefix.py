@@ -84,20 +84,23 @@ def namespace_digest(namespace: str) -> str:
     return _digest(namespace.encode(), _SCOPE_BYTES).hex()
 
 
+def engine_digest(fingerprint: str) -> str:
+    """An engine in the names of files, in hexadecimal."""
+    return _digest(fingerprint.encode(), _SCOPE_BYTES).hex()
+
+
 def file_key(fingerprint: str, namespace: str, key: str) -> str:
     """Key of a block's file, in hexadecimal.
 
     Longer than any chunk's key: digests of the block with its prefix, of the engine, and of the namespace.
     """
-    engine = _digest(fingerprint.encode(), _SCOPE_BYTES).hex()
-    return _digest(bytes.fromhex(key), _BLOCK_BYTES).hex() + engine + namespace
+    return _digest(bytes.fromhex(key), _BLOCK_BYTES).hex() + engine_digest(fingerprint) + namespace
 
 
 def is_block_of(found: str, fingerprint: str, namespace: str) -> bool:
     """Whether ``found`` is a :func:`file_key` of this engine and, if given, of this namespace."""
-    engine = _digest(fingerprint.encode(), _SCOPE_BYTES).hex()
     start = 2 * _BLOCK_BYTES
-    return is_block(found) and found.startswith(engine, start) and found.endswith(namespace)
+    return is_block(found) and found.startswith(engine_digest(fingerprint), start) and found.endswith(namespace)
 
 
 def is_block(found: str) -> bool:

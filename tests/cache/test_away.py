@@ -96,13 +96,19 @@ def test_clearing_a_namespace_clears_what_is_in_tiers():
     assert not len(manager.away)
 
 
-def test_it_expires_in_the_tier_and_after_it_came_back():
-    clock, expired = Clock(), list[ChunkHash]()
+def came_back(clock: Clock, expired: list[ChunkHash]) -> tuple[ChunkCacheManager, ChunkKVCache]:
+    """Chunk A, to expire in ten seconds, after it was in a tier only; its earlier entry."""
     manager = make_manager(clock=clock, on_expired=expired.append)
     entry = stored(manager, "file")
     manager.retain(entry, pinned=False, expires_at=clock.now + 10)
     manager.detach(entry, Removal.EVICTED)
     fill(manager, A)
+    return manager, entry
+
+
+def test_it_expires_in_the_tier_and_after_it_came_back():
+    clock, expired = Clock(), list[ChunkHash]()
+    manager, entry = came_back(clock, expired)
     back = manager.index.by_key(entry.key)
     assert back.expires_at == clock.now + 10
     back.tiers = ("file",)
@@ -116,11 +122,7 @@ def test_it_expires_in_the_tier_and_after_it_came_back():
 
 def test_an_entry_that_was_replaced_expires_without_effect():
     clock, expired = Clock(), list[ChunkHash]()
-    manager = make_manager(clock=clock, on_expired=expired.append)
-    entry = stored(manager, "file")
-    manager.retain(entry, pinned=False, expires_at=clock.now + 10)
-    manager.detach(entry, Removal.EVICTED)
-    fill(manager, A)
+    manager, entry = came_back(clock, expired)
     manager.retain(manager.index.by_key(entry.key), pinned=False, expires_at=None)
     clock.now += 11
     manager.expire()
