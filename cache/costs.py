@@ -26,6 +26,11 @@ class Pace:
         self._seconds_per_unit += (_WEIGHT if is_known else 1) * (pace - self._seconds_per_unit)
         self._seen_at = now
 
+    def given_up(self, amount: float, seconds: float) -> None:
+        """Records that ``amount`` units would have taken more than ``seconds``; twice that is assumed at once."""
+        self._seconds_per_unit = max(self._seconds_per_unit, 2 * seconds / amount)
+        self._seen_at = self._clock()
+
     def seconds(self, amount: float) -> float | None:
         """Expected time of ``amount`` units; ``None`` if unknown."""
         return amount * self._seconds_per_unit if self._clock() - self._seen_at < RELEVANT_S else None

@@ -19,14 +19,15 @@ from engine_ext.wire.file_transfer import Answer
 
 logger = logging.getLogger(__name__)
 
-_LEAST_LIMIT_S: Final = 0.25
+_LEAST_LIMIT_S: Final = 0.5
 """Time that a tier gets for a segment however quickly it could be computed."""
 
 
 class TierSource:
     """A :class:`engine_ext.chunks.fills.ChunkSource` over tiers, named in their order, the fastest first.
 
-    A load that takes longer than computing would is given up. The tier's pace is then known, and computing goes first.
+    The first load is waited for, since nobody knows the tier's pace. Later ones that take longer than computing would
+    are given up, and computing goes first for as long as the pace is remembered.
     """
 
     def __init__(
@@ -55,8 +56,11 @@ class TierSource:
             started, self._num_loading = time.perf_counter(), self._num_loading + 1
             at_once = self._num_loading
             computing = self._costs.computing.seconds(num_tokens)
-            # Fills of as many chunks would take their time one after the other.
-            limit_s = 0.0 if computing is None else max(_LEAST_LIMIT_S, at_once * computing)
+            if computing is None or self._costs.loading[worth[-1]].seconds(num_bytes) is None:
+                limit_s = 0.0  # the first load tells the pace
+            else:
+                # Fills of as many chunks would take their time one after the other.
+                limit_s = max(_LEAST_LIMIT_S, at_once * computing)
             try:
                 answers = await transfers.load(entry, worth, limit_s)
             except TransferError as error:
@@ -66,7 +70,7 @@ class TierSource:
                 at_once, self._num_loading = max(at_once, self._num_loading), self._num_loading - 1
             note_events(self._manager.metrics, answers)
             for late in {tier for answer in answers for tier, word in answer.events if word == "late"}:
-                self._costs.loading[late].observe(num_bytes, limit_s)
+                self._costs.loading[late].given_up(num_bytes, limit_s)
             tiers = {answer.tier for answer in answers}
             if None in tiers:
                 return None

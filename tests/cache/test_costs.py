@@ -27,6 +27,15 @@ def test_nothing_is_known_before_the_first_measurement_or_long_after_the_last():
     assert pace.seconds(10) == pytest.approx(0.8)  # nothing of the old measurements
 
 
+def test_what_was_given_up_counts_at_once_and_never_makes_a_pace_quicker():
+    pace = Pace(Clock())
+    pace.observe(100, 1)
+    pace.given_up(100, 5)
+    assert pace.seconds(100) == pytest.approx(10)
+    pace.given_up(100, 1)
+    assert pace.seconds(100) == pytest.approx(10)
+
+
 def test_one_slow_measurement_among_others_changes_little():
     pace = Pace(Clock())
     for _ in range(10):

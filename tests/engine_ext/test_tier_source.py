@@ -42,9 +42,20 @@ async def test_what_a_tier_has_is_loaded_and_known_to_be_in_the_faster_ones_too(
     assert transfers.limits == [0.0]  # nobody knows how long computing takes
 
 
+async def test_the_first_load_from_a_tier_tells_its_pace() -> None:
+    costs = Costs()
+    costs.computed(num_tokens=4, seconds=0.01)
+    transfers = FakeTransfers("file", ("file", "loaded"))
+    tiers, job = source(transfers, costs)
+    await tiers.fetch(job, {})
+    assert transfers.limits == [0.0]
+    assert costs.loading["file"].seconds(100) is not None
+
+
 async def test_a_load_that_takes_longer_than_computing_is_given_up_and_computing_goes_first() -> None:
     costs = Costs()
     costs.computed(num_tokens=4, seconds=2.0)
+    costs.loading["file"].observe(100, 0.1)
     transfers = FakeTransfers(None, ("file", "late"))
     tiers, job = source(transfers, costs)
     assert await tiers.fetch(job, {}) is None
