@@ -3,7 +3,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training.demo.batches import STRATEGIES, Batch, Encoder, Sample, make_batch, repeat_sample
 from training.demo.episodes import Shape, make_episode
@@ -89,3 +89,17 @@ CURRICULUM = (
     ),
     Stage("up to 20 chunks, plainly", _PLAINLY_ASKED, gate=1.0, most_steps=200, tokens=8192, rate=0.25, decay=True),
 )
+
+_LONGEST_CHUNK, _LONGEST_REST = 60, 32
+"""Tokens of nearly all chunks, and of system segment, question and answer together."""
+
+
+def within(positions: int) -> list[Stage]:
+    """The curriculum with no more chunks than fit in this many positions."""
+    most = (positions - _LONGEST_REST) // _LONGEST_CHUNK
+    return [
+        replace(stage, task=replace(stage.task, chunks=tuple(number for number in stage.task.chunks if number <= most)))
+        if isinstance(stage.task, Answering)
+        else stage
+        for stage in CURRICULUM
+    ]

@@ -13,8 +13,8 @@ from training.demo.tokenizer import END, SPECIAL_TOKENS, VOCABULARY
 MAX_LENGTH = 8192
 
 
-def new_model(seed: int) -> LlamaForCausalLM:
-    """A Llama with random weights."""
+def new_model(seed: int, positions: int = MAX_LENGTH) -> LlamaForCausalLM:
+    """A Llama with random weights for this many positions."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -24,7 +24,7 @@ def new_model(seed: int) -> LlamaForCausalLM:
         num_attention_heads=8,
         num_key_value_heads=8,
         head_dim=64,
-        max_position_embeddings=MAX_LENGTH,
+        max_position_embeddings=positions,
         rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
         tie_word_embeddings=True,
         bos_token_id=None,

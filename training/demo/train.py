@@ -20,6 +20,7 @@ from tools.progress import say
 from training.demo.batches import STRATEGIES
 from training.demo.curriculum import Stage
 from training.demo.export import FACTS_FILE, export
+from training.demo.model import MAX_LENGTH
 from training.demo.trainer import Progress, Trainer
 from training.runs import interruption
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FileExistsError as error:
         say(str(error))
         return 2
-    trainer = Trainer(args.seed, "cuda" if torch.cuda.is_available() else "cpu", args.attention, args.end)
+    trainer = Trainer(args.seed, "cuda" if torch.cuda.is_available() else "cpu", args.attention, args.end, args.positions)
     if checkpoint.exists():
         try:
             trainer.load(checkpoint)
@@ -89,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     end = "fraction of the last stages' steps, over which the learning rate falls to zero (default: %(default)s)"
     parser.add_argument("--end", type=float, default=1.0, metavar="SHARE", help=end)
+    positions = "positions of the longest prompts; fewer chunks where they don't fit (default: %(default)s)"
+    parser.add_argument("--positions", type=int, default=MAX_LENGTH, metavar="N", help=positions)
     parser.add_argument(
         "--work-dir", type=Path, default=Path("build/demo"), help="folder of checkpoint and log (default: %(default)s)"
     )

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.overrides import TorchFunctionMode
 
 from training.demo.batches import STRATEGIES, Batch, Encoder, to_device
-from training.demo.curriculum import CURRICULUM, Stage
+from training.demo.curriculum import Stage, within
 from training.demo.initialisation import look_back
 from training.demo.language import Split
 from training.demo.model import MAX_LENGTH, forward, is_bfloat16_quick, new_model
@@ -44,6 +44,13 @@ class Progress:
     """Strategies by which contexts are masked and positioned, in equal shares."""
     end: float = 1.0
     """Fraction of the decaying stages' steps to run."""
+    positions: int = MAX_LENGTH
+    """Positions of the longest prompts."""
+
+    @property
+    def options(self) -> tuple[tuple[str, ...], float, int]:
+        """The options that a resumed run must have again."""
+        return tuple(self.attention), self.end, self.positions
 
 
 class _Float32(TorchFunctionMode):
@@ -58,14 +65,21 @@ class _Float32(TorchFunctionMode):
 class Trainer:
     """Model, optimizers and progress."""
 
-    def __init__(self, seed: int, device: str, attention: tuple[str, ...] = STRATEGIES, end: float = 1.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        device: str,
+        attention: tuple[str, ...] = STRATEGIES,
+        end: float = 1.0,
+        positions: int = MAX_LENGTH,
+    ) -> None:
         self.seed = seed
         self.device = device
-        self.progress = Progress(commit=_commit(), attention=attention, end=end)
-        self.curriculum = [_shortened(stage, end) if stage.decay else stage for stage in CURRICULUM]
-        self.tokenizer = train_tokenizer(seed, MAX_LENGTH)
+        self.progress = Progress(commit=_commit(), attention=attention, end=end, positions=positions)
+        self.curriculum = [_shortened(stage, end) if stage.decay else stage for stage in within(positions)]
+        self.tokenizer = train_tokenizer(seed, positions)
         self.encoder = Encoder(self.tokenizer)
-        self.model = new_model(seed)
+        self.model = new_model(seed, positions)
         look_back(self.model, range(1, self.model.config.num_attention_heads + 1))
         self.model.to(device)
         self.optimizers = _optimizers(self.model)
@@ -143,8 +157,8 @@ class Trainer:
         if state["seed"] != self.seed:
             raise ValueError(f"{path} was trained with seed {state['seed']}, not {self.seed}: remove it to start over")
         progress = Progress(**state["progress"])
-        if (progress.attention, progress.end) != (self.progress.attention, self.progress.end):
-            options = f"--attention {','.join(progress.attention)} --end {progress.end}"
+        if progress.options != self.progress.options:
+            options = f"--attention {','.join(progress.attention)} --end {progress.end} --positions {progress.positions}"
             raise ValueError(f"{path} was trained with {options}: remove it to start over")
         self.progress = progress
         self.model.load_state_dict(state["model"])

@@ -2,13 +2,16 @@
 """Training improves the loss, stops and resumes, and refuses incompatible checkpoints."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from training.demo.curriculum import CURRICULUM, Answering, Copying, Stage
+from training.demo.batches import Encoder
+from training.demo.curriculum import CURRICULUM, Answering, Copying, Stage, within
+from training.demo.model import MAX_LENGTH
 from training.demo.train import finish, main, train
 from training.demo.trainer import Trainer
 
@@ -21,7 +24,7 @@ SMALL = (
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stages of four small steps, with a gate check every second step."""
-    monkeypatch.setattr("training.demo.trainer.CURRICULUM", SMALL)
+    monkeypatch.setattr("training.demo.curriculum.CURRICULUM", SMALL)
     monkeypatch.setattr("training.demo.trainer.GATE_EVERY", 2)
 
 
@@ -69,6 +72,7 @@ def test_the_finished_model_loads_and_its_card_says_how_it_was_made(small: None,
     assert (facts["seed"], facts["step"]) == (5, 8)
     card = (tmp_path / "model" / "README.md").read_text()
     assert facts["commit"] in card
+    assert "1 to 1 chunks" in card
     assert "seed 5" in card
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert loaded.dtype == torch.float32
@@ -97,15 +101,19 @@ def test_a_few_steps_improve_the_loss(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_the_curriculum_ends_with_as_many_chunks_as_the_card_says() -> None:
-    assert max(CURRICULUM[-1].task.chunks) == 20
+def test_prompts_fit_in_the_positions(encoder: Encoder) -> None:
+    assert within(MAX_LENGTH) == list(CURRICULUM)
+    for stage in within(512):
+        for sample in stage.task.samples(random.Random(0), "train", encoder, 8192):
+            longest = max(len(branch.prompt) + len(branch.answer) for branch in sample.branches)
+            assert len(sample.system) + sum(map(len, sample.chunks)) + longest <= 512
 
 
 @pytest.mark.matrix
 def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--end", "0.5", "--steps", "1") == 0
     assert run(tmp_path) == 2
-    assert "--end 0.5: remove it to start over" in capsys.readouterr().err
+    assert "--end 0.5 --positions 8192: remove it to start over" in capsys.readouterr().err
     assert run(tmp_path, "--end", "0.5") == 0
     assert len(losses(tmp_path)) == 4 + 2
 
@@ -114,7 +122,7 @@ def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.C
 def test_one_kind_of_attention_alone(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--attention", "full", "--steps", "2") == 0
     assert run(tmp_path) == 2
-    assert "was trained with --attention full --end 1.0: remove it to start over" in capsys.readouterr().err
+    assert "was trained with --attention full --end 1.0 --positions 8192: remove it to start over" in capsys.readouterr().err
     assert run(tmp_path, "--attention", "full") == 0
     configuration = json.loads((tmp_path / "model" / "config.json").read_text())
     assert configuration["chunk_attention"] == ["full"]
