@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-tiers test-nixl test-fast test-vllm containers coverage fuzz check audit bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-gpu-runtime test-tiers test-nixl test-fast test-vllm containers coverage fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # COVERAGE=1 keeps the lines that a run reaches, for `make coverage`.
@@ -51,6 +51,11 @@ test-attend: setup ## run tests with chunks attended to in the pool (exactness, 
 	@scripts/test_servers.sh
 	TESSERA_CHUNK_CACHE_PLACEMENT=attend $(PYTEST) $(PARALLEL) $(or $(ARGS),$(ATTEND))
 
+test-gpu-runtime: setup ## run tests with the CPU run as vLLM runs GPUs (exactness, faults, isolation); others in ARGS
+	@scripts/test_servers.sh
+	set -e; for placement in copy in-place; do TESSERA_CHUNK_CACHE_PLACEMENT=$$placement \
+		PYTHONPATH="$(CURDIR)/tests/engine/gpu_runtime" $(PYTEST) $(PARALLEL) $(or $(ARGS),$(PLACED)); done
+
 test-tiers: setup ## run tests with tiers on, chunks copied and shared in place (exactness, faults, isolation); others in ARGS
 	@scripts/test_servers.sh
 	set -e; for placement in copy in-place; do rm -rf build/test-tiers; mkdir -p build/test-tiers; \
@@ -63,7 +68,7 @@ test-nixl: setup ## install NIXL and run the tests with it, without CUDA; a subs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl nixl-cu12
 	$(PYTEST) -n 0 $(or $(ARGS),$(addprefix tests/engine/test_,beside.py handover.py))
 
-test-all: test test-rest test-in-place test-attend test-tiers test-nixl ## run all tests (hours)
+test-all: test test-rest test-in-place test-attend test-gpu-runtime test-tiers test-nixl ## run all tests (hours)
 
 test-fast: setup ## run the tests without an engine
 	@scripts/test_servers.sh

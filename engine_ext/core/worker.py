@@ -23,8 +23,8 @@ from kernels.npu_copier import ReshapeAndCache
 from kernels.paged import KVCopier, LayerKV, make_pool
 
 
-class PoolTooSmallError(ValueError):
-    """The configured memory is smaller than one page."""
+class PoolSizeError(ValueError):
+    """The configured memory is smaller than one page, or larger than what is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,13 @@ class WorkerHalf:
     ) -> PoolDescription:
         """Probes each layer's layout and allocates the pool. ``reshape_and_cache`` is the engine's writer, on Ascend.
 
-        Raises :class:`PoolTooSmallError`, ``kernels.layout.LayoutProbeError`` or ``kernels.paged.UnsupportedKVError``.
+        Raises :class:`PoolSizeError`, ``kernels.layout.LayoutProbeError`` or ``kernels.paged.UnsupportedKVError``.
         """
         layouts = [self.probe(layer) for layer in attention_layers]
         token_bytes = sum(layer.cache.token_bytes for layer in attention_layers)
         num_pages = self.pool_bytes // (token_bytes * self.page_tokens)
         if num_pages < 1:
-            raise PoolTooSmallError(
+            raise PoolSizeError(
                 f"{self.pool_bytes} bytes hold no page of {self.page_tokens} tokens x {token_bytes} bytes"
             )
         layers = [

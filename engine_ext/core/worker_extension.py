@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 
@@ -19,7 +20,7 @@ from engine_ext.core.connector import ChunkCacheConnector
 from engine_ext.core.file_server import TransferServer, listen, make_chain
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
 from engine_ext.core.pages import WrongPagesError
-from engine_ext.core.worker import PoolDescription, PoolTooSmallError, WorkerHalf
+from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
 from engine_ext.wire.prefix import blocks_address
 from engine_ext.wire.vllm_compat import draft_model_of
 from kernels.layout import LayoutProbeError
@@ -52,7 +53,7 @@ class ChunkCacheWorkerExtension:
             return {"reason": reason}
         try:
             return asdict(self._prepare(_worker_half()))
-        except (UnsupportedModelError, UnsupportedKVError, LayoutProbeError, PoolTooSmallError) as error:
+        except (UnsupportedModelError, UnsupportedKVError, LayoutProbeError, PoolSizeError) as error:
             return {"reason": str(error)}
         except Exception as error:
             # Unforeseen behaviour of a model or backend: serve without the cache, with the reason.
@@ -79,6 +80,11 @@ class ChunkCacheWorkerExtension:
         return Batch(batch.req_ids, batch.num_prompt_tokens.tolist())
 
     def _prepare(self, half: WorkerHalf) -> PoolDescription:
+        if half.pool_bytes > (free := torch.accelerator.get_memory_info()[0]):
+            raise PoolSizeError(
+                f"the chunk pool's {half.pool_bytes >> 20} MiB are more than the {free >> 20} MiB that are free: lower "
+                "--chunk-cache-memory, --kv-cache-memory-bytes or --gpu-memory-utilization"
+            )
         modules = self._modules
         model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
         if not ascend.is_ascend():

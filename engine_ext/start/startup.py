@@ -30,6 +30,7 @@ from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_on_blocks
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
+from engine_ext.start.memory import make_room
 from engine_ext.start.plugin import extend_backend
 from engine_ext.start.positions import extend_positions
 from engine_ext.start.selection import prepare_decoding, prepare_scoring, refused
@@ -122,7 +123,7 @@ def _attached_connector(
         extend_positions(engine_args)
     model = engine_args.create_model_config()
     strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
-    if reason := unsupported_reason(engine_args, model):
+    if reason := unsupported_reason(engine_args, model) or make_room(engine_args, options.pool_bytes):
         return strategy, reason
     extra_config = {"pool_bytes": options.pool_bytes, "page_tokens": options.page_tokens}
     attach_connector(engine_args, options.connector_class, extra_config, folder if options.tiers else None)

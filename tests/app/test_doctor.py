@@ -213,8 +213,8 @@ def test_memory(memory: str, tiers: str, state: str) -> None:
     assert ("TiB of " in found.text) is (state == "warn")
 
 
-@pytest.mark.parametrize(("memory", "state"), [("7GiB", "ok"), ("9GiB", "warn")])
-def test_memory_beside_what_vllm_takes_of_a_gpu(memory: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("memory", "state"), [("7GiB", "ok"), ("73GiB", "warn")])
+def test_memory_in_vllms_share_of_a_gpu(memory: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(is_cpu=lambda: False, get_device_total_memory=lambda: 80 << 30)
     monkeypatch.setattr(flags, "current_platform", gpu)
     monkeypatch.setattr(flags, "set_cpu_defaults", lambda _: None)
@@ -222,7 +222,7 @@ def test_memory_beside_what_vllm_takes_of_a_gpu(memory: str, state: str, monkeyp
     args.kv_cache_memory_bytes = None
     device, host = flags._memory(args, settings(chunk_cache_memory=memory))
     assert device.state == state
-    assert "of 8.0GiB on the device, beside the 90% for vLLM" in device.text
+    assert "of 72.0GiB that vLLM may take (90% of the device)" in device.text
     assert host.state == "ok"
 
 

@@ -18,6 +18,7 @@ from tests.engine.test_exactness import (
     segments,
     statuses,
 )
+from tests.oracle import Oracle
 
 pytestmark = pytest.mark.matrix
 
@@ -44,18 +45,23 @@ def test_filled_hit_and_mixed(server: TesseraServer, oracle: Any, text: Text) ->
 
 
 def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """Fills, loads and decoding in the same steps; a pipeline has several steps in flight."""
+    """A pipeline has several steps in flight."""
+    assert_many_requests_at_once_are_exact(server, oracle("tiny-llama"), text)
+
+
+def assert_many_requests_at_once_are_exact(server: TesseraServer, oracle: Oracle, text: Text) -> None:
+    """Fills, loads and decoding in the same steps."""
     source, system = random.Random(1), text(20)
     chunks = [text(source.randrange(20, 500)) for _ in range(8)]
     requests = [(STRATEGIES[i % 3], source.sample(chunks, source.randrange(1, 5)), text(40)) for i in range(24)]
     with ThreadPoolExecutor(len(requests)) as threads:
         responses = list(threads.map(lambda r: ask(server, *r, system=system), requests))
     for (strategy, *_), response in zip(requests, responses, strict=True):
-        assert_exact(response, oracle("tiny-llama"), strategy)
+        assert_exact(response, oracle, strategy)
     assert {status for response in responses for status in statuses(response)} > {"filled"}
     again = ask(server, *requests[0], system=system)
     assert set(statuses(again)) == {"hit"}
-    assert_exact(again, oracle("tiny-llama"), requests[0][0])
+    assert_exact(again, oracle, requests[0][0])
 
 
 def test_workers_that_lost_their_pages_refuse_to_load_them(server: TesseraServer, oracle: Any, text: Text) -> None:

@@ -40,6 +40,13 @@ def test_a_quantized_kv_cache(server: TesseraServer, text: Text) -> None:
     assert full_attention(server, [text(100), text(40)], text(20), reason)["usage"]["completion_tokens"] == 8
 
 
+@pytest.mark.serve_with("--chunk-cache-memory", "9TiB")
+@pytest.mark.matrix
+def test_a_pool_larger_than_the_free_memory(server: TesseraServer, text: Text, oracle: Any) -> None:
+    reason = "the chunk pool's 9437184 MiB are more than the "
+    assert_full(full_attention(server, [text(100), text(40)], text(20), reason), oracle("tiny-llama"))
+
+
 @pytest.mark.matrix
 def test_a_split_into_prefill_and_decode(serve: Any, oracle: Any, text: Text, tmp_path: Path) -> None:
     """Two engines that pass on KV by token ids, and so never KV of chunks."""

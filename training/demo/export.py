@@ -41,9 +41,9 @@ laptop. It knows nothing else, can't chat, and can't combine two facts.
 | training | {step} steps, {tokens:.1f} M tokens, {minutes:.0f} minutes on {hardware} |
 | libraries | torch {torch}, transformers {transformers} |
 
-Held-out answers that were right in every token after training: {accuracy:.3f} of {questions}, behind 2 to {chunks} chunks,
-over all of these kinds of attention. `tessera eval --demo` measures it through the server, by number of chunks and
-kind of attention.
+Held-out answers that were right in every token after training: {accuracy:.3f} of {questions}, behind 2 to {chunks}
+chunks, over all of these kinds of attention. `tessera eval --demo` measures it through the server, by number of chunks
+and kind of attention.
 """
 
 

@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FileExistsError as error:
         say(str(error))
         return 2
-    trainer = Trainer(args.seed, "cuda" if torch.cuda.is_available() else "cpu", args.attention, args.end, args.positions)
+    trainer = Trainer(
+        args.seed, "cuda" if torch.cuda.is_available() else "cpu", args.attention, args.end, args.positions
+    )
     if checkpoint.exists():
         try:
             trainer.load(checkpoint)

@@ -158,7 +158,9 @@ class Trainer:
             raise ValueError(f"{path} was trained with seed {state['seed']}, not {self.seed}: remove it to start over")
         progress = Progress(**state["progress"])
         if progress.options != self.progress.options:
-            options = f"--attention {','.join(progress.attention)} --end {progress.end} --positions {progress.positions}"
+            options = (
+                f"--attention {','.join(progress.attention)} --end {progress.end} --positions {progress.positions}"
+            )
             raise ValueError(f"{path} was trained with {options}: remove it to start over")
         self.progress = progress
         self.model.load_state_dict(state["model"])

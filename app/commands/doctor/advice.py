@@ -35,7 +35,7 @@ ADVICE: Final = {
 """Advice by words of the chunk cache's reason."""
 
 ENGINE_ADVICE: Final = {
-    "out of memory": "--chunk-cache-memory or --gpu-memory-utilization lower: the pool lies beside what vLLM takes",
+    "out of memory": "--chunk-cache-memory or --gpu-memory-utilization lower",
     "Free memory on device": "end what else runs there, or set --gpu-memory-utilization lower",
     "maximum model length": "a longer --max-model-len: the self-check takes 141 tokens",
     "No available memory for the cache blocks": "more --kv-cache-memory-bytes, or a higher --gpu-memory-utilization",

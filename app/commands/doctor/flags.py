@@ -66,15 +66,15 @@ def _device(_: argparse.Namespace, __: Settings) -> Iterator[Finding]:
 
 
 def _memory(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
-    """Checks that the pool fits beside vLLM's own memory."""
+    """Checks that the pool fits in vLLM's share of the device, or beside the KV cache."""
     set_cpu_defaults(args)
     pool = int(settings.chunk_cache_memory)
     in_host = sum(size for name, size in map(size_of, parse_tiers(settings.chunk_cache_tiers or "")) if name == "host")
     if current_platform.is_cpu():
         in_host += pool + (args.kv_cache_memory_bytes or 0)
     elif args.kv_cache_memory_bytes is None:
-        left = int(current_platform.get_device_total_memory() * (1 - args.gpu_memory_utilization))
-        yield _room(pool, left, f"on the device, beside the {args.gpu_memory_utilization:.0%} for vLLM")
+        share = int(current_platform.get_device_total_memory() * args.gpu_memory_utilization)
+        yield _room(pool, share, f"that vLLM may take ({args.gpu_memory_utilization:.0%} of the device)")
     yield _room(in_host * args.tensor_parallel_size, psutil.virtual_memory().available, "free")
 
 

@@ -122,7 +122,8 @@ def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.C
 def test_one_kind_of_attention_alone(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--attention", "full", "--steps", "2") == 0
     assert run(tmp_path) == 2
-    assert "was trained with --attention full --end 1.0 --positions 8192: remove it to start over" in capsys.readouterr().err
+    options = "--attention full --end 1.0 --positions 8192"
+    assert f"was trained with {options}: remove it to start over" in capsys.readouterr().err
     assert run(tmp_path, "--attention", "full") == 0
     configuration = json.loads((tmp_path / "model" / "config.json").read_text())
     assert configuration["chunk_attention"] == ["full"]

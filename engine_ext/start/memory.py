@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chunk pool's place in the memory that vLLM plans for."""
+
+import os
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+
+
+def make_room(args: AsyncEngineArgs, num_bytes: int) -> str | None:
+    """Takes ``num_bytes`` per worker from vLLM's share of its device; returns the reason if nothing would be left.
+
+    Where the KV cache's size is given, vLLM takes no share, and the pool lies beside it.
+    """
+    if args.kv_cache_memory_bytes is not None or (current_platform.is_cpu() and "VLLM_CPU_KVCACHE_SPACE" in os.environ):
+        return None
+    total, share = current_platform.get_device_total_memory(), args.gpu_memory_utilization
+    if num_bytes >= total * share:
+        return (
+            f"the chunk pool's {_gib(num_bytes)} GiB leave nothing of vLLM's {_gib(total * share)} GiB "
+            f"(--gpu-memory-utilization {share:g}): lower --chunk-cache-memory"
+        )
+    args.gpu_memory_utilization = share - num_bytes / total
+    return None
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f}"

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU, run as vLLM runs a GPU by default: asynchronous scheduling, one process, small blocks.
+
+For tests alone: `make test-gpu-runtime` puts this folder on the module path.
+"""
+
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+from vllm.platforms.cpu import CpuPlatform
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
+
+BLOCK_SIZE = 32
+"""The smallest of vLLM's attention on CPUs; GPUs have 16, as latent attention (MLA) has on CPUs too."""
+
+
+class GpuRuntimePlatform(CpuPlatform):
+    """vLLM's CPU platform without its restrictions on scheduling and executor."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        """Takes back what the CPU's platform turns off; several workers still have processes of their own."""
+        cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+        is_block_size_given = cache.user_specified_block_size
+        is_async = vllm_config.scheduler_config.async_scheduling
+        super().check_and_update_config(vllm_config)
+        if not is_block_size_given:
+            cache.block_size = min(cache.block_size, BLOCK_SIZE)
+        vllm_config.scheduler_config.async_scheduling = is_async
+        if parallel.world_size == 1:
+            parallel.distributed_executor_backend = "uni"
+        scheduling, executor = f"asynchronous scheduling {is_async}", parallel.distributed_executor_backend
+        logger.warning("GPU runtime: %s, executor %s, blocks of %d", scheduling, executor, cache.block_size)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine run as vLLM runs GPUs by default; `make test-gpu-runtime` runs other tests with it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.engine.server import TesseraServer
+from tests.engine.test_exactness import assert_filled_hit_and_mixed_are_exact
+from tests.engine.test_parallel import assert_many_requests_at_once_are_exact
+from tools.server_process import python_path
+
+Text = Callable[[int], str]
+pytestmark = pytest.mark.matrix
+
+RUNTIME = Path(__file__).parent / "gpu_runtime"
+
+
+@pytest.fixture
+def server(serve: Any) -> TesseraServer:
+    return serve("tiny-llama", environment={"PYTHONPATH": f"{RUNTIME}{os.pathsep}{python_path()}"})
+
+
+def test_it_schedules_asynchronously_in_one_process_with_small_blocks(server: TesseraServer) -> None:
+    log = server.log.read_text()
+    assert "GPU runtime: asynchronous scheduling True, executor uni, blocks of 32" in log
+    assert 'block_size="32"' in server.client.get("/metrics").text
+    names = [" ".join(each.cmdline()) for each in psutil.Process(server.process.pid).children(recursive=True)]
+    assert not [name for name in names if "VLLM::Worker" in name]
+
+
+def test_filled_hit_and_mixed(server: TesseraServer, oracle: Any, text: Text) -> None:
+    assert_filled_hit_and_mixed_are_exact(server, oracle("tiny-llama"), text)
+
+
+def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -> None:
+    assert_many_requests_at_once_are_exact(server, oracle("tiny-llama"), text)
