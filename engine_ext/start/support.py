@@ -20,12 +20,16 @@ class UnsupportedFlagError(ValueError):
 
 def check_flags(args: argparse.Namespace) -> None:
     """Raises :class:`UnsupportedFlagError` for flags that would split one engine's pool over processes."""
-    for name in ("api_server_count", "data_parallel_size"):
-        if (count := getattr(args, name) or 1) > 1:
-            raise UnsupportedFlagError(
-                f"--{name.replace('_', '-')}={count}: one app process owns one engine's chunk cache; "
-                "run several replicas instead"
-            )
+    if (count := args.api_server_count or 1) > 1:
+        raise UnsupportedFlagError(
+            f"--api-server-count={count}: one app process owns one engine's chunk cache; run several replicas instead"
+        )
+    is_one_rank = args.data_parallel_external_lb or args.data_parallel_rank is not None
+    if (size := args.data_parallel_size or 1) > 1 and not is_one_rank:
+        raise UnsupportedFlagError(
+            f"--data-parallel-size={size}: one app process owns one engine's chunk cache; start each rank by itself, "
+            "with --data-parallel-rank, and balance the load outside"
+        )
     for name in ("headless", "grpc"):
         if getattr(args, name, False):
             raise UnsupportedFlagError(f"--{name}: Tessera serves HTTP from the process that owns the engine")

@@ -49,10 +49,12 @@ def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -
     assert_many_requests_at_once_are_exact(server, oracle("tiny-llama"), text)
 
 
-def assert_many_requests_at_once_are_exact(server: TesseraServer, oracle: Oracle, text: Text) -> None:
+def assert_many_requests_at_once_are_exact(
+    server: TesseraServer, oracle: Oracle, text: Text, longest: int = 500
+) -> None:
     """Fills, loads and decoding in the same steps."""
     source, system = random.Random(1), text(20)
-    chunks = [text(source.randrange(20, 500)) for _ in range(8)]
+    chunks = [text(source.randrange(20, longest)) for _ in range(8)]
     requests = [(STRATEGIES[i % 3], source.sample(chunks, source.randrange(1, 5)), text(40)) for i in range(24)]
     with ThreadPoolExecutor(len(requests)) as threads:
         responses = list(threads.map(lambda r: ask(server, *r, system=system), requests))

@@ -35,3 +35,8 @@ class GpuRuntimePlatform(CpuPlatform):
             parallel.distributed_executor_backend = "uni"
         scheduling, executor = f"asynchronous scheduling {is_async}", parallel.distributed_executor_backend
         logger.warning("GPU runtime: %s, executor %s, blocks of %d", scheduling, executor, cache.block_size)
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """Collectives of data-parallel ranks, which vLLM's CPU platform lacks."""
+        return "gpu_runtime_communicator.GpuRuntimeCommunicator"
