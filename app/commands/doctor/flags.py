@@ -66,7 +66,7 @@ def _device(_: argparse.Namespace, __: Settings) -> Iterator[Finding]:
 
 
 def _memory(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
-    """Checks that the pool fits in vLLM's share of the device, or beside the KV cache."""
+    """Checks that pool, KV cache and host tier fit in memory."""
     set_cpu_defaults(args)
     pool = int(settings.chunk_cache_memory)
     in_host = sum(size for name, size in map(size_of, parse_tiers(settings.chunk_cache_tiers or "")) if name == "host")
