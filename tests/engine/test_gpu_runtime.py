@@ -25,9 +25,9 @@ def server(serve: Any) -> TesseraServer:
     return serve("tiny-llama", environment={"PYTHONPATH": f"{RUNTIME}{os.pathsep}{python_path()}"})
 
 
-def test_it_schedules_asynchronously_in_one_process_with_small_blocks(server: TesseraServer) -> None:
+def test_it_is_what_gpus_have(server: TesseraServer) -> None:
     log = server.log.read_text()
-    assert "GPU runtime: asynchronous scheduling True, executor uni, blocks of 32" in log
+    assert "GPU runtime: model runner V2, asynchronous scheduling True, executor uni, blocks of 32" in log
     assert 'block_size="32"' in server.client.get("/metrics").text
     names = [" ".join(each.cmdline()) for each in psutil.Process(server.process.pid).children(recursive=True)]
     assert not [name for name in names if "VLLM::Worker" in name]

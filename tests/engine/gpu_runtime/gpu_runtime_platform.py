@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU, run as vLLM runs a GPU by default: asynchronous scheduling, one process, small blocks.
+"""The CPU, run as vLLM runs a GPU by default: model runner V2, asynchronous scheduling, one process, small blocks.
 
 For tests alone: `make test-gpu-runtime` puts this folder on the module path.
 """
@@ -33,8 +33,13 @@ class GpuRuntimePlatform(CpuPlatform):
         vllm_config.scheduler_config.async_scheduling = is_async
         if parallel.world_size == 1:
             parallel.distributed_executor_backend = "uni"
-        scheduling, executor = f"asynchronous scheduling {is_async}", parallel.distributed_executor_backend
-        logger.warning("GPU runtime: %s, executor %s, blocks of %d", scheduling, executor, cache.block_size)
+        logger.warning(
+            "GPU runtime: model runner %s, asynchronous scheduling %s, executor %s, blocks of %d",
+            "V2" if vllm_config.use_v2_model_runner else "V1",
+            is_async,
+            parallel.distributed_executor_backend,
+            cache.block_size,
+        )
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
