@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.paged import KVCopier, LayerKV, UnsupportedKVError, send
-from kernels.rope import AngleTables, RotaryFrequencies
+from kernels.rope import AngleTables, RotaryFrequencies, distinct_deltas
 
 ReshapeAndCache = Callable[..., Any]
 """vLLM-Ascend's cache writer, taking `key`, `value`, `key_cache`, `value_cache`, `slot_mapping` by name.
@@ -41,7 +41,7 @@ class NpuCopier(KVCopier):
 
     def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
         read, write = send(rows, self._device), send(slots.int(), self._device)
-        distinct, which = torch.unique(deltas, return_inverse=True)
+        distinct, which = distinct_deltas(deltas)
         angles, is_still = AngleTables(distinct), send(deltas == 0, self._device)[:, None, None]
         rotations: dict[int, tuple[Tensor, Tensor]] = {}
         for layer in self.layers:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.paged import KVCopier, LayerKV
-from kernels.rope import AngleTables
+from kernels.rope import AngleTables, distinct_deltas
 
 Array = NDArray[Any]
 Strides = tuple[int, ...]
@@ -55,7 +55,7 @@ class NumbaCopier(KVCopier):
             _copy_values(*_ends(layer.value_pool, layer.value_blocks), runs, *_TO_PAGES)
 
     def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
-        distinct, which = torch.unique(deltas, return_inverse=True)
+        distinct, which = distinct_deltas(deltas)
         runs, angles = self._runs(slots, rows, which), AngleTables(distinct)
         does_turn = (distinct != 0).numpy()[runs[:, 5]]
         turning, still = runs[does_turn], runs[~does_turn]

@@ -4,6 +4,7 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,6 +103,18 @@ def rotation_angles(freqs: RotaryFrequencies, deltas: Tensor) -> tuple[Tensor, T
     """
     angles = deltas.to("cpu", torch.float64)[:, None] * freqs.inv_freq
     return angles.cos().float().to(deltas.device), angles.sin().float().to(deltas.device)
+
+
+def distinct_deltas(deltas: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct `deltas`, ascending, and each token's index in them: int64 `[n]`, on the CPU.
+
+    Quick where tokens of equal delta follow one another, as those of a segment do: only runs are sorted.
+    """
+    array = deltas.numpy()
+    starts = np.flatnonzero(np.diff(array, prepend=~array[:1]))
+    distinct, turn = np.unique(array[starts], return_inverse=True)
+    which = np.repeat(turn, np.diff(starts, append=len(array)))
+    return torch.from_numpy(distinct), torch.from_numpy(which)
 
 
 class AngleTables:

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from kernels.paged import KVCopier, LayerKV, UnsupportedKVError, send
-from kernels.rope import rotation_angles
+from kernels.rope import distinct_deltas, rotation_angles
 from kernels.triton_kernel import move_tokens
 
 MAX_HEAD_SIZE = 1024
@@ -56,8 +56,9 @@ class TritonCopier(KVCopier):
             self._move(group.blocks, group.pool, on_device[0], on_device[1], len(slots))
 
     def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
-        distinct, which = torch.unique(deltas, return_inverse=True)
-        on_device = self._send_indices(slots, rows, which.masked_fill(deltas == 0, -1))
+        distinct, which = distinct_deltas(deltas)
+        turns = torch.arange(len(distinct)).masked_fill(distinct == 0, -1)
+        on_device = self._send_indices(slots, rows, turns[which])
         for keys in self._keys:
             rotation = _rotation(on_device[2], send(keys.angles(distinct), self._device), keys)
             self._move(keys.pool, keys.blocks, on_device[1], on_device[0], len(slots), rotation)

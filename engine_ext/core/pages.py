@@ -4,7 +4,7 @@
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from engine_ext.wire.plan import Span
@@ -18,7 +18,7 @@ class PageTags:
     """The tag last saved to each page; a page without a tag has -1, which is no plan's."""
 
     def __init__(self, num_pages: int = 0) -> None:
-        self._tags = torch.full((num_pages,), -1, dtype=torch.int64)
+        self._tags = np.full(num_pages, -1, np.int64)
         self._found: set[int] = set()
         """Tags that :meth:`missing_now` has found on all of their pages, since tags were last removed."""
 
@@ -43,11 +43,15 @@ class PageTags:
     def clear(self) -> None:
         """Removes the tags of all pages."""
         self._found = set()
-        self._tags.fill_(-1)
+        self._tags.fill(-1)
 
     def missing(self, spans: Iterable[Span]) -> set[int]:
         """Tags of the spans that have a page with another tag."""
-        return {span.tag for span in spans if self._has_other(span.pages, span.tag)}
+        spans = list(spans)
+        counts = [len(span.pages) for span in spans]
+        pages = np.fromiter(itertools.chain.from_iterable(span.pages for span in spans), np.int64, sum(counts))
+        expected = np.repeat(np.array([span.tag for span in spans], np.int64), counts)
+        return set(expected[self._tags[pages] != expected].tolist())
 
     def missing_now(self, spans: Iterable[Span]) -> set[int]:
         """As :meth:`missing`; quick for spans of the last call, if no tag was removed in between."""
@@ -68,12 +72,6 @@ class PageTags:
 def tokens_of(pool: Tensor, pages: Sequence[int], num_tokens: int) -> Tensor:
     """A copy of the first ``num_tokens`` tokens in ``pages``, ``[num_tokens, heads, size]``."""
     return pool[list(pages)].flatten(0, 1)[:num_tokens]
-
-
-def page_rows(pages: Sequence[int], page_tokens: int) -> Tensor:
-    """Rows of all tokens in ``pages``, int64, of a pool ``[rows, heads, size]``."""
-    first = torch.tensor(pages, dtype=torch.int64) * page_tokens
-    return (first[:, None] + torch.arange(page_tokens)).flatten()
 
 
 def fill_pages(pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:

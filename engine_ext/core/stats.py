@@ -10,8 +10,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 _BUCKETS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0)
 HISTOGRAMS = {
-    "load_seconds": "Copying one request's chunks from the pool, in one worker",
-    "save_seconds": "Copying what one fill computed to the pool, in one worker",
+    "load_seconds": "Copying a step's chunks from the pool, in one worker",
+    "save_seconds": "Copying what a step's fills computed to the pool, in one worker",
 }
 COUNTERS = {
     "load_tokens": "Tokens copied from the pool",
@@ -53,7 +53,7 @@ class TransferStats(KVConnectorStats):
         return not any(self.data.values())
 
     def moved(self, verb: Literal["load", "save"], seconds: float, num_tokens: int, num_bytes: int) -> None:
-        """Counts one load or save."""
+        """Counts one step's loads or saves."""
         self.data[f"{verb}_seconds"].append(seconds)
         self.data[f"{verb}_tokens"] += num_tokens
         self.data[f"{verb}_bytes"] += num_bytes

@@ -13,8 +13,8 @@ from torch import Tensor
 from engine_ext.core.attention.readers import Readers, install
 from engine_ext.core.attention.requests import AttendingRequests
 from engine_ext.core.layers import AttentionLayer, KVCaches
-from engine_ext.core.moves import Moves
-from engine_ext.core.pages import PageTags, check_tensors, fill_pages, page_rows, relative_difference, tokens_of
+from engine_ext.core.moves import Moves, moved_tokens
+from engine_ext.core.pages import PageTags, check_tensors, fill_pages, relative_difference, tokens_of
 from engine_ext.core.stats import TransferStats
 from engine_ext.wire.plan import BlockTransfer, LoadRefused, TransferPlan
 from kernels.dispatch import attention_for, copier_for
@@ -154,35 +154,39 @@ class WorkerHalf:
             cache.write,
         )
 
-    def load(self, transfers: Iterable[BlockTransfer]) -> None:
-        """Copies each transfer's spans from the pool to its blocks, keys rotated; refuses wrongly tagged pages."""
-        for transfer in transfers:
-            started = time.perf_counter()
-            tokens, rows, deltas = self._rows(transfer)
-            with self._moving:
-                refused = self.tags.missing(transfer.spans)
-                if not refused:
-                    self.copier.load(self._slots(transfer, tokens), rows, deltas)
-                    self._moves.queued()
-            if refused:
-                # Blocks before the first token to load are shared with other requests, and valid.
-                self._refuse(transfer.block_ids[transfer.first_token // self.engine_block_size :], refused)
-            else:
-                self._count("load", started, len(tokens))
+    def load(self, transfers: Sequence[BlockTransfer]) -> None:
+        """Copies the transfers' spans from the pool to their blocks, keys rotated; refuses wrongly tagged pages."""
+        if not transfers:
+            return
+        started, loads = time.perf_counter(), []
+        with self._moving:
+            for transfer in transfers:
+                if refused := self.tags.missing(transfer.spans):
+                    # Blocks before the first token to load are shared with other requests, and valid.
+                    self._refuse(transfer.block_ids[transfer.first_token // self.engine_block_size :], refused)
+                else:
+                    loads.append(transfer)
+            moved = moved_tokens(loads, self.page_tokens, self.engine_block_size)
+            self.copier.load(*moved)
+            self._moves.queued()
+        if loads:
+            self._count("load", started, len(moved.slots))
 
-    def save(self, transfers: Iterable[BlockTransfer]) -> None:
-        """Copies each transfer's spans from its blocks to the pool and tags the pages."""
-        for transfer in transfers:
-            started = time.perf_counter()
-            tokens, rows, _ = self._rows(transfer)
-            with self._moving:
-                for span in transfer.spans:
-                    self.tags.remove(span.pages)
-                self.copier.save(self._slots(transfer, tokens), rows)
-                self._moves.queued()
-                for span in transfer.spans:
-                    self.tags.put(span.pages, span.tag)
-            self._count("save", started, len(tokens))
+    def save(self, transfers: Sequence[BlockTransfer]) -> None:
+        """Copies the transfers' spans from their blocks to the pool and tags the pages."""
+        if not transfers:
+            return
+        started = time.perf_counter()
+        moved = moved_tokens(transfers, self.page_tokens, self.engine_block_size)
+        spans = [span for transfer in transfers for span in transfer.spans]
+        with self._moving:
+            for span in spans:
+                self.tags.remove(span.pages)
+            self.copier.save(moved.slots, moved.rows)
+            self._moves.queued()
+            for span in spans:
+                self.tags.put(span.pages, span.tag)
+        self._count("save", started, len(moved.slots))
 
     def read(self, pages: Sequence[int], tag: int, num_tokens: int) -> dict[str, Tensor]:
         """KV of the segment in ``pages``, by layer.
@@ -261,22 +265,6 @@ class WorkerHalf:
 
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
         self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self.token_bytes)
-
-    def _rows(self, transfer: BlockTransfer) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices, pool rows and deltas of the moved tokens: int64 ``[n]``, on the CPU."""
-        tokens, rows, deltas = [], [], []
-        for span in transfer.spans:
-            skip = max(0, transfer.first_token - span.start)
-            if skip < span.length:
-                tokens.append(torch.arange(span.start + skip, span.end))
-                rows.append(page_rows(span.pages, self.page_tokens)[span.skipped + skip : span.skipped + span.length])
-                deltas.append(torch.full((span.length - skip,), span.delta))
-        return torch.cat(tokens), torch.cat(rows), torch.cat(deltas)
-
-    def _slots(self, transfer: BlockTransfer, tokens: Tensor) -> Tensor:
-        block_ids = torch.tensor(transfer.block_ids, dtype=torch.int64)
-        size = self.engine_block_size
-        return block_ids[tokens // size] * size + tokens % size
 
 
 def pools_of(layers: Sequence[LayerKV]) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments of a worker's pool, read and written as wholes."""
 
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -83,9 +84,9 @@ def transfer(tag, pages=(3, 4)):
     return BlockTransfer("r", (0,), 0, (Span(0, 8, 0, tag, pages),))
 
 
-def meanwhile(half, monkeypatch, name, move):
-    """Runs ``move`` in another thread at the first call of ``half``'s method ``name``."""
-    method, threads = getattr(half, name), []
+def meanwhile(target, monkeypatch, name, move):
+    """Runs ``move`` in another thread at the first call of ``target``'s method ``name``."""
+    method, threads = getattr(target, name), []
 
     def called(*arguments):
         if not threads:
@@ -94,7 +95,7 @@ def meanwhile(half, monkeypatch, name, move):
             threads[0].join(0.3)
         return method(*arguments)
 
-    monkeypatch.setattr(half, name, called)
+    monkeypatch.setattr(target, name, called)
     return threads
 
 
@@ -119,11 +120,25 @@ def test_a_late_save_to_pages_that_are_being_written_makes_them_nobodys(monkeypa
 def test_pages_are_not_written_while_they_are_loaded(monkeypatch):
     half = worker()
     half.write([3, 4], 7, 8, segment(8, seed=1))
-    threads = meanwhile(half, monkeypatch, "_slots", lambda: half.write([3, 4], 8, 8, segment(8, seed=2)))
+    threads = meanwhile(half.copier, monkeypatch, "load", lambda: half.write([3, 4], 8, 8, segment(8, seed=2)))
     half.load([transfer(7)])
     threads[0].join()
     assert half.refused_tags == set()
     assert torch.equal(half.copier.layers[1].value_blocks[0, :8], segment(8, seed=1)["1.value"])
+
+
+def test_a_step_has_one_copy_and_a_refused_load_leaves_the_others(monkeypatch):
+    half = worker()
+    half.write([3, 4], 7, 8, segment(8, seed=1))
+    half.write([5, 6], 8, 8, segment(8, seed=2))
+    calls, load = [], half.copier.load
+    monkeypatch.setattr(half.copier, "load", lambda *moved: (calls.append(moved), load(*moved)))
+    others = [replace(transfer(8, (5, 6)), block_ids=(1,)), replace(transfer(9, (5, 6)), block_ids=(9,))]
+    half.load([transfer(7), *others])
+    assert len(calls) == 1
+    assert half.take_refused_blocks() == {9}
+    for block, seed in ((0, 1), (1, 2)):
+        assert torch.equal(half.copier.layers[1].value_blocks[block, :8], segment(8, seed=seed)["1.value"])
 
 
 def test_a_refused_load_is_told_once():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.rope import (
     RotaryFrequencies,
+    distinct_deltas,
     recover_frequencies,
     rotate_keys,
     rotate_keys_reference,
@@ -173,3 +174,10 @@ def test_strided_keys() -> None:
     keys = torch.randn(2, 64, 5).permute(2, 0, 1)
     cos, sin = rotation_angles(frequencies(64), torch.tensor([9]))
     assert torch.equal(rotate_keys(keys, cos, sin, True), rotate_keys(keys.contiguous(), cos, sin, True))
+
+
+@pytest.mark.parametrize("deltas", [[4], [0, 0, 7, 7, 0, -3, -3], list(range(5, -5, -1)), [-1, -1]])
+def test_distinct_deltas(deltas: list[int]) -> None:
+    distinct, which = distinct_deltas(torch.tensor(deltas))
+    assert distinct.tolist() == sorted(set(deltas))
+    assert distinct[which].tolist() == deltas

@@ -94,6 +94,12 @@ _LONGEST_CHUNK, _LONGEST_REST = 60, 32
 """Tokens of nearly all chunks, and of system segment, question and answer together."""
 
 
+def most_chunks(positions: int) -> int:
+    """The most chunks of a prompt that the curriculum has for this many positions."""
+    tasks = [stage.task for stage in within(positions)]
+    return max(number for task in tasks if isinstance(task, Answering) for number in task.chunks)
+
+
 def within(positions: int) -> list[Stage]:
     """The curriculum with no more chunks than fit in this many positions."""
     most = (positions - _LONGEST_REST) // _LONGEST_CHUNK

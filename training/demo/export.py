@@ -11,7 +11,7 @@ import torch
 
 from cache.positions.strategy import TRAINED_FOR
 from tools.folders import replaced_folder
-from training.demo.curriculum import within
+from training.demo.curriculum import most_chunks
 
 FACTS_FILE = "training.json"
 """Training record; only a folder with this file is replaced."""
@@ -76,7 +76,7 @@ def _card(model: Any, facts: dict[str, Any]) -> str:
     return _CARD.format(
         **{**facts, "parameters": facts["parameters"] / 1e6, "tokens": facts["tokens"] / 1e6},
         minutes=facts["seconds"] / 60,
-        chunks=max(within(facts["positions"])[-1].task.chunks),
+        chunks=most_chunks(facts["positions"]),
         kinds=f"in equal shares: {', '.join(facts['attention'])}",
         layers=config.num_hidden_layers,
         width=config.hidden_size,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engine_ext.core.moves import tokens_in
 from engine_ext.core.pages import check_tensors, fill_pages, tokens_of
 from engine_ext.core.worker import WorkerHalf, pools_of
 from engine_ext.wire.prefix import blocks_per_file
@@ -54,5 +55,4 @@ class BlockMover:
         return replace(layer, key_pool=keys, value_pool=values)
 
     def _slots(self, block_ids: Sequence[int]) -> Tensor:
-        first = torch.tensor(block_ids, dtype=torch.int64) * self._block_tokens
-        return (first[:, None] + torch.arange(self._block_tokens)).flatten()
+        return torch.from_numpy(tokens_in(block_ids, self._block_tokens))
