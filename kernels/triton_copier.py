@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving K and V with Triton, in one launch each per group of layers."""
+"""Moving K and V with Triton, in one launch per form of layers."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from kernels.paged import KVCopier, LayerKV, UnsupportedKVError, send
-from kernels.rope import distinct_deltas, rotation_angles
+from kernels.rope import RotaryFrequencies, distinct_deltas, rotation_angles
 from kernels.triton_kernel import move_tokens
 
 MAX_HEAD_SIZE = 1024
@@ -46,24 +46,22 @@ class TritonCopier(KVCopier):
             _check_head_sizes(layer)
         self._device = layers[0].key_blocks.device
         self._most_programs = _most_programs(self._device)
-        self._keys = [_Keys(group) for group in _alike(layers, _key_form)]
-        self._values = [_values(group) for group in _alike(layers, _value_form)]
+        self._groups = [_Group(parts) for parts in _alike(layers)]
 
     def _save(self, slots: Tensor, rows: Tensor) -> None:
         on_device = self._send_indices(slots, rows)
-        groups: tuple[_Group, ...] = (*self._keys, *self._values)
-        for group in groups:
+        for group in self._groups:
             self._move(group.blocks, group.pool, on_device[0], on_device[1], len(slots))
 
     def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
         distinct, which = distinct_deltas(deltas)
         turns = torch.arange(len(distinct)).masked_fill(distinct == 0, -1)
         on_device = self._send_indices(slots, rows, turns[which])
-        for keys in self._keys:
-            rotation = _rotation(on_device[2], send(keys.angles(distinct), self._device), keys)
-            self._move(keys.pool, keys.blocks, on_device[1], on_device[0], len(slots), rotation)
-        for values in self._values:
-            self._move(values.pool, values.blocks, on_device[1], on_device[0], len(slots))
+        for group in self._groups:
+            rotation = _NO_ROTATION
+            if group.turns:
+                rotation = _rotation(on_device[2], send(group.angles(distinct), self._device), group)
+            self._move(group.pool, group.blocks, on_device[1], on_device[0], len(slots), rotation)
 
     def _move(
         self,
@@ -121,46 +119,57 @@ class _Operands:
         self.is_aligned = all(distance % _ALIGNMENT == 0 for distance in distances)
 
 
+class _Part(NamedTuple):
+    """K of a layer, or V, which nothing turns."""
+
+    blocks: Tensor
+    pool: Tensor
+    frequencies: RotaryFrequencies | None
+
+    @property
+    def views(self) -> tuple[Any, ...]:
+        """Dtype, sizes and strides, which the parts of a launch share."""
+        return tuple((view.dtype, tuple(view.shape[1:]), view.stride()) for view in (self.blocks, self.pool))
+
+
 class _Group:
-    """K or V of layers with one layout."""
+    """K and V of one layout, and of one form of rotation, each K with its own frequencies."""
 
-    def __init__(self, blocks: Sequence[Tensor], pools: Sequence[Tensor]) -> None:
-        self.blocks = _Operands(blocks)
-        self.pool = _Operands(pools)
-
-
-def _values(layers: Sequence[LayerKV]) -> _Group:
-    return _Group([layer.value_blocks for layer in layers], [layer.value_pool for layer in layers])
-
-
-class _Keys(_Group):
-    """K of layers with one layout and form of rotation, each with its own frequencies."""
-
-    def __init__(self, layers: Sequence[LayerKV]) -> None:
-        super().__init__([layer.key_blocks for layer in layers], [layer.key_pool for layer in layers])
-        self.is_neox = layers[0].frequencies.is_neox
-        distinct = {id(layer.frequencies): layer.frequencies for layer in layers}
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self.blocks = _Operands([part.blocks for part in parts])
+        self.pool = _Operands([part.pool for part in parts])
+        distinct = {id(part.frequencies): part.frequencies for part in parts if part.frequencies}
         self._frequencies = list(distinct.values())
-        tables = [list(distinct).index(id(layer.frequencies)) for layer in layers]
+        tables = [list(distinct).index(id(part.frequencies)) if part.frequencies else -1 for part in parts]
         self.tables = torch.tensor(tables, device=self.blocks.first.device)
+
+    @property
+    def turns(self) -> bool:
+        """Whether there is K among the parts."""
+        return bool(self._frequencies)
+
+    @property
+    def is_neox(self) -> bool:
+        """Whether RoPE pairs the halves of a head, not neighbours."""
+        return self._frequencies[0].is_neox
 
     def angles(self, deltas: Tensor) -> Tensor:
         """cos and sin, float32 `[2, tables, deltas, pairs]`."""
         return torch.stack([torch.stack(rotation_angles(each, deltas)) for each in self._frequencies], dim=1)
 
 
-def _rotation(turns: Tensor, angles: Tensor, keys: _Keys) -> dict[str, Any]:
+def _rotation(turns: Tensor, angles: Tensor, group: _Group) -> dict[str, Any]:
     """The kernel's arguments for a rotation."""
     pairs = angles.shape[-1]
     return {
         "turns": turns,
         "cos": angles[0],
         "sin": angles[1],
-        "tables": keys.tables,
+        "tables": group.tables,
         "num_turns": angles.shape[2],
         "PAIRS": pairs,
         "PAIRS_WIDTH": triton.next_power_of_2(pairs),
-        "IS_NEOX": keys.is_neox,
+        "IS_NEOX": group.is_neox,
     }
 
 
@@ -172,25 +181,17 @@ def _most_programs(device: torch.device) -> int:
     return int(properties["num_vectorcore"])
 
 
-def _alike(layers: Sequence[LayerKV], form: Callable[[LayerKV], Any]) -> Iterable[list[LayerKV]]:
-    """Layers in groups of one form."""
-    groups: dict[Any, list[LayerKV]] = {}
+def _alike(layers: Sequence[LayerKV]) -> Iterable[list[_Part]]:
+    """K and V of all layers, in groups of one form; V joins K of its layout."""
+    groups: dict[Any, list[_Part]] = {}
     for layer in layers:
-        groups.setdefault(form(layer), []).append(layer)
+        keys = _Part(layer.key_blocks, layer.key_pool, layer.frequencies)
+        groups.setdefault((keys.views, layer.is_neox, layer.rotary_dim), []).append(keys)
+    for layer in layers:
+        values = _Part(layer.value_blocks, layer.value_pool, None)
+        form = next((form for form in groups if form[0] == values.views), (values.views,))
+        groups.setdefault(form, []).append(values)
     return groups.values()
-
-
-def _key_form(layer: LayerKV) -> tuple[Any, ...]:
-    views = (layer.key_blocks, layer.key_pool)
-    return (*map(_view_form, views), layer.is_neox, layer.rotary_dim)
-
-
-def _value_form(layer: LayerKV) -> tuple[Any, ...]:
-    return tuple(map(_view_form, (layer.value_blocks, layer.value_pool)))
-
-
-def _view_form(view: Tensor) -> tuple[Any, ...]:
-    return view.dtype, tuple(view.shape[1:]), view.stride()
 
 
 def _check_head_sizes(layer: LayerKV) -> None:

@@ -31,6 +31,24 @@ def _head_starts(
     return start + (token // SIZE) * block_stride + (token % SIZE) * token_stride
 
 
+@triton.jit
+def _copy_dims(
+    read,
+    write,
+    is_token,
+    source_dim,
+    target_dim,
+    FIRST: tl.constexpr,
+    END: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Copies dims `[FIRST, END)` of the tokens' heads, whose bits stay."""
+    dims = tl.arange(0, WIDTH)
+    mask = is_token[:, None] & ((dims >= FIRST) & (dims < END))[None, :]
+    values = tl.load(read[:, None] + dims[None, :] * source_dim, mask=mask)
+    tl.store(write[:, None] + dims[None, :] * target_dim, values, mask=mask)
+
+
 # Values that differ between calls must not be compiled in: a request would wait for the compiler.
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles", "num_items", "num_turns"])
 def move_tokens(
@@ -74,9 +92,9 @@ def move_tokens(
     a block or page. Strides follow them. An item of work is a tile of tokens of one head of one layer.
 
     `turns`, int64 `[n]`, has each token's rotation, or -1 for none. `cos` and `sin` are float32 `[tables, num_turns,
-    PAIRS]`, and `tables`, int64 `[layers]`, has each layer's. A pair is `(i, i + PAIRS)` if `IS_NEOX`, else `(2 i,
-    2 i + 1)`. It is rotated in float32 and rounded once; unrotated elements keep their bits. Each width is the
-    smallest power of two not below its size.
+    PAIRS]`, and `tables`, int64 `[layers]`, has each layer's, or -1 if it is not rotated. A pair is `(i, i + PAIRS)`
+    if `IS_NEOX`, else `(2 i, 2 i + 1)`. It is rotated in float32 and rounded once; unrotated elements keep their bits.
+    Each width is the smallest power of two not below its size.
     """
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         at = (item % num_tiles) * TILE + tl.arange(0, TILE)
@@ -108,26 +126,27 @@ def move_tokens(
             ALIGNED,
         )
         if PAIRS > 0:
-            pairs = tl.arange(0, PAIRS_WIDTH)
-            if IS_NEOX:
-                one, other = pairs, pairs + PAIRS
+            table = tl.load(tables + layer)
+            if table < 0:
+                _copy_dims(read, write, is_token, source_dim, target_dim, 0, 2 * PAIRS, WIDTH)
             else:
-                one, other = 2 * pairs, 2 * pairs + 1
-            mask = is_token[:, None] & (pairs < PAIRS)[None, :]
-            turn = tl.load(turns + at, mask=is_token, other=-1)
-            row = tl.load(tables + layer) * num_turns + tl.where(turn < 0, 0, turn)
-            c = tl.load(cos + row[:, None] * PAIRS + pairs[None, :], mask=mask)
-            s = tl.load(sin + row[:, None] * PAIRS + pairs[None, :], mask=mask)
-            x = tl.load(read[:, None] + one[None, :] * source_dim, mask=mask)
-            y = tl.load(read[:, None] + other[None, :] * source_dim, mask=mask)
-            x32, y32 = x.to(tl.float32), y.to(tl.float32)
-            is_still = (turn < 0)[:, None]
-            x = tl.where(is_still, x, (x32 * c - y32 * s).to(x.dtype))
-            y = tl.where(is_still, y, (y32 * c + x32 * s).to(y.dtype))
-            tl.store(write[:, None] + one[None, :] * target_dim, x, mask=mask)
-            tl.store(write[:, None] + other[None, :] * target_dim, y, mask=mask)
+                pairs = tl.arange(0, PAIRS_WIDTH)
+                if IS_NEOX:
+                    one, other = pairs, pairs + PAIRS
+                else:
+                    one, other = 2 * pairs, 2 * pairs + 1
+                mask = is_token[:, None] & (pairs < PAIRS)[None, :]
+                turn = tl.load(turns + at, mask=is_token, other=-1)
+                row = table * num_turns + tl.where(turn < 0, 0, turn)
+                c = tl.load(cos + row[:, None] * PAIRS + pairs[None, :], mask=mask)
+                s = tl.load(sin + row[:, None] * PAIRS + pairs[None, :], mask=mask)
+                x = tl.load(read[:, None] + one[None, :] * source_dim, mask=mask)
+                y = tl.load(read[:, None] + other[None, :] * source_dim, mask=mask)
+                x32, y32 = x.to(tl.float32), y.to(tl.float32)
+                is_still = (turn < 0)[:, None]
+                x = tl.where(is_still, x, (x32 * c - y32 * s).to(x.dtype))
+                y = tl.where(is_still, y, (y32 * c + x32 * s).to(y.dtype))
+                tl.store(write[:, None] + one[None, :] * target_dim, x, mask=mask)
+                tl.store(write[:, None] + other[None, :] * target_dim, y, mask=mask)
         if 2 * PAIRS < HEAD_SIZE:
-            dims = tl.arange(0, WIDTH)
-            mask = is_token[:, None] & ((dims >= 2 * PAIRS) & (dims < HEAD_SIZE))[None, :]
-            values = tl.load(read[:, None] + dims[None, :] * source_dim, mask=mask)
-            tl.store(write[:, None] + dims[None, :] * target_dim, values, mask=mask)
+            _copy_dims(read, write, is_token, source_dim, target_dim, 2 * PAIRS, HEAD_SIZE, WIDTH)
