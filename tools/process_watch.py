@@ -5,6 +5,7 @@ A server that stops ends its engine; a killed server can't, and the engine's pro
 (:mod:`engine_ext.start.plugin`) therefore calls :func:`end_with_parent` at the start of each engine process.
 """
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,15 @@ GRACE_S: Final = 5.0
 """Time for an orderly end of an orphan."""
 _POLL_S: Final = 1.0
 _ENGINE, _STARTER = "_TESSERA_ENGINE", "_TESSERA_STARTER"
+
+
+def end_by_signals() -> None:
+    """Makes SIGTERM and SIGHUP cancel the running task, which stops servers in their own sessions."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 def mark_engine() -> None:

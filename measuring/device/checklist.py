@@ -4,7 +4,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from measuring.device import copies, exactness, speed
+from measuring.device import copies, speed
 from measuring.device.context import Context
 from measuring.device.devices import Kind
 from measuring.device.findings import Finding
@@ -37,13 +37,21 @@ async def engine(context: Context) -> Finding:
     return Finding(message, {"vllm": version, "flags": flags, "pool_tokens": tokens})
 
 
+async def exactness(context: Context) -> Finding:
+    """See :mod:`measuring.device.exactness`, which can't be imported without the server's packages."""
+    await context.engine.server()
+    from measuring.device.exactness import exactness
+
+    return await exactness(context)
+
+
 CHECKS = (
     Check("kernels", "saves and loads in every layout, dtype and page size, against a naive reference", copies.kernels),
     Check("kernels-operators", "the same by torch_npu's operators, without Triton-Ascend", copies.operators, ("npu",)),
     Check("no-sync", "saves and loads never wait for the device", speed.no_sync, ("cuda",)),
     Check("bandwidth", f"loads and saves at {speed.LEAST_SHARE:.2f} of a plain copy's speed or more", speed.bandwidth),
     Check("engine", "the engine starts, and its self-check passes", engine),
-    Check("exactness", "answers over cached chunks are those over missing ones", exactness.exactness),
+    Check("exactness", "answers over cached chunks are those over missing ones", exactness),
 )
 
 

@@ -20,10 +20,9 @@ import torch
 from measuring.device.checklist import Check, checks_for
 from measuring.device.context import Context, LoadWriter
 from measuring.device.devices import Device, Kind, MissingDeviceError, find_device
-from measuring.device.engine import Engine, EngineOptions
-from measuring.device.exactness import TOLERANCES
+from measuring.device.engine import TOLERANCES, Engine, EngineOptions, absent_packages
 from measuring.device.findings import CheckError, SkippedError, one_line
-from measuring.kit.servers import end_by_signals
+from tools.process_watch import end_by_signals
 from tools.progress import progress, say
 from tools.random_model import PRESETS
 from tools.version import tessera_version
@@ -83,6 +82,8 @@ def main(argv: Sequence[str], defaults: Defaults, load_writer: LoadWriter | None
     context = Context(device, defaults.dtypes, engine, load_writer)
     checks = [check for check in checks_for(defaults.kind) if check.name in args.only]
     report = _Report(device, argv, args.json)
+    if absent := absent_packages():
+        say(f"engine and exactness can't be checked without {', '.join(absent)}")
     say(f"{len(checks)} checks on {device.name}")
     try:
         with _quiet_kernels():

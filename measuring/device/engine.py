@@ -6,15 +6,26 @@ An error that ends the engine ends none of the other checks, and its memory is b
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from measuring.kit.client import ServerError
-from measuring.kit.texts import Texts, characters_per_token
-from measuring.speed.servers import TESSERA, Server, Servers
+from measuring.device.findings import SkippedError
 from tools.random_model import PRESETS, build_preset
 
+if TYPE_CHECKING:
+    from measuring.kit.texts import Texts
+    from measuring.speed.servers import Server, Servers
+
+TOLERANCES = {"bfloat16": 5e-2, "float16": 1e-2, "float32": 1e-4}
+"""Largest difference of log probabilities, by the model's dtype."""
 _MAX_MODEL_LEN = "2560"
+_PACKAGES = ("vllm", "transformers", "tokenizers", "pydantic", "httpx", "prometheus_client")
+
+
+def absent_packages() -> list[str]:
+    """Packages that a server and its client need and that are not installed."""
+    return [name for name in _PACKAGES if find_spec(name) is None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +71,15 @@ class Engine:
     async def __aexit__(self, *error: Any) -> None:
         await self._stack.aclose()
 
-    async def server(self) -> Server:
-        """The server; raises the same ``OSError`` or :class:`ServerError` for everybody if it did not start."""
+    async def server(self) -> "Server":
+        """The server; raises the same ``OSError`` or ``ServerError`` for everybody if it did not start.
+
+        Raises :class:`SkippedError` without the packages for it.
+        """
+        if absent := absent_packages():
+            raise SkippedError(f"needs {', '.join(absent)}")
+        from measuring.kit.client import ServerError
+
         if self._failure is not None:
             raise self._failure
         try:
@@ -70,12 +88,16 @@ class Engine:
             self._failure = error
             raise
 
-    def texts(self, check: str) -> Texts:
+    def texts(self, check: str) -> "Texts":
         """Texts that no other check has, sized for the model; once the server runs."""
+        from measuring.kit.texts import Texts, characters_per_token
+
         assert self._folder is not None
         return Texts(check, characters_per_token(self._folder))
 
-    async def _start(self) -> Server:
+    async def _start(self) -> "Server":
+        from measuring.speed.servers import TESSERA, Servers
+
         if self._servers is None:
             self._folder, output = self.options.folder(), self.options.output
             output.mkdir(parents=True, exist_ok=True)

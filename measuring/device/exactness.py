@@ -22,7 +22,6 @@ from measuring.speed.query import Mode, Query
 from measuring.speed.servers import Server
 
 STRATEGIES = ("shared", "parallel", "offset")
-TOLERANCES = {"bfloat16": 5e-2, "float16": 1e-2, "float32": 1e-4}
 _CHUNK_TOKENS = (100, 37, 260, 64, 17)
 _LONGEST = _CHUNK_TOKENS.index(max(_CHUNK_TOKENS))
 _LONE_CHUNK_TOKENS = 300

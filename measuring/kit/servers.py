@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers that run for the time of a measurement."""
 
-import asyncio
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -46,12 +44,3 @@ def stop(server: ServerProcess) -> None:
     """Stops the server, by force if need be: nothing hangs on how it ended."""
     with suppress(subprocess.TimeoutExpired):
         server.stop()
-
-
-def end_by_signals() -> None:
-    """Makes SIGTERM and SIGHUP cancel the running task, which stops servers in their own sessions."""
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -2,11 +2,13 @@
 """The checks for accelerators, on the CPU: right and wrong copies, and reports."""
 
 import json
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -408,3 +410,35 @@ def test_from_the_command_line_to_the_kernels(monkeypatch, tmp_path, capsys):
     assert "12 cases by torch are right" in capsys.readouterr().out
     (result,) = json.loads((tmp_path / "results.json").read_text())["results"]
     assert result["values"]["copiers"] == ["torch"]
+
+
+ROOT = Path(__file__).parents[3]
+BARE = """
+import sys
+ALLOWED = {*sys.stdlib_module_names, "torch", "torchgen", "functorch", "triton", "numpy", "sympy", "mpmath", "networkx"}
+ALLOWED |= {"typing_extensions", "filelock", "jinja2", "markupsafe", "fsspec", "setuptools", "packaging"}  # torch's
+ALLOWED |= {"kernels", "measuring", "tools"}
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return self.finder.find_spec(name, path, target) if name.partition(".")[0] in ALLOWED else None
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+sys.meta_path[:] = map(Hiding, sys.meta_path)
+import torch
+from measuring.device.command import Defaults, main
+sys.exit(main(sys.argv[1:], Defaults("cpu", (torch.float32,), "tiny-llama", "On a bare machine.")))
+"""
+
+
+def test_a_machine_with_nothing_but_torch_and_triton() -> None:
+    """Beside torch's own dependencies; Numba, vLLM and this package's other ones are hidden."""
+    command = [sys.executable, "-c", BARE, "--only", "engine", "exactness", "bandwidth"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    absent = "vllm, transformers, tokenizers, pydantic, httpx, prometheus_client"
+    assert done.stderr.splitlines()[0] == f"tessera: engine and exactness can't be checked without {absent}"
+    states = dict(line.split()[:2] for line in done.stdout.splitlines()[:3])
+    assert states["engine"] == states["exactness"] == "SKIPPED", done.stdout
+    assert states["bandwidth"] in ("PASS", "FAIL")  # how quick copies are here is nothing to assert
+    assert f"needs {absent}" in done.stdout
