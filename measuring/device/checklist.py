@@ -40,9 +40,9 @@ async def engine(context: Context) -> Finding:
 async def exactness(context: Context) -> Finding:
     """See :mod:`measuring.device.exactness`, which can't be imported without the server's packages."""
     await context.engine.server()
-    from measuring.device.exactness import exactness
+    from measuring.device import exactness
 
-    return await exactness(context)
+    return await exactness.exactness(context)
 
 
 CHECKS = (

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from measuring.kit.machine import cpu_model
+from tools.machine import cpu_model
 
 Kind = Literal["cuda", "npu", "cpu"]
 

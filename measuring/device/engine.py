@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 TOLERANCES = {"bfloat16": 5e-2, "float16": 1e-2, "float32": 1e-4}
 """Largest difference of log probabilities, by the model's dtype."""
 _MAX_MODEL_LEN = "2560"
-_PACKAGES = ("vllm", "transformers", "tokenizers", "pydantic", "httpx", "prometheus_client")
 
 
 def absent_packages() -> list[str]:
     """Packages that a server and its client need and that are not installed."""
-    return [name for name in _PACKAGES if find_spec(name) is None]
+    needed = ("vllm", "transformers", "tokenizers", "pydantic", "httpx", "prometheus_client")
+    return [name for name in needed if find_spec(name) is None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,7 @@ class Engine:
         await self._stack.aclose()
 
     async def server(self) -> "Server":
-        """The server; raises the same ``OSError`` or ``ServerError`` for everybody if it did not start.
-
-        Raises :class:`SkippedError` without the packages for it.
-        """
+        """The server; raises :class:`SkippedError`, or the same ``OSError`` or ``ServerError`` for everybody."""
         if absent := absent_packages():
             raise SkippedError(f"needs {', '.join(absent)}")
         from measuring.kit.client import ServerError

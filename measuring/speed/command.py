@@ -12,7 +12,6 @@ from rich.console import Console
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import ServerError
 from measuring.kit.folder import FolderError
-from measuring.kit.machine import cpu_model
 from measuring.kit.texts import characters_per_token
 from measuring.speed.answers import DifferentAnswerError
 from measuring.speed.arguments import parse
@@ -25,6 +24,7 @@ from measuring.speed.traces import TraceFileError, read_trace
 from measuring.speed.workloads import WORKLOADS
 from measuring.speed.workloads.base import Options, Workload
 from tools.live_progress import shown
+from tools.machine import cpu_model
 from tools.process_watch import end_by_signals
 from tools.progress import say
 from tools.random_model import build_preset

@@ -25,7 +25,7 @@ from cache.tiers.config import make_tier, parse_tiers, size_of
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import TierConfigError
 from engine_ext.start.connectors import ADDRESSING, Addressing, other_connectors
-from measuring.kit.machine import cpu_model
+from tools.machine import cpu_model
 from tools.progress import first_line
 from tools.server_process import is_free
 
