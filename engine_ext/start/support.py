@@ -3,6 +3,7 @@
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any, Final
 
 from vllm.config import ModelConfig, VllmConfig
@@ -92,6 +93,12 @@ def _flag_reason(args: AsyncEngineArgs) -> str | None:
     return None
 
 
+def _has_int8_kv(folder: Path) -> bool:
+    """Whether the description of a model quantized for Ascend NPUs has a KV cache of 8 bits."""
+    texts = (path.read_text(encoding="utf-8") for path in folder.glob("quant_model_description*.json"))
+    return any('"C8"' in text or "kv_cache_scale" in text for text in texts)
+
+
 def _model_reason(model: ModelConfig) -> str | None:
     checks: list[tuple[Any, str]] = [
         (model.runner_type != "generate", f"the model does not generate text (runner {model.runner_type})"),
@@ -107,5 +114,7 @@ def _model_reason(model: ModelConfig) -> str | None:
             current_platform.is_cpu() and model.hf_text_config.model_type == "gpt_oss",
             "beside a KV connector, vLLM's CPU attention is wrong for windows with attention sinks",
         ),
+        # vLLM-Ascend's decoding returns nothing for them beside a connector.
+        (_has_int8_kv(Path(model.model)), "the weights have scales of an int8 KV cache (Ascend's C8)"),
     ]
     return _first(checks)

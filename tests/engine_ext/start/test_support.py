@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM flags that turn the chunk cache off, each with its reason."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 def reason(model: ModelConfig, **flags: Any) -> str | None:
     return unsupported_reason(AsyncEngineArgs(model=model.model, **flags), model)
+
+
+def test_weights_with_scales_of_an_int8_kv_cache(model: ModelConfig) -> None:
+    description = Path(model.model) / "quant_model_description_w8a8.json"
+    for content, is_refused in (
+        ({"model_quant_type": "W8A8"}, False),
+        ({"kv_cache_type": "C8"}, True),
+        ({"model.layers.0.self_attn.k_proj.kv_cache_scale": "W8A8"}, True),
+    ):
+        description.write_text(json.dumps(content))
+        assert ("int8 KV cache" in (reason(model) or "")) is is_refused
+    description.unlink()
 
 
 def connector(name: str, **extra: Any) -> KVTransferConfig:
