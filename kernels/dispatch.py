@@ -3,7 +3,6 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -106,14 +105,7 @@ def _triton_copier(layers: Sequence[LayerKV]) -> KVCopier:
 
 
 def _npu_copier(layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None) -> KVCopier:
-    if _has_triton_ascend():
-        return _triton_copier(layers)
+    # Triton-Ascend may turn scattered pointers into scalar access; scripts/check_npu.py measures both.
     if reshape_and_cache is None:
-        raise UnsupportedKVError(f"on {layers[0].key_blocks.device}, Triton-Ascend or vLLM-Ascend's writer is needed")
-    logger.warning("K and V are moved by torch_npu's operators, layer by layer: Triton-Ascend is not installed")
+        raise UnsupportedKVError(f"on {layers[0].key_blocks.device}, vLLM-Ascend's writer is needed")
     return NpuCopier(layers, reshape_and_cache)
-
-
-def _has_triton_ascend() -> bool:
-    """Whether Triton is Triton-Ascend: only Huawei's has this backend."""
-    return find_spec("triton") is not None and find_spec("triton.backends.ascend") is not None

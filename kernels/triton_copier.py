@@ -133,7 +133,7 @@ class _Part(NamedTuple):
 
 
 class _Group:
-    """K and V of one layout, and of one form of rotation, each K with its own frequencies."""
+    """K and V of one layout and one form of rotation."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         self.blocks = _Operands([part.blocks for part in parts])

@@ -94,7 +94,7 @@ def _flag_reason(args: AsyncEngineArgs) -> str | None:
 
 
 def _has_int8_kv(folder: Path) -> bool:
-    """Whether the description of a model quantized for Ascend NPUs has a KV cache of 8 bits."""
+    """Whether a model quantized for Ascend NPUs has a KV cache of 8 bits."""
     texts = (path.read_text(encoding="utf-8") for path in folder.glob("quant_model_description*.json"))
     return any('"C8"' in text or "kv_cache_scale" in text for text in texts)
 

@@ -2,7 +2,7 @@
 """The checks, in the order in which they are made."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from measuring.device import copies, speed
 from measuring.device.context import Context
@@ -45,11 +45,18 @@ async def exactness(context: Context) -> Finding:
     return await exactness.exactness(context)
 
 
+def _by_triton(make: Make) -> Make:
+    return lambda context: make(replace(context, by_triton=True))
+
+
 CHECKS = (
     Check("kernels", "saves and loads in every layout, dtype and page size, against a naive reference", copies.kernels),
-    Check("kernels-operators", "the same by torch_npu's operators, without Triton-Ascend", copies.operators, ("npu",)),
+    Check(
+        "kernels-triton", "the same by Triton-Ascend, which no engine uses yet", _by_triton(copies.kernels), ("npu",)
+    ),
     Check("no-sync", "saves and loads never wait for the device", speed.no_sync, ("cuda",)),
     Check("bandwidth", f"loads and saves at {speed.LEAST_SHARE:.2f} of a plain copy's speed or more", speed.bandwidth),
+    Check("bandwidth-triton", "the same by Triton-Ascend", _by_triton(speed.bandwidth), ("npu",)),
     Check("engine", "the engine starts, and its self-check passes", engine),
     Check("exactness", "answers over cached chunks are those over missing ones", exactness),
 )

@@ -11,6 +11,7 @@ from kernels.npu_copier import ReshapeAndCache
 from kernels.paged import KVCopier, LayerKV
 from measuring.device.devices import Device
 from measuring.device.engine import Engine
+from measuring.device.findings import SkippedError
 
 LoadWriter = Callable[[], ReshapeAndCache]
 """Imports the engine's writer of K and V; raises ``ImportError``."""
@@ -18,21 +19,24 @@ LoadWriter = Callable[[], ReshapeAndCache]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The device, dtypes of K and V, the engine, and, on NPUs, the engine's writer."""
+    """The device, dtypes of K and V, the engine, and, on NPUs, the engine's writer.
+
+    ``by_triton``: checks move K and V by Triton, whatever the engine would use.
+    """
 
     device: Device
     dtypes: tuple[torch.dtype, ...]
     engine: Engine
     load_writer: LoadWriter | None = None
-
-    def writer(self) -> ReshapeAndCache | None:
-        """The engine's writer of K and V, if the device needs it; raises ``ImportError``."""
-        return None if self.load_writer is None else self.load_writer()
+    by_triton: bool = False
 
     def copier(self, layers: Sequence[LayerKV]) -> KVCopier:
-        """The copier that the engine would use; Triton's needs no writer."""
+        """The copier to check; raises :class:`SkippedError` without the packages for it."""
         try:
-            writer = self.writer()
-        except ImportError:
-            writer = None
-        return copier_for(layers, writer)
+            if not self.by_triton:
+                return copier_for(layers, None if self.load_writer is None else self.load_writer())
+            from kernels.triton_copier import TritonCopier
+
+            return TritonCopier(layers)
+        except ImportError as error:
+            raise SkippedError(f"{error}") from error

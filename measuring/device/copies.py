@@ -3,13 +3,11 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.npu_copier import NpuCopier
 from kernels.paged import KVCopier, LayerKV
 from kernels.reference import ReferenceCopier
 from measuring.device.cases import Case, cases, deltas
@@ -27,21 +25,8 @@ _MOST_LISTED = 20
 
 
 async def kernels(context: Context) -> Finding:
-    """The copier that the engine would use."""
+    """Saves and loads by the context's copier."""
     return await compare(cases(context.device, context.dtypes), context.device, context.copier)
-
-
-async def operators(context: Context) -> Finding:
-    """torch_npu's operators, which are used where Triton-Ascend is not installed."""
-    try:
-        write = context.writer()
-    except ImportError as error:
-        raise SkippedError(f"the operators write through vLLM-Ascend, which can't be imported: {error}") from error
-    if write is None:
-        raise SkippedError(f"there are none on {context.device.kind}")
-    return await compare(
-        cases(context.device, context.dtypes), context.device, partial(NpuCopier, reshape_and_cache=write)
-    )
 
 
 async def compare(each_of: Sequence[Case], device: Device, make_copier: MakeCopier) -> Finding:
@@ -60,6 +45,8 @@ async def compare(each_of: Sequence[Case], device: Device, make_copier: MakeCopi
         try:
             check_save(case, device, make)
             worst = max(worst, check_load(case, device, make))
+        except SkippedError:
+            raise
         except Exception as error:
             failed.append((case, error))
     values: dict[str, Any] = {"copiers": sorted(names), "cases": len(each_of), "worst_error_of_allowed": worst}

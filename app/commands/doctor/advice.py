@@ -27,7 +27,7 @@ ADVICE: Final = {
     "has no cache writer to probe": _BACKEND,
     "enable_kv_nz": "leave it out of --additional-config",
     "Triton is needed": "pip install triton",
-    "Triton-Ascend or vLLM-Ascend's writer is needed": "pip install triton-ascend",
+    "vLLM-Ascend's writer is needed": "pip install vllm-ascend",
     "differs from computed KV": _REPORT,
     " tokens reused, ": _REPORT,
     "nothing saved": _REPORT,

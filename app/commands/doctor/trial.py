@@ -32,7 +32,7 @@ _COPIERS: Final = {
     "numba": "Numba, compiled for this CPU",
     "torch": "torch's indexing; faster ones are for float32 on CPUs with up to 4 threads",
     "Triton": "Triton's kernels",
-    "torch_npu": "torch_npu's operators, layer by layer; Triton-Ascend would be faster",
+    "torch_npu": "torch_npu's operators, layer by layer",
 }
 _ERROR: Final = re.compile(
     r"^(?:\([^)]*\) )?(?:ERROR \S+ \S+ \[[^]]*\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.M

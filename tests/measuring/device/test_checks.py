@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from kernels import dispatch
 from kernels.torch_copier import TorchCopier
 from measuring.device import cases, checklist, command, copies, exactness, speed
 from measuring.device.checklist import CHECKS, Check
@@ -139,18 +141,20 @@ async def test_the_npus_operators_are_compared(version, monkeypatch):
     fake = FakeTorchNpu()
     monkeypatch.setitem(sys.modules, "torch_npu", fake)
     npu, write = replace(CPU, layouts=("pair", "pair MLA")), DEVICE_OPERATORS[version](fake).reshape_and_cache
-    finding = await copies.operators(context(npu, load_writer=lambda: write))
+    monkeypatch.setattr(dispatch, "_device", lambda _: SimpleNamespace(type="npu"))
+    finding = await copies.kernels(context(npu, load_writer=lambda: write))
     assert finding.message.startswith("8 cases by torch_npu are right")
 
 
-async def test_without_their_writer_the_npus_operators_are_skipped():
+async def test_without_their_packages_copies_are_skipped(monkeypatch):
     def load_writer():
         raise ImportError("no module named vllm_ascend")
 
-    with pytest.raises(SkippedError, match="can't be imported: no module named vllm_ascend"):
-        await copies.operators(context(load_writer=load_writer))
-    with pytest.raises(SkippedError, match="none on cpu"):
-        await copies.operators(context())
+    with pytest.raises(SkippedError, match="no module named vllm_ascend"):
+        await copies.kernels(context(load_writer=load_writer))
+    monkeypatch.setitem(sys.modules, "kernels.triton_copier", None)
+    with pytest.raises(SkippedError, match="triton_copier"):
+        await copies.kernels(context(by_triton=True))
 
 
 # Speed
@@ -427,6 +431,7 @@ class Hiding:
         return getattr(self.finder, name)
 sys.meta_path[:] = map(Hiding, sys.meta_path)
 import torch
+import kernels.triton_copier
 from measuring.device.command import Defaults, main
 sys.exit(main(sys.argv[1:], Defaults("cpu", (torch.float32,), "tiny-llama", "On a bare machine.")))
 """
@@ -434,11 +439,11 @@ sys.exit(main(sys.argv[1:], Defaults("cpu", (torch.float32,), "tiny-llama", "On 
 
 def test_a_machine_with_nothing_but_torch_and_triton() -> None:
     """Beside torch's own dependencies; Numba, vLLM and this package's other ones are hidden."""
-    command = [sys.executable, "-c", BARE, "--only", "engine", "exactness", "bandwidth"]
+    command = [sys.executable, "-c", BARE, "--only", "engine", "exactness"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     absent = "vllm, transformers, tokenizers, pydantic, httpx, prometheus_client"
     assert done.stderr.splitlines()[0] == f"tessera: engine and exactness can't be checked without {absent}"
-    states = dict(line.split()[:2] for line in done.stdout.splitlines()[:3])
-    assert states["engine"] == states["exactness"] == "SKIPPED", done.stdout
-    assert states["bandwidth"] in ("PASS", "FAIL")  # how quick copies are here is nothing to assert
-    assert f"needs {absent}" in done.stdout
+    for line in done.stdout.splitlines()[:2]:
+        assert line.split()[1] == "SKIPPED"
+        assert f"needs {absent}" in line
+    assert done.returncode == 0
