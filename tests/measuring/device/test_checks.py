@@ -426,7 +426,8 @@ class Hiding:
     def __init__(self, finder):
         self.finder = finder
     def find_spec(self, name, path=None, target=None):
-        return self.finder.find_spec(name, path, target) if name.partition(".")[0] in ALLOWED else None
+        allowed = name.partition(".")[0] in ALLOWED or name.startswith("_")
+        return self.finder.find_spec(name, path, target) if allowed else None
     def __getattr__(self, name):
         return getattr(self.finder, name)
 sys.meta_path[:] = map(Hiding, sys.meta_path)
