@@ -9,6 +9,10 @@ Two checks, both comparing every layer's K and V token by token, through the rea
    and the key at position ``p + d`` is exactly the key at ``p`` rotated by ``d``. A chunk loaded a second time,
    further on, must therefore equal what the engine computes there. This checks frequencies, sign and pairing.
    (With attention sinks hidden states are equal only before the first layer, whose KV alone is compared.)
+
+In 16 bits, a router of experts may decide a near-tie in one way in a batch of one size and otherwise in another: the
+engine does not reproduce its own KV then. So a difference counts only if it is there in batches of the same sizes
+(reuse), and for several tokens (rotation).
 """
 
 import random
@@ -27,6 +31,9 @@ from engine_ext.wire.plan import Attention, Composition, Span, TransferPlan
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _SYSTEM, _CHUNK, _QUESTION = 19, 45, 13
+"""Tokens; system segment and chunk fill blocks of up to 64 tokens."""
+_MOST_TOKENS = 4
+"""Tokens that are tried for the rotation, in 16 bits."""
 
 
 class SelfCheckError(Exception):
@@ -48,8 +55,8 @@ class SelfCheck:
     async def run(self) -> None:
         """Raises :class:`SelfCheckError` if a difference is above the dtype's tolerance."""
         with self._borrowing():
-            await self._check("reuse", self._random_prompt(), repeat_chunk=False)
-            await self._check("rotation", [self._random_token()] * self._length(2), repeat_chunk=True)
+            await self._check_reuse()
+            await self._check_rotation()
 
     async def run_in_place(self, block_tokens: int) -> None:
         """Checks that KV behind a shared block equals KV computed without sharing.
@@ -102,8 +109,34 @@ class SelfCheck:
             await self._request(prompt, f"{name}-{how}", plan)
             await self._compare(f"{name}-{how}", expected, second, one_token=False)
 
-    async def _check(self, name: str, prompt: list[int], *, repeat_chunk: bool) -> None:
-        """Compares ``prompt`` computed by the engine with ``prompt`` whose context is loaded."""
+    async def _check_reuse(self) -> None:
+        prompt = [self._random_token() for _ in range(self._length(1))]
+        computed, loaded = await self._computed_and_loaded("reuse", prompt, repeat_chunk=False)
+        try:
+            await self._compare("reuse", computed, loaded, one_token=False)
+        except SelfCheckError:
+            if not self._is_16_bits:
+                raise
+            # Behind the very blocks of the fill, which vLLM's prefix cache has, the engine computes as many tokens at
+            # once as behind loaded ones.
+            same_sizes = self._span(0, len(prompt))
+            plan = TransferPlan(saves=(same_sizes,))
+            await run_prefill(self._llm, prompt, plan, "self-check-reuse-cached", self._salt("reuse-fill"))
+            await self._compare("reuse", same_sizes, loaded, one_token=False)
+
+    async def _check_rotation(self) -> None:
+        for left in reversed(range(_MOST_TOKENS if self._is_16_bits else 1)):
+            prompt = [self._random_token()] * self._length(2)
+            computed, loaded = await self._computed_and_loaded("rotation", prompt, repeat_chunk=True)
+            try:
+                await self._compare("rotation", computed, loaded, one_token=True)
+                break
+            except SelfCheckError:
+                if not left:
+                    raise
+
+    async def _computed_and_loaded(self, name: str, prompt: list[int], *, repeat_chunk: bool) -> tuple[Span, Span]:
+        """KV of ``prompt`` as the engine computes it, and behind a context that is loaded."""
         context = self._span(0, _SYSTEM + _CHUNK)
         await self._request(prompt[: context.end], f"{name}-fill", TransferPlan(saves=(context,)))
         loads = [context]
@@ -112,7 +145,11 @@ class SelfCheck:
         computed, loaded = self._span(0, len(prompt)), self._span(0, len(prompt))
         await self._request(prompt, f"{name}-computed", TransferPlan(saves=(computed,)))
         await self._request(prompt, f"{name}-loaded", TransferPlan(tuple(loads), (loaded,)))
-        await self._compare(name, computed, loaded, one_token=repeat_chunk)
+        return computed, loaded
+
+    @property
+    def _is_16_bits(self) -> bool:
+        return bool(self._llm.model_config.dtype.itemsize == 2)
 
     async def _request(self, prompt: Sequence[int], name: str, plan: TransferPlan) -> None:
         try:
@@ -155,9 +192,6 @@ class SelfCheck:
 
     def _length(self, repeats: int) -> int:
         return repeats * (_SYSTEM + _CHUNK) + _QUESTION
-
-    def _random_prompt(self) -> list[int]:
-        return [self._random_token() for _ in range(self._length(1))]
 
     def _random_token(self) -> int:
         return self._random.randrange(self._llm.model_config.get_vocab_size())

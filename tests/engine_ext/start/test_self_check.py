@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences count only where the engine reproduces its own KV; with real engines: `tests/engine/test_engine.py`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cache.config import ChunkCacheConfig
+from engine_ext.start.self_check import SelfCheck, SelfCheckError
+from tests.engine_ext.fake_llm import FakeLLM
+
+
+class ComparingLLM(FakeLLM):
+    """Its workers find these differences, one after the other."""
+
+    def __init__(self, dtype: torch.dtype, *differences: float) -> None:
+        super().__init__()
+        self.model_config.dtype = dtype
+        self.model_config.get_vocab_size = lambda: 1000
+        self.differences: Iterator[float] = iter(differences)
+        self.requests: list[str] = []
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[float]:
+        assert method == "chunk_cache_compare"
+        return [0.0, next(self.differences)]
+
+    async def generate(self, prompt: Any, params: Any, request_id: str, **kwargs: Any) -> Any:
+        self.requests.append(request_id)
+        async for output in super().generate(prompt, params, request_id, **kwargs):
+            yield output
+
+
+def check(dtype: torch.dtype, *differences: float) -> tuple[SelfCheck, ComparingLLM]:
+    llm = ComparingLLM(dtype, *differences)
+    return SelfCheck(llm, ChunkCacheConfig(400, 16, "engine", page_bytes=1)), llm
+
+
+@pytest.mark.parametrize(
+    ("dtype", "differences"),
+    [
+        (torch.float32, [1e-5, 1e-5]),
+        (torch.bfloat16, [0.05, 0.05]),
+        (torch.bfloat16, [0.7, 0.0, 0.05]),  # the same in batches of the same sizes
+        (torch.float16, [0.7, 0.0, 0.3, 0.3, 0.3, 0.01]),  # and one token of four is turned exactly
+    ],
+)
+async def test_passes(dtype: torch.dtype, differences: list[float]) -> None:
+    self_check, llm = check(dtype, *differences)
+    await self_check.run()
+    assert next(llm.differences, None) is None
+    assert ("self-check-reuse-cached" in llm.requests) is (differences[0] > 0.1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "differences", "name"),
+    [
+        (torch.float32, [1e-2], "reuse"),
+        (torch.float32, [0.0, 1e-2], "rotation"),
+        (torch.bfloat16, [0.7, 0.7], "reuse"),
+        (torch.bfloat16, [float("inf"), 0.2], "reuse"),
+        (torch.bfloat16, [0.0, 0.3, 0.3, 0.3, 0.3], "rotation"),
+    ],
+)
+async def test_fails(dtype: torch.dtype, differences: list[float], name: str) -> None:
+    self_check, llm = check(dtype, *differences)
+    with pytest.raises(SelfCheckError, match=f"{name}: loaded KV differs"):
+        await self_check.run()
+    assert next(llm.differences, None) is None
