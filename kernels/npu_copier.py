@@ -42,13 +42,18 @@ class NpuCopier(KVCopier):
     def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
         read, write = send(rows, self._device), send(slots.int(), self._device)
         distinct, which = distinct_deltas(deltas)
-        angles, is_still = AngleTables(distinct), send(deltas == 0, self._device)[:, None, None]
+        turns, is_still = send(which, self._device), send(deltas == 0, self._device)[:, None, None]
+        angles = AngleTables(distinct)
         rotations: dict[int, tuple[Tensor, Tensor]] = {}
         for layer in self.layers:
             frequencies = layer.frequencies
             if id(frequencies) not in rotations:
-                cos, sin = (_full_width(table[which], frequencies) for table in angles.of(frequencies))
-                rotations[id(frequencies)] = send(cos, self._device), send(sin, self._device)
+                # A row for each distinct rotation is sent, and read once per token on the device.
+                cos, sin = (
+                    send(_full_width(table, frequencies), self._device).index_select(1, turns)
+                    for table in angles.of(frequencies)
+                )
+                rotations[id(frequencies)] = cos, sin
             keys, values = _tokens(layer.key_pool, read), _tokens(layer.value_pool, read)
             rotated = _rotated(keys, *rotations[id(frequencies)], frequencies)
             # A rotation by zero is not the identity on -0.0, infinities and NaN.
