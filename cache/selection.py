@@ -29,12 +29,14 @@ class DecodingBudget:
 class Sparse:
     """How much of a request's chunks is kept: so many tokens, and such a share of all tokens, at most.
 
-    No more chunks are kept than get a share ``mass`` of the attention.
+    No more chunks are kept than get a share ``mass`` of the attention. ``closes_gaps``: they follow one another, as
+    in a request that has no others; else their positions stay.
     """
 
     budget_tokens: int | None = None
     budget_share: float = 1.0
     mass: float = 1.0
+    closes_gaps: bool = False
 
     def budget(self, num_tokens: int) -> int:
         """Tokens that are kept, at most, of chunks with ``num_tokens`` together."""

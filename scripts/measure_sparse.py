@@ -56,8 +56,9 @@ class Probe(Row):
 class SparseReader(Reader):
     """Answers one question in several rows, each with some of the chunks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, closes_gaps: bool = False) -> None:
         super().__init__(folder, (1.0,), ())
+        self._closes_gaps = closes_gaps
         self._keeping: Sequence[Sequence[int]] = ()
 
     @property
@@ -89,7 +90,12 @@ class SparseReader(Reader):
     def _contexts(self, prompt: ChunkedPrompt) -> Iterator[KeysAndValues]:
         system, *chunks = self._parts(prompt, "offset")
         for kept in self._keeping:
-            yield self._joined([system, *(chunks[index] for index in kept)])
+            if self._closes_gaps:
+                shorter = prompt.keeping(kept)
+                left_out = prompt.num_context_tokens - shorter.num_context_tokens  # the question stays
+                yield self._joined(self._moved(part, left_out) for part in self._parts(shorter, "offset"))
+            else:
+                yield self._joined([system, *(chunks[index] for index in kept)])
 
 
 def right_chunks(question: Question) -> set[int]:
@@ -128,10 +134,19 @@ def layers_of(folder: Path, *, demo: bool) -> None:
         print(f"layer {layer}: {hits[layer] / count:.2f}")
 
 
-def measure(folder: Path, output: Path, limit: int, layers: Sequence[int], max_tokens: int, *, demo: bool) -> None:
+def measure(
+    folder: Path,
+    output: Path,
+    limit: int,
+    layers: Sequence[int],
+    max_tokens: int,
+    *,
+    demo: bool,
+    closes_gaps: bool = False,
+) -> None:
     """Appends a line to ``output`` for each question: each policy's and budget's chunks, and what they answer."""
     done = {line["id"] for line in read_lines([output])} if output.exists() else set()
-    reader = SparseReader(folder)
+    reader = SparseReader(folder, closes_gaps=closes_gaps)
     questions = _questions(limit, calibration=False, demo=demo)
     with output.open("a") as file:
         for number, question in enumerate(questions, start=1):
@@ -182,6 +197,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", help="layers that score the chunks")
     parser.add_argument("--layers-of", type=Path, metavar="MODEL", help="print the recall of each layer")
     parser.add_argument("--demo", action="store_true", help="the demo model's questions")
+    parser.add_argument("--close", action="store_true", help="the chunks kept follow one another (gaps: close)")
     parser.add_argument("--max-tokens", type=int, default=32, help="longest answer (default: 32)")
     parser.add_argument("--threads", type=int, default=2, help="threads (default: 2)")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these results")
@@ -192,7 +208,8 @@ def main() -> None:
     elif args.layers_of:
         layers_of(args.layers_of, demo=args.demo)
     else:
-        measure(args.model, args.output, args.limit, args.layers, args.max_tokens, demo=args.demo)
+        options = {"demo": args.demo, "closes_gaps": args.close}
+        measure(args.model, args.output, args.limit, args.layers, args.max_tokens, **options)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request field ``cache``."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import State
@@ -36,11 +36,15 @@ class SparseField(BaseModel):
     mass: float = Field(
         1.0, gt=0, le=1, description="keep no more chunks than get this share of the question's attention"
     )
+    gaps: Literal["keep", "close"] = Field(
+        "keep",
+        description="keep: positions stay; close: the chunks kept follow one another, as if there were no others",
+    )
 
     def completed(self, default: Sparse | None) -> Sparse:
         """The budget, with the server's tokens if the request names none."""
         tokens = default.budget_tokens if self.budget_tokens is None and default is not None else self.budget_tokens
-        return Sparse(tokens, self.budget_share, self.mass)
+        return Sparse(tokens, self.budget_share, self.mass, closes_gaps=self.gaps == "close")
 
 
 class CacheField(BaseModel):

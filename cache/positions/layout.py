@@ -176,7 +176,7 @@ class Layout:
     question: Placement
     placement: PlacementName = "copy"
     num_left_out: int = 0
-    """Tokens of chunks that :meth:`keeping` has left out."""
+    """Tokens of chunks that a budget has left out."""
 
     def keeping(self, kept: Sequence[int]) -> "Layout":
         """The layout of the sequence with these chunks only, by index; all positions stay.

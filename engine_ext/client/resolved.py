@@ -28,7 +28,8 @@ class ResolvedRequest:
     """One request: its segments (``None`` without chunks), options, scope, adapter and documents.
 
     ``refusal`` is the kind and the text of the reason for full attention that needs no look at the cache. ``kept`` has
-    the indices of the chunks that the answer may use; ``None``: all of them.
+    the indices of the chunks that the answer may use; ``None``: all of them. ``closes_gaps``: they are placed as if
+    there were no others.
     """
 
     prompt: ChunkedPrompt | None
@@ -38,10 +39,11 @@ class ResolvedRequest:
     document_keys: tuple[DocumentKey, ...] = ()
     refusal: tuple[str, str] | None = None
     kept: tuple[int, ...] | None = None
+    closes_gaps: bool = False
 
-    def keeping(self, kept: Sequence[int]) -> "ResolvedRequest":
-        """The request with these chunks only; their positions stay."""
-        return replace(self, kept=tuple(kept))
+    def keeping(self, kept: Sequence[int], *, closes_gaps: bool = False) -> "ResolvedRequest":
+        """The request with these chunks only."""
+        return replace(self, kept=tuple(kept), closes_gaps=closes_gaps)
 
     @property
     def mode(self) -> CacheMode:
@@ -68,8 +70,14 @@ class ResolvedRequest:
 
     def layout(self, cache: ChunkCache) -> Layout:
         """The places of the segments that are kept; raises :class:`FullAttentionError`."""
-        layout = cache.layout(self.whole(), self.options.position_strategy)
-        return layout if self.kept is None else layout.keeping(self.kept)
+        whole, strategy = self.whole(), self.options.position_strategy
+        if self.kept is None:
+            return cache.layout(whole, strategy)
+        if self.closes_gaps:
+            prompt = self.chunked()
+            left_out = whole.num_context_tokens - prompt.num_context_tokens
+            return replace(cache.layout(prompt, strategy), num_left_out=left_out)
+        return cache.layout(whole, strategy).keeping(self.kept)
 
     def plain_salt(self, hasher: ChunkHasher) -> str | None:
         """Cache salt of the request's plain causal KV."""

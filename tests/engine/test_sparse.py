@@ -71,6 +71,23 @@ def test_selection_and_answer_are_the_oracles(strategy: str, server: TesseraServ
 
 
 @pytest.mark.serve_with(*SPARSE)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "window"])
+def test_closed_gaps_are_the_request_without_the_other_chunks(
+    strategy: str, server: TesseraServer, oracle: Any, text: Text
+) -> None:
+    chunks, question = [text(length) for length in LENGTHS], text(30)
+    for _ in range(2):  # computed, and cached
+        sparse = {"budget_tokens": BUDGET, "gaps": "close"}
+        response = ask(server, strategy, chunks, question, cache={"sparse": sparse})
+        assert_selected(response, oracle("tiny-llama"), strategy)
+        system, given, asked = segments(response["cache"])
+        kept = (system, [given[index] for index in kept_of(response["cache"])], asked)
+        tokens = response["choices"][0]["token_ids"]
+        expected = oracle("tiny-llama").score(strategy, kept, tokens)
+        assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+@pytest.mark.serve_with(*SPARSE)
 def test_some_cached_some_not(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(length) for length in LENGTHS]
     ask(server, "offset", chunks[:2], text(9))

@@ -72,7 +72,8 @@ async def selected(
             filled_segments(cache, request.keeping(()), call, stages) as system,
         ):
             shares = await _shares(system, request, numbers, call)
-        return replace(selection, request=request.keeping(choose(shares, lengths, sparse)), shares=shares)
+        kept = request.keeping(choose(shares, lengths, sparse), closes_gaps=sparse.closes_gaps)
+        return replace(selection, request=kept, shares=shares)
 
 
 @asynccontextmanager

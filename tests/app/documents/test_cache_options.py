@@ -39,6 +39,7 @@ def test_every_choice_reaches_the_engine():
         ({"sparse": {}}, Sparse(100), Sparse(100)),
         ({"sparse": {"budget_share": 0.25, "mass": 0.9}}, Sparse(100), Sparse(100, 0.25, 0.9)),
         ({"sparse": {"budget_tokens": 900}}, Sparse(100), Sparse(900)),
+        ({"sparse": {"gaps": "close"}}, Sparse(100), Sparse(100, closes_gaps=True)),
     ],
 )
 def test_budgets_are_completed_by_the_servers(given, default, sparse):
@@ -57,6 +58,7 @@ def test_budgets_are_completed_by_the_servers(given, default, sparse):
         ({"explain": "perhaps"}, "cache.explain", "valid boolean"),
         ({"sparse": {"budget_tokens": 0}}, "cache.sparse.budget_tokens", "greater than or equal to 1"),
         ({"sparse": {"budget_share": 0}}, "cache.sparse.budget_share", "greater than 0"),
+        ({"sparse": {"gaps": "fill"}}, "cache.sparse.gaps", "'keep' or 'close'"),
         ({"sparse": {"mass": 1.5}}, "cache.sparse.mass", "less than or equal to 1"),
         ({"sparse": {"budget": 5}}, "cache.sparse.budget", "Extra inputs are not permitted"),
         ({"modus": "auto"}, "cache.modus", "Extra inputs are not permitted"),
