@@ -2,13 +2,18 @@
 """The pool is part of the memory that vLLM plans for."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from vllm.engine.arg_utils import AsyncEngineArgs
 
 from engine_ext.start import memory
 
 GIB = 1 << 30
+
+
+def arguments(share: float = 0.9, kv_cache_bytes: int | None = None) -> Any:
+    """What vLLM's engine arguments have of it; all of them would look for a model."""
+    return SimpleNamespace(gpu_memory_utilization=share, kv_cache_memory_bytes=kv_cache_bytes)
 
 
 @pytest.fixture(autouse=True)
@@ -18,22 +23,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_pool_is_taken_from_vllms_share() -> None:
-    args = AsyncEngineArgs(gpu_memory_utilization=0.9)
+    args = arguments(0.9)
     assert memory.make_room(args, 8 * GIB) is None
     assert args.gpu_memory_utilization == pytest.approx(0.8)
 
 
 def test_a_pool_that_leaves_nothing_is_refused_with_numbers() -> None:
-    args = AsyncEngineArgs(gpu_memory_utilization=0.5)
+    args = arguments(0.5)
     expected = "the chunk pool's 40.0 GiB leave nothing of vLLM's 40.0 GiB (--gpu-memory-utilization 0.5): lower"
     assert expected in str(memory.make_room(args, 40 * GIB))
     assert args.gpu_memory_utilization == 0.5
 
 
 def test_a_kv_cache_of_a_given_size_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    args = AsyncEngineArgs(gpu_memory_utilization=0.9, kv_cache_memory_bytes=GIB)
+    args = arguments(0.9, GIB)
     assert memory.make_room(args, 79 * GIB) is None
     assert args.gpu_memory_utilization == 0.9
     monkeypatch.setattr(memory.current_platform, "is_cpu", lambda: True)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    assert memory.make_room(AsyncEngineArgs(), 79 * GIB) is None
+    assert memory.make_room(arguments(), 79 * GIB) is None
