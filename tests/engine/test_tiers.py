@@ -111,20 +111,19 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     for strategy in ("shared", "offset"):
         assert_exact(ask(server, strategy, [a, b, c, d], "What?"), oracle("tiny-llama"), strategy)
     to_sleep(server)
-    first = ask(server, "shared", [d, a, c], "Which?")  # 600 KiB hold some of them
-    assert set(origins(first)) <= {name, "host"}
-    assert_exact(first, oracle("tiny-llama"), "shared")
-    mixed = ask(server, "offset", [b, e, a], "Which?")
-    assert origins(mixed)[1:] == ["filled", "hit"]
-    assert origins(mixed)[0] in (name, "host")
+    # The first loads of a server are always waited for; computing may prove quicker than later ones.
+    mixed = ask(server, "offset", [e, b, a, c], "Which?")  # 600 KiB hold some of them
+    assert origins(mixed)[0] == "filled"
+    assert name in origins(mixed)
+    assert set(origins(mixed)[1:]) <= {name, "host"}
     assert_exact(mixed, oracle("tiny-llama"), "offset")
+    hit = ask(server, "shared", [d, a, c], "Which?")
+    assert origins(hit)[1:] == ["hit", "hit"]
+    assert_exact(hit, oracle("tiny-llama"), "shared")
     to_sleep(server)
-    loaded = set()
     for chunks in ([a, b, c, d, e], [e, d], [a]):
         again = ask(server, "shared", chunks, "Which?")
-        loaded |= set(origins(again))
         assert_exact(again, oracle("tiny-llama"), "shared")
-    assert name in loaded
     counted = server.stats()["counters"]
     assert counted["loaded_bytes"][name] > 0
     assert counted["fills"]["loaded"] > 0
