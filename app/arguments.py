@@ -36,6 +36,7 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
 
     from app.access.exposure import ExposedError
     from app.access.tenants import TenantsFileError
+    from app.collections.retrievers import UnknownRetrieverError
     from app.profile import ProfileError
     from app.settings import UnknownSettingError
     from cache.tiers.tier import TierConfigError
@@ -43,8 +44,8 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
 
     if isinstance(error, ValidationError):
         return _first_error(error)
-    ours = (ExposedError, TenantsFileError, UnknownSettingError, UnsupportedFlagError, TierConfigError, ProfileError)
-    if isinstance(error, ours):
+    ours = (ExposedError, TenantsFileError, UnknownRetrieverError, UnknownSettingError, UnsupportedFlagError)
+    if isinstance(error, (*ours, TierConfigError, ProfileError)):
         return str(error)
     if isinstance(error, HFValidationError | HfHubHTTPError | LocalEntryNotFoundError):
         return f"model {args.model}: no such folder, and not available from the model hub: {first_line(error)}"

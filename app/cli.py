@@ -74,6 +74,11 @@ _COMMANDS: Final = {
         "ls|verify|gc|export|import DIRECTORY",
         "list, check, clean up and move the files of a directory tier",
     ),
+    "ingest": Command(
+        "app.commands.ingest",
+        "FOLDER --collection NAME [--server URL] [options]",
+        "put the files of a folder into a server's collection, for questions to retrieve passages from",
+    ),
     "key": Command("app.commands.key", "TENANT [--role chat|ingest|admin]", "make an API key for serve --tenants"),
 }
 

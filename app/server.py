@@ -18,7 +18,6 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.platforms import current_platform
 
 from app.access.client_limits import ClientLimitsMiddleware
 from app.access.exposure import checked_host, known_tenants
@@ -26,6 +25,8 @@ from app.access.middleware import AccessMiddleware
 from app.access.peer import PeerMiddleware
 from app.access.tenants import Tenants
 from app.cluster.registration import registered
+from app.collections.retrieval import make_retrieval
+from app.collections.retrievers import make_retriever
 from app.http.cut_off import CutOffMiddleware
 from app.http.openapi import correct_openapi
 from app.http.refusals import ReasonMiddleware
@@ -36,7 +37,7 @@ from app.prometheus import exported
 from app.prompt.documents_middleware import DocumentsMiddleware
 from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
-from app.routes import cache, chunks, cluster, peer, rag, split
+from app.routes import cache, chunks, cluster, collections, peer, rag, split
 from app.settings import Settings
 from cache.positions.strategy import ChunkTokens, DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
@@ -44,6 +45,7 @@ from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.fills import FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
+from engine_ext.start.memory import set_cpu_defaults
 from engine_ext.start.startup import ChunkCacheOptions, MakeRenderer, Quotas, no_quotas, start_chunk_engine
 from engine_ext.start.support import check_flags
 from engine_ext.wire.position_limit import longest_chunk
@@ -63,7 +65,6 @@ _MIDDLEWARE = (
     ReasonMiddleware,
 )
 MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in _MIDDLEWARE]
-_CPU_KV_CACHE_BYTES = 2 << 30
 GRACE_S = 1
 """Seconds that responses may continue after the engine has stopped (after vLLM's ``--shutdown-timeout``)."""
 
@@ -83,7 +84,7 @@ async def build_tessera_app(
     args.middleware = [*args.middleware, *MIDDLEWARE]
     app: FastAPI = build_app(args, supported_tasks, engine.model_config)
     app.title = "Tessera"
-    for module in (rag, split, chunks, cache, cluster, peer, page):
+    for module in (rag, collections, split, chunks, cache, cluster, peer, page):
         app.include_router(module.router)
     correct_openapi(app)
     _fill_state(app.state, marks, engine, args, settings, profile, tenants)
@@ -103,6 +104,7 @@ def _fill_state(
     """Sets all that Tessera's endpoints and middleware read from the application's state."""
     state.tessera_marks, state.tessera_tenants = marks, tenants
     state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
+    state.tessera_retrieval = make_retrieval(settings)
     state.tessera_example = page.read(example_file(args.model))
     state.tessera_profile = profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out)
 
@@ -160,9 +162,10 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     """Prepares arguments and logging before the engine starts.
 
     Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`,
-    :class:`ProfileError`.
+    :class:`ProfileError`, :class:`UnknownRetrieverError`.
     """
     configure_logging(settings)
+    make_retriever(settings.retriever)  # fails early
     if args.served_model_name is None and (folder := Path(args.model)).is_dir():
         args.served_model_name = [folder.resolve().name]
     args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)
@@ -259,14 +262,6 @@ def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:
         state = f"chunk cache on: {engine.cache.num_tokens} tokens; placement: {engine.cache.placement}; "
         state += f"positions: {engine.strategy.described()}"
     return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
-
-
-def set_cpu_defaults(args: argparse.Namespace) -> None:
-    """Limits the KV cache on CPUs: vLLM would reserve 92 % of the machine's memory."""
-    is_sized = args.kv_cache_memory_bytes is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
-    is_default = args.gpu_memory_utilization == AsyncEngineArgs.gpu_memory_utilization
-    if current_platform.is_cpu() and not is_sized and is_default:
-        args.kv_cache_memory_bytes = _CPU_KV_CACHE_BYTES
 
 
 def abandon_start(number: int, _: object) -> NoReturn:

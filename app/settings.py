@@ -129,6 +129,16 @@ class Settings(AccessSettings):
     chunk_cache_tier_timeout: float = Field(
         1.0, gt=0, le=60, description="seconds to wait for a chunk from a tier before computing it"
     )
+    collections: Path | None = Field(
+        None,
+        description="folder of the collections (POST /v1/rag/collections/NAME); replicas share one; default: below the "
+        "first directory tier, else below TESSERA_HOME",
+    )
+    retriever: str = Field(
+        "bm25",
+        min_length=1,
+        description="retriever of the collections' passages, by its entry point (docs/collections.md)",
+    )
     role: Role = Field(
         "both",
         description="this replica's part in a cluster: prefill computes chunks for replicas with the part decode, "

@@ -59,6 +59,17 @@ class ReportedChunk(ChunkLabel):
         return cls(**chunk.label, key=None, tokens=chunk.num_tokens, status=None)
 
 
+class Retrieved(Shape):
+    """A passage that a collection gave for the question. ``page`` counts from 1; ``None`` in files without pages."""
+
+    id: str
+    file: str
+    number: int
+    page: int | None
+    title: str | None
+    score: float
+
+
 class ReportedTokens(Shape):
     """Prompt tokens; ``reused + computed + left_out == prompt``."""
 
@@ -142,6 +153,8 @@ class Report(Shape):
     links: Links | None = None
     handover: Handed | None = None
     compare: Compared | None = None
+    retrieved: list[Retrieved] | None = None
+    """The best first; ``None``: the request brought its documents itself."""
     segments: list[Segment] | None = None
     opening: TokenIds | None = None
     """Tokens that the chunks were computed behind, if not behind the system segment; beside ``segments``."""

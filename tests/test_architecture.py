@@ -29,6 +29,7 @@ ROOMS = (
     "app/logs.py",
     "app/prometheus.py",
     "app/documents",  # from bodies to documents
+    "app/collections",  # files as passages, and those that a question needs
     "app/prompt",  # from documents to segments of a prompt
     "web",
     "app/catalog",  # computing chunks ahead; naming, pinning and dropping them

@@ -21,6 +21,8 @@ _CHAT = frozenset(
     }
 )
 _INGEST = ("/v1/rag/chunks", "/v1/rag/split")
+_COLLECTIONS = "/v1/rag/collections"
+"""Read by those who ask, changed by those who bring documents."""
 
 
 def required_role(method: str, path: str) -> Role | None:
@@ -31,4 +33,6 @@ def required_role(method: str, path: str) -> Role | None:
         return "chat"
     if path in _INGEST or path.startswith(f"{_INGEST[0]}/"):
         return "ingest"
+    if path == _COLLECTIONS or path.startswith(f"{_COLLECTIONS}/"):
+        return "chat" if method in ("GET", "HEAD") else "ingest"
     return "admin"

@@ -7,7 +7,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from starlette.datastructures import State
+
 from app.documents.document import Document
+from app.documents.rag_request import IngestRequest, chat_completion, system_and_user
+from app.prompt.marks import Marks
+from app.prompt.rendering import open_ticket, render
 from app.prompt.segments import SegmentRenderer
 from cache.manager import ChunkCacheManager
 from cache.positions.layout import Chunk
@@ -16,8 +21,13 @@ from cache.segments.hashing import ChunkHash
 from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
 from engine_ext.client.background import BackgroundFills, Ingested, Ingestion
+from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.wire.request import RequestContext
+from engine_ext.wire.vllm_compat import ErrorResponse
 from replicas.document_keys import id_key
+
+Lines = AsyncIterator[dict[str, Any]]
 
 
 class Keeper:
@@ -73,6 +83,31 @@ class Keeper:
             if given.setdefault(document.id, content) != content:
                 raise IdConflictError(f"chunk id {document.id!r} is given with two texts")
             self._manager.ids.check(self.namespace, document.id, content)
+
+
+async def ingestion_of(request: IngestRequest, state: State, manager: ChunkCacheManager) -> Lines | ErrorResponse:
+    """Prepares to compute a request's chunks; iterating computes them.
+
+    Yields a line per finished chunk, then the summary. Raises :class:`BadRequestError` and :class:`IdConflictError`.
+    """
+    engine: ChunkEngine = state.engine_client
+    assert engine.background is not None
+    ticket, documents = await open_ticket(request, state)
+    rendered = await _frame(request, ticket, state)
+    if isinstance(rendered, ErrorResponse):
+        return rendered
+    namespace = rendered.scope.namespace
+    keeper = Keeper(manager, namespace, documents, ticket.document_keys, pinned=request.pin, ttl_s=request.ttl_s)
+    return ingested(engine.background, engine.renderer, rendered, keeper)
+
+
+async def _frame(request: IngestRequest, ticket: RequestContext, state: State) -> ResolvedRequest | ErrorResponse:
+    """Renders the request with one placeholder for its chunks. Together they may be too long for a prompt."""
+    marks: Marks = state.tessera_marks
+    frame = RequestContext(ticket.options, (None,))
+    with marks.issue(frame, [Document("-")]) as marked:
+        messages = system_and_user(request.system, marked + "?")
+        return await render(state, frame, chat_completion(request, messages), for_run=False)
 
 
 async def ingested(

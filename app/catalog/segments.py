@@ -10,6 +10,7 @@ from app.documents.document import BadRequestError
 from cache.errors import CapacityError, ChunkCacheError
 from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
+from cache.segments.chunk_ids import ChunkName
 from cache.segments.hashing import ChunkHash
 from cache.segments.index import ChunkKVCache, EntryState
 from engine_ext.wire.caller import Caller
@@ -82,6 +83,16 @@ class Catalog:
         entry = self.find(key)
         self._manager.detach(entry, Removal.DELETED)
         return entry.key, _owner(entry)
+
+    def drop_ids(self, namespace: str, ids: Iterable[str]) -> list[ChunkHash]:
+        """Removes the segments that only these ids have; returns their keys. Unknown ids are ignored."""
+        known, wanted = self._manager.ids, set(ids)
+        named = [found for id in wanted if (found := known.registration(ChunkName(namespace, id))) is not None]
+        keys = [key for _, keys in named for key in keys if wanted.issuperset(known.ids(key))]
+        dropped = [entry for key in set(keys) if (entry := self._manager.find(key)) is not None]
+        for entry in dropped:
+            self._manager.detach(entry, Removal.DELETED)
+        return [entry.key for entry in dropped]
 
     def describe(self, entry: ChunkKVCache) -> dict[str, Any]:
         """A segment as JSON."""

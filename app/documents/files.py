@@ -4,11 +4,12 @@
 from collections.abc import Iterator
 from typing import Final
 
-from app.documents.pdf_text import PdfError, pdf_text
+from app.documents.extraction import READERS, ExtractionError, extracted
 from app.documents.splitting import CountTokens, Piece, split_markdown, split_text
 
-SUFFIXES: Final = (".txt", ".md", ".markdown", ".pdf")
+SUFFIXES: Final = (".txt", ".md", ".markdown", *READERS)
 """Types of files that can be read, in lower case."""
+_WITH_HEADINGS: Final = (".md", ".markdown", ".html", ".htm")
 
 
 class UnreadableFileError(ValueError):
@@ -18,14 +19,14 @@ class UnreadableFileError(ValueError):
 async def text_of(file: bytes, suffix: str) -> str:
     """The text of a file; raises :class:`UnreadableFileError`."""
     try:
-        return await pdf_text(file) if suffix == ".pdf" else file.decode("utf-8-sig")
+        return await extracted(file, suffix) if suffix in READERS else file.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnreadableFileError(f"the file is not UTF-8 text: {error.reason}") from error
-    except PdfError as error:
+    except ExtractionError as error:
         raise UnreadableFileError(str(error)) from error
 
 
 def pieces_of(text: str, suffix: str, max_tokens: int, count: CountTokens) -> Iterator[Piece]:
     """The pieces of a file's text, as its type is split."""
-    split = split_markdown if suffix in (".md", ".markdown") else split_text
+    split = split_markdown if suffix in _WITH_HEADINGS else split_text
     return split(text, max_tokens, count)

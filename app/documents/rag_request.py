@@ -10,6 +10,7 @@ from vllm.exceptions import VLLMValidationError
 
 from app.documents.cache_options import CacheField
 from app.documents.document import BadRequestError, Document, check_field
+from app.documents.retrieve_field import RetrieveField
 from cache.segments.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
 from engine_ext.wire.caller import IS_PEER
 from engine_ext.wire.vllm_compat import ChatCompletionRequest
@@ -72,11 +73,21 @@ class RagChatRequest(RagRequest):
         },
     )
 
+    chunks: list[Annotated[str | RagChunk, Field(union_mode="left_to_right")]] = Field(
+        default_factory=list, description="the document chunks; or give retrieve"
+    )
+    retrieve: RetrieveField | None = None
     question: str | None = Field(None, description="the user's question; or give messages")
     messages: list[dict[str, Any]] | None = Field(
         None, description="a conversation instead of question; the chunks go before its first user text"
     )
     stream: bool = Field(False, strict=True)
+
+    @model_validator(mode="after")
+    def _check_chunks(self) -> "RagChatRequest":
+        if ("chunks" in self.model_fields_set) == (self.retrieve is not None):
+            raise VLLMValidationError("give either chunks or retrieve", parameter="chunks")
+        return self
 
     @model_validator(mode="after")
     def _check_question(self) -> "RagChatRequest":

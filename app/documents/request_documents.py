@@ -53,17 +53,14 @@ def wanted_documents(path: str, body: dict[str, Any], reading: Reading = _USUAL)
 
 
 def conversation_of(body: Mapping[str, Any]) -> list[Wanted]:
-    """An ordinary conversation or prompt, by its beginning, which later turns share; none without a text.
+    """A conversation or prompt without documents, by its beginning or its collection; none without a text.
 
     No replica claims it: its requests meet at its home (:mod:`replicas.routing`), whose prefix cache has it.
     """
-    turns = next((turns for name in ("messages", "input") if isinstance(turns := body.get(name), list)), None)
-    if turns is not None:
-        number = next((i for i, turn in enumerate(turns) if isinstance(turn, dict) and turn.get("role") == "user"), 0)
-        beginning: Any = [body.get("system"), body.get("instructions"), turns[: number + 1]]
+    if isinstance(retrieve := body.get("retrieve"), dict):
+        beginning, turns = [retrieve.get("collection")], [retrieve]  # its passages are at one replica
     else:
-        turns = next((body[name] for name in ("prompt", "input") if body.get(name)), None)
-        beginning = turns[:BEGINNING] if isinstance(turns, str | list) else None
+        beginning, turns = _beginning(body)
     if not turns or not beginning:
         return []
     try:
@@ -71,6 +68,18 @@ def conversation_of(body: Mapping[str, Any]) -> list[Wanted]:
         return [Wanted(key, 1 + len(dumped(turns, default=str)) // CHARACTERS_PER_TOKEN)]
     except BadRequestError:
         return []
+
+
+def _beginning(body: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The part of a conversation that later turns share, and the conversation."""
+    turns = next((turns for name in ("messages", "input") if isinstance(turns := body.get(name), list)), None)
+    if turns is not None:
+        number = next((i for i, turn in enumerate(turns) if isinstance(turn, dict) and turn.get("role") == "user"), 0)
+        beginning: Any = [body.get("system"), body.get("instructions"), turns[: number + 1]]
+    else:
+        turns = next((body[name] for name in ("prompt", "input") if body.get(name)), None)
+        beginning = turns[:BEGINNING] if isinstance(turns, str | list) else None
+    return beginning, turns
 
 
 def keys_of(

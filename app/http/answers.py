@@ -110,6 +110,104 @@ class IngestEnd(Shape):
     summary: IngestSummary
 
 
+class StoredFile(Shape):
+    """One file of ``POST /v1/rag/collections/NAME``."""
+
+    file: str
+    status: Literal["added", "changed", "unchanged", "failed"]
+    passages: int | None = None
+    error: str | None = None
+
+
+class ComputedPassage(IngestedChunk):
+    """One passage of a file."""
+
+    file: str
+
+
+class FilesByStatus(Shape):
+    """Numbers of files."""
+
+    added: int
+    changed: int
+    unchanged: int
+    failed: int
+
+
+class CollectionSummary(IngestSummary):
+    """Files, then passages as in ``POST /v1/rag/chunks``."""
+
+    files: FilesByStatus
+
+
+class CollectionEnd(Shape):
+    """The last line."""
+
+    summary: CollectionSummary
+
+
+class CollectionAbout(Shape):
+    """A collection, with numbers of files, passages and tokens. ``max_tokens``: the most of a passage."""
+
+    name: str
+    namespace: str
+    system: str
+    max_tokens: int
+    created_at: float
+    files: int
+    passages: int
+    tokens: int
+
+
+class CollectionList(Shape):
+    """The collections of one namespace."""
+
+    object: Literal["list"]
+    data: list[CollectionAbout]
+
+
+class KeptFile(Shape):
+    """A file of a collection."""
+
+    file: str
+    bytes: int
+    passages: int
+
+
+class Collection(CollectionAbout):
+    """A collection and its files."""
+
+    data: list[KeptFile]
+
+
+class KeptPassage(Shape):
+    """A passage of a file. ``page`` counts from 1; ``null`` in files without pages."""
+
+    id: str
+    file: str
+    number: int
+    title: str | None
+    text: str
+    tokens: int
+    page: int | None
+
+
+class PassageList(Shape):
+    """The passages of a file, in its order."""
+
+    object: Literal["list"]
+    data: list[KeptPassage]
+
+
+class CollectionDeleted(Shape):
+    """Number of passages that are gone."""
+
+    collection: str
+    file: str | None
+    passages: int
+    deleted: Literal[True]
+
+
 class CachedSegment(Shape):
     """One segment in the pool, or in tiers only (``stored``)."""
 

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from app.http.refusals import Reason
 from cache.report import Shape
 
-OUR_TAGS = frozenset({"RAG", "Chunks", "Chunk cache", "Cluster"})
+OUR_TAGS = frozenset({"RAG", "Collections", "Chunks", "Chunk cache", "Cluster"})
 EVENT_STREAM: Mapping[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
@@ -41,7 +41,7 @@ _DESCRIPTIONS = {
     HTTPStatus.BAD_REQUEST: "The request can't be served as sent; `error.param` names the field at fault.",
     HTTPStatus.UNAUTHORIZED: "The API key is missing or unknown.",
     HTTPStatus.FORBIDDEN: "The key's tenant lacks the role for this endpoint.",
-    HTTPStatus.NOT_FOUND: "No such model, chunk or registry.",
+    HTTPStatus.NOT_FOUND: "No such model, chunk, collection or registry.",
     HTTPStatus.REQUEST_TIMEOUT: "The body arrived too slowly.",
     HTTPStatus.CONFLICT: "The state of the cache does not allow it; `error.message` says why.",
     HTTPStatus.GONE: "The chunk of an id is no longer cached: send its text again.",
@@ -50,6 +50,7 @@ _DESCRIPTIONS = {
     HTTPStatus.TOO_MANY_REQUESTS: "The tenant has reached a limit; `Retry-After` says when to retry.",
     HTTPStatus.NOT_IMPLEMENTED: "The model, or the server as it is configured, can't do this.",
     HTTPStatus.SERVICE_UNAVAILABLE: "The queue is full, or the server is stopping; `Retry-After` says when to retry.",
+    HTTPStatus.INSUFFICIENT_STORAGE: "The collection's folder can't be written to; what it had is unchanged.",
 }
 _EVERYWHERE = (
     HTTPStatus.BAD_REQUEST,

@@ -33,6 +33,7 @@ Reason = Literal[
     "refused",
     "role_missing",
     "stopping",
+    "storage_full",
 ]
 _BY_STATUS: dict[int, Reason] = {
     400: "bad_request",
@@ -47,6 +48,7 @@ _BY_STATUS: dict[int, Reason] = {
     500: "internal_error",
     501: "not_implemented",
     503: "not_now",
+    507: "storage_full",
 }
 
 

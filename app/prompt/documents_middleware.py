@@ -2,7 +2,6 @@
 """Middleware that extracts documents from requests to vLLM's endpoints before vLLM reads the body."""
 
 import json
-from collections.abc import Callable
 from functools import cache
 from http import HTTPStatus
 from typing import Any
@@ -11,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.collections.store import UnknownCollectionError
 from app.documents.cache_options import decide_of, options_of, parse_cache_field
 from app.documents.document import BadRequestError
 from app.documents.openai_documents import EXTRACTORS, Extraction
@@ -21,11 +21,12 @@ from app.http.refusals import refusal
 from app.http.sse import ReportInserter, is_event_stream
 from app.prompt.marks import Marks
 from app.settings import Settings
+from cache.report import Retrieved
 from engine_ext.wire.request import RequestContext
 
 
 class DocumentsMiddleware:
-    """Rewrites requests with documents, a ``cache`` field or the configured separator; passes others on.
+    """Rewrites requests with documents, ``retrieve``, a ``cache`` field or the configured separator; passes others on.
 
     vLLM installs it through its ``--middleware`` option; marks and settings are in the app's state.
     """
@@ -41,12 +42,17 @@ class DocumentsMiddleware:
         if body is None:
             return None
         settings: Settings = scope["app"].state.tessera_settings
+        state: State = scope["app"].state
         try:
-            extraction = _extract(extractor, body, settings.chunk_separator)
+            parsed = _parsed(body, settings.chunk_separator)
+            retrieved = None
+            if parsed and parsed.get("retrieve") is not None:
+                retrieved = await state.tessera_retrieval.fill_body(path_of(scope), parsed)
+            extraction = extractor(parsed, settings.chunk_separator) if parsed else None
             if extraction is None:
                 return await self._app(scope, replay(body, receive), send)
-            ticket = _ticket(extraction, scope["app"].state)
-        except BadRequestError as error:
+            ticket = _ticket(extraction, state, retrieved)
+        except (BadRequestError, UnknownCollectionError) as error:
             return await _refused(error)(scope, receive, send)
         return await self._run(scope, receive, send, extraction, ticket)
 
@@ -66,33 +72,34 @@ class DocumentsMiddleware:
             return await self._app(scope, replay(body, receive), send)
 
 
-def _refused(error: BadRequestError) -> JSONResponse:
+def _refused(error: BadRequestError | UnknownCollectionError) -> JSONResponse:
+    if isinstance(error, UnknownCollectionError):
+        return refusal(HTTPStatus.NOT_FOUND, "not_found", str(error), parameter="retrieve.collection")
     return refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error), parameter=error.parameter)
 
 
-def _extract(
-    extractor: Callable[[dict[str, Any], str | None], Extraction | None], body: bytes, separator: str | None
-) -> Extraction | None:
+def _parsed(body: bytes, separator: str | None) -> dict[str, Any] | None:
+    """The body if it may have documents; ``None`` for others, and for malformed ones, which vLLM answers."""
     if not any(hint in body for hint in _hints(separator)):
         return None
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
-        return None  # vLLM answers malformed bodies
-    return extractor(parsed, separator) if isinstance(parsed, dict) else None
+        return None
+    return parsed if isinstance(parsed, dict) else None
 
 
 @cache
 def _hints(separator: str | None) -> tuple[bytes, ...]:
     """Byte strings of which a relevant body contains at least one; spares other requests the parsing."""
-    fields = (b'"documents"', b'"document"', b'"cache"')
+    fields = (b'"documents"', b'"document"', b'"cache"', b'"retrieve"')
     if separator is None:
         return fields
     # Verbatim or with escapes: the client chooses which characters to escape, and how.
     return (*fields, json.dumps(separator, ensure_ascii=False)[1:-1].encode(), b"\\u")
 
 
-def _ticket(extraction: Extraction, state: State) -> RequestContext:
+def _ticket(extraction: Extraction, state: State, retrieved: list[Retrieved] | None) -> RequestContext:
     for field in ("echo", "store", "use_beam_search"):
         if extraction.body.get(field):
             raise BadRequestError(f"{field} can't be combined with documents", field)
@@ -100,7 +107,7 @@ def _ticket(extraction: Extraction, state: State) -> RequestContext:
     options = options_of(cache, cache_salt_of(extraction.body), state)
     keys = keys_of(extraction.body, options, extraction.systems, extraction.documents)
     ids = tuple(document.id for document in extraction.documents)
-    return RequestContext(options, ids, tuple(keys), decide=decide_of(cache, state))
+    return RequestContext(options, ids, tuple(keys), decide=decide_of(cache, state), retrieved=retrieved)
 
 
 def _inserting(send: Send, inserter: ReportInserter) -> Send:

@@ -9,13 +9,16 @@ from app.documents.document import Document
 from app.documents.openai_documents import system_texts
 from app.documents.rag_request import RagRequest, documents_of
 from app.documents.request_documents import cache_salt_of, keys_of
+from cache.report import Retrieved
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.wire.request import REQUEST_KEY, RequestContext
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
 
 
-async def open_ticket(request: RagRequest, state: State) -> tuple[RequestContext, list[Document]]:
+async def open_ticket(
+    request: RagRequest, state: State, retrieved: list[Retrieved] | None = None
+) -> tuple[RequestContext, list[Document]]:
     """Context and documents of a request; raises :class:`BadRequestError` and as :func:`documents_of`."""
     engine: ChunkEngine = state.engine_client
     options = options_of(request.cache, cache_salt_of(request.model_extra or {}), state)
@@ -25,7 +28,8 @@ async def open_ticket(request: RagRequest, state: State) -> tuple[RequestContext
     body = {**request.model_dump(include={"model", "system", "messages"}), **(request.model_extra or {})}
     keys = keys_of(body, options, system_texts(body), documents)
     given = tuple(document.id for document in documents)
-    return RequestContext(options, given, tuple(keys), decide=decide_of(request.cache, state)), documents
+    decide = decide_of(request.cache, state)
+    return RequestContext(options, given, tuple(keys), decide=decide, retrieved=retrieved), documents
 
 
 async def render(

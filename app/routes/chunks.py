@@ -8,19 +8,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.datastructures import State
 
-from app.catalog.ingestion import Keeper, ingested
-from app.documents.document import BadRequestError, Document
-from app.documents.rag_request import IngestRequest, chat_completion, system_and_user
+from app.catalog.ingestion import ingestion_of
+from app.documents.document import BadRequestError
+from app.documents.rag_request import IngestRequest
 from app.http.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, SegmentList
 from app.http.openapi import JsonLines, answers
-from app.prompt.marks import Marks
-from app.prompt.rendering import open_ticket, render
-from app.routes.dependencies import AppState, CallersCatalog, Engine, Manager, Renderer, RequestMarks, RequestSettings
+from app.routes.dependencies import AppState, CallersCatalog, Engine, Manager, RequestSettings
 from app.routes.errors import DocumentsRoute, error_response
-from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.request import RequestContext
 from engine_ext.wire.vllm_compat import ErrorResponse
 
 router = APIRouter(prefix="/v1/rag/chunks", tags=["Chunks"], route_class=DocumentsRoute)
@@ -50,13 +45,7 @@ def _links(key: str) -> dict[str, Any]:
     ),
 )
 async def ingest(
-    request: IngestRequest,
-    state: AppState,
-    settings: RequestSettings,
-    marks: RequestMarks,
-    engine: Engine,
-    renderer: Renderer,
-    manager: Manager,
+    request: IngestRequest, state: AppState, settings: RequestSettings, manager: Manager
 ) -> JsonLines | JSONResponse:
     """Answers with JSON lines: one per finished chunk, with progress, then a summary.
 
@@ -64,31 +53,16 @@ async def ingest(
     ``{"id": …}`` alone. Finished chunks stay when the call is interrupted. The last call that names a chunk determines
     its ``pin`` and ``ttl_s``.
     """
-    assert engine.background is not None
     _check_number(len(request.chunks), settings.chunk_max_per_call)
-    ticket, documents = await open_ticket(request, state)
-    rendered = await _frame(request, ticket, state, marks)
-    if isinstance(rendered, ErrorResponse):
-        return error_response(rendered)
-    namespace = rendered.scope.namespace
-    keeper = Keeper(manager, namespace, documents, ticket.document_keys, pinned=request.pin, ttl_s=request.ttl_s)
-    lines = ingested(engine.background, renderer, rendered, keeper)
+    lines = await ingestion_of(request, state, manager)
+    if isinstance(lines, ErrorResponse):
+        return error_response(lines)
     return JsonLines(json.dumps(line) + "\n" async for line in lines)
 
 
 def _check_number(number: int, most: int) -> None:
     if not 1 <= number <= most:
         raise BadRequestError(f"a call may bring 1 to {most} chunks (--chunk-max-per-call), not {number}", "chunks")
-
-
-async def _frame(
-    request: IngestRequest, ticket: RequestContext, state: State, marks: Marks
-) -> ResolvedRequest | ErrorResponse:
-    """Renders the request with one placeholder for its chunks. Together they may be too long for a prompt."""
-    frame = RequestContext(ticket.options, (None,))
-    with marks.issue(frame, [Document("-")]) as marked:
-        messages = system_and_user(request.system, marked + "?")
-        return await render(state, frame, chat_completion(request, messages), for_run=False)
 
 
 @router.get(

@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from starlette.datastructures import State
 
 from app.catalog.segments import Catalog
+from app.collections.retrieval import Retrieval
 from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.settings import Settings
@@ -44,6 +45,11 @@ async def _chat_serving(state: AppState) -> Any:
     return state.openai_serving_chat
 
 
+async def _retrieval(state: AppState) -> Retrieval:
+    retrieval: Retrieval = state.tessera_retrieval
+    return retrieval
+
+
 async def _engine(state: AppState) -> ChunkEngine:
     engine: ChunkEngine = state.engine_client
     return engine
@@ -53,6 +59,7 @@ RequestSettings = Annotated[Settings, Depends(_settings)]
 RequestMarks = Annotated[Marks, Depends(_marks)]
 ChatServing = Annotated[Any, Depends(_chat_serving)]
 """vLLM's chat serving."""
+RequestRetrieval = Annotated[Retrieval, Depends(_retrieval)]
 Engine = Annotated[ChunkEngine, Depends(_engine)]
 
 

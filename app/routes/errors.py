@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from vllm.exceptions import VLLMValidationError
 
 from app.catalog.segments import UnknownSegmentError
+from app.collections.store import CollectionConflictError, CollectionStorageError, UnknownCollectionError
 from app.documents.document import BadRequestError
 from cache.errors import CapacityError, ChunkCacheError
 from cache.segments.chunk_ids import GoneIdError, IdConflictError, UnknownIdError
@@ -22,6 +23,9 @@ _STATUSES: Final[dict[type[ChunkCacheError], HTTPStatus]] = {
     GoneIdError: HTTPStatus.GONE,
     IdConflictError: HTTPStatus.CONFLICT,
     CapacityError: HTTPStatus.CONFLICT,
+    UnknownCollectionError: HTTPStatus.NOT_FOUND,
+    CollectionConflictError: HTTPStatus.CONFLICT,
+    CollectionStorageError: HTTPStatus.INSUFFICIENT_STORAGE,
 }
 
 

@@ -3,11 +3,14 @@
 
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.datastructures import State
 
+from app.collections.retrieval import Retrieval
+from app.documents.document import Document
 from app.documents.rag_request import PlanRequest, RagChatRequest, chat_completion, chat_messages
 from app.http.answers import Plan, RagChatAnswer
 from app.http.openapi import EVENT_STREAM, answers
@@ -22,6 +25,7 @@ from engine_ext.wire.request import RequestContext
 from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
 
 router = APIRouter(prefix="/v1/rag", tags=["RAG"], route_class=DocumentsRoute)
+Asked = TypeVar("Asked", bound=RagChatRequest)
 
 
 _REFUSED = (
@@ -45,7 +49,7 @@ async def rag_chat(
     request: RagChatRequest, raw_request: Request, state: AppState, marks: RequestMarks, serving: ChatServing
 ) -> JSONResponse | StreamingResponse:
     """Answers with a ``chat.completion`` of OpenAI, or its event stream, plus the report in ``cache``."""
-    ticket, documents = await open_ticket(request, state)
+    request, ticket, documents = await _opened(request, state)
     with marks.issue(ticket, documents) as marked:
         chat_request = chat_completion(request, chat_messages(request, marked), stream=request.stream)
         answer = await serving.create_chat_completion(chat_request, raw_request)
@@ -64,7 +68,7 @@ async def rag_chat(
 )
 async def rag_plan(request: PlanRequest, state: AppState, marks: RequestMarks, engine: Engine) -> JSONResponse:
     """Takes the body of ``/v1/rag/chat``. Changes nothing, not even the order of eviction, without ``prefetch``."""
-    ticket, documents = await open_ticket(request, state)
+    request, ticket, documents = await _opened(request, state)
     with marks.issue(ticket, documents) as marked:
         chat_request = chat_completion(request, chat_messages(request, marked))
         rendered = await render(state, ticket, chat_request, for_run=True)
@@ -74,6 +78,15 @@ async def rag_plan(request: PlanRequest, state: AppState, marks: RequestMarks, e
     if request.prefetch and plan["mode"] == "chunked":
         plan["prefetching"] = engine.prefetch(rendered)
     return JSONResponse(plan)
+
+
+async def _opened(request: Asked, state: State) -> tuple[Asked, RequestContext, list[Document]]:
+    """The request with what it retrieves as its chunks, its context and documents; raises as these two do."""
+    retrieved = None
+    if request.retrieve is not None:
+        retrieval: Retrieval = state.tessera_retrieval
+        request, retrieved = await retrieval.fill(request, request.retrieve)
+    return request, *await open_ticket(request, state, retrieved)
 
 
 def _with_report(response: dict[str, Any], report: Report | None) -> dict[str, Any]:

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chunk pool's place in the memory that vLLM plans for."""
 
+import argparse
 import os
+from typing import Final
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+
+_CPU_KV_CACHE_BYTES: Final = 2 << 30
 
 
 def make_room(args: AsyncEngineArgs, num_bytes: int) -> str | None:
@@ -26,3 +30,11 @@ def make_room(args: AsyncEngineArgs, num_bytes: int) -> str | None:
 
 def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f}"
+
+
+def set_cpu_defaults(args: argparse.Namespace) -> None:
+    """Limits the KV cache on CPUs: vLLM would reserve 92 % of the machine's memory."""
+    is_sized = args.kv_cache_memory_bytes is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
+    is_default = args.gpu_memory_utilization == AsyncEngineArgs.gpu_memory_utilization
+    if current_platform.is_cpu() and not is_sized and is_default:
+        args.kv_cache_memory_bytes = _CPU_KV_CACHE_BYTES

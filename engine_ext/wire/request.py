@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from cache.positions.layout import ChunkedPrompt, PositionStrategy
-from cache.report import LinkContext, Report, ScopeName
+from cache.report import LinkContext, Report, Retrieved, ScopeName
 from cache.segments.holdings import DocumentKey
 from cache.selection import Sparse
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
@@ -92,7 +92,7 @@ class RequestContext:
 
     ``decide`` is set if the request leaves the server a choice, made once its number of chunks is known. ``chunk_ids``
     and ``document_keys`` have one item per document: the client's id, and the registry's key (empty: the documents are
-    not published).
+    not published). ``retrieved`` is for the report.
     """
 
     options: CacheOptions
@@ -100,6 +100,7 @@ class RequestContext:
     document_keys: tuple[DocumentKey, ...] = ()
     report: Report | None = None
     decide: Decide | None = None
+    retrieved: list[Retrieved] | None = None
 
 
 @dataclass(frozen=True, slots=True)

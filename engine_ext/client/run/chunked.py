@@ -47,7 +47,7 @@ class ChunkedRun:
         self._handover = handover
         self._span = span
         self._stages = Stages(span)
-        self._reporter = Reporter(request, call.num_prompt_tokens, self._stages, cache.metrics)
+        self._reporter = Reporter(request, call.num_prompt_tokens, self._stages, cache.metrics, ticket.retrieved)
 
     async def outputs(self) -> Outputs:
         """The request's outputs; the last one carries the report."""

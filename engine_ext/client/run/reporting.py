@@ -8,7 +8,7 @@ from vllm.outputs import RequestOutput
 
 from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
-from cache.report import Compared, Decided, Handed, Links, Report, ReportedChunk, explain_segments
+from cache.report import Compared, Decided, Handed, Links, Report, ReportedChunk, Retrieved, explain_segments
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.fills import FillResult
 from engine_ext.chunks.source import SourceResult
@@ -26,7 +26,12 @@ class Reporter:
     """Writes the report of one request as it proceeds."""
 
     def __init__(
-        self, request: ResolvedRequest, num_prompt_tokens: int, stages: Stages, metrics: ChunkCacheMetrics
+        self,
+        request: ResolvedRequest,
+        num_prompt_tokens: int,
+        stages: Stages,
+        metrics: ChunkCacheMetrics,
+        retrieved: list[Retrieved] | None,
     ) -> None:
         options = request.options
         chunks = request.prompt.chunks if request.prompt else ()
@@ -39,6 +44,7 @@ class Reporter:
             Decided(mode=chosen.mode, why=chosen.why) if chosen else None,
             stages.timings_ms,
         )
+        self.report.retrieved = retrieved
         self._request = request
         self._stages = stages
         self._metrics = metrics

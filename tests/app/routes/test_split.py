@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 from vllm.exceptions import VLLMValidationError
 
-from app.documents import pdf_text
+from app.documents import extraction
 from app.documents.rag_request import RagChunk
 from app.routes.split import router
 from app.settings import Settings
@@ -95,26 +95,26 @@ async def test_what_has_no_text(file, filename, message):
 
 
 async def test_a_pdf_of_too_many_pages(monkeypatch):
-    monkeypatch.setattr(pdf_text, "MAX_PAGES", 2)
-    with pytest.raises(pdf_text.PdfError, match="this PDF has 3 pages; at most 2 are read"):
-        pdf_text.read(make_pdf(["a"], ["b"], ["c"]))
+    monkeypatch.setattr(extraction, "MAX_PAGES", 2)
+    with pytest.raises(extraction.ExtractionError, match="this PDF has 3 pages; at most 2 are read"):
+        extraction.read_pdf(make_pdf(["a"], ["b"], ["c"]))
 
 
 async def test_a_pdf_with_too_much_text(monkeypatch):
-    monkeypatch.setattr(pdf_text, "MAX_CHARACTERS", 1 << 20)
-    with pytest.raises(pdf_text.PdfError, match="more than 1 million characters"):
-        pdf_text.read(make_pdf(["a" * (1 << 20)], ["b"]))
+    monkeypatch.setattr(extraction, "MAX_CHARACTERS", 1 << 20)
+    with pytest.raises(extraction.ExtractionError, match="more than 1 million characters"):
+        extraction.read_pdf(make_pdf(["a" * (1 << 20)], ["b"]))
 
 
 async def test_a_pdf_that_takes_too_long_is_given_up(monkeypatch):
-    monkeypatch.setattr(pdf_text, "MAX_SECONDS", 0.01)
-    with pytest.raises(pdf_text.PdfError, match="takes longer than"):
-        await pdf_text.pdf_text(make_pdf(["a"]))
+    monkeypatch.setattr(extraction, "MAX_SECONDS", 0.01)
+    with pytest.raises(extraction.ExtractionError, match="takes longer than"):
+        await extraction.extracted(make_pdf(["a"]), ".pdf")
 
 
 async def test_a_reader_that_ends_in_the_middle_is_an_error_in_words():
-    with pytest.raises(pdf_text.PdfError, match="GiB of memory"):
-        pdf_text._parsed(b"")
+    with pytest.raises(extraction.ExtractionError, match="GiB of memory"):
+        extraction._parsed(b"")
 
 
 async def test_the_event_loop_goes_on_meanwhile():

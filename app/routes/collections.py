@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/v1/rag/collections``: files as passages that questions retrieve."""
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, File, Form, Path, Query, UploadFile
+from fastapi.responses import JSONResponse
+
+from app.catalog.collection_ingestion import CollectionIngestion, GivenFile
+from app.collections.passages import dropped_ids
+from app.documents.document import BadRequestError, is_unicode
+from app.documents.retrieve_field import COLLECTION_NAME
+from app.http.answers import (
+    Collection,
+    CollectionDeleted,
+    CollectionEnd,
+    CollectionList,
+    ComputedPassage,
+    PassageList,
+    StoredFile,
+)
+from app.http.openapi import JsonLines, answers
+from app.routes.dependencies import AppState, Manager, RequestRetrieval, RequestSettings
+from app.routes.errors import DocumentsRoute, error_response
+from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
+from engine_ext.wire.vllm_compat import ErrorResponse
+
+router = APIRouter(prefix="/v1/rag/collections", tags=["Collections"], route_class=DocumentsRoute)
+
+DEFAULT_MAX_TOKENS = 256
+Name = Annotated[str, Path(pattern=COLLECTION_NAME)]
+Namespace = Annotated[str | None, Query(min_length=1, max_length=128, description="default: the caller's own")]
+
+
+@router.post(
+    "/{name}",
+    summary="Put files into a collection, and compute their passages",
+    operation_id="ingest_files",
+    response_model=None,
+    response_class=JsonLines,
+    responses=answers(
+        list[StoredFile | ComputedPassage | CollectionEnd],
+        HTTPStatus.CONFLICT,
+        HTTPStatus.NOT_IMPLEMENTED,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.INSUFFICIENT_STORAGE,
+    ),
+)
+async def ingest_files(
+    name: Name,
+    files: Annotated[list[UploadFile], File(description="text, Markdown, HTML or PDF")],
+    state: AppState,
+    settings: RequestSettings,
+    manager: Manager,
+    retrieval: RequestRetrieval,
+    system: Annotated[str | None, Form(description="system prompt of its questions; the first call's stays")] = None,
+    max_tokens: Annotated[int | None, Form(ge=16, description="most tokens of a passage; default: 256")] = None,
+    namespace: Namespace = None,
+) -> JsonLines | JSONResponse:
+    """Answers with JSON lines: one per file, one per computed passage, with progress, then a summary.
+
+    A file replaces an earlier one of its name; unchanged ones stay. An interrupted call keeps what it stored, and
+    passages that it did not compute are computed when a question needs them. 400 if no file can be read.
+    """
+    collections, default = retrieval.collections, min(DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
+    about = await asyncio.to_thread(collections.begin, _own(namespace), name, system, max_tokens, default)
+    ingestion = CollectionIngestion(state, manager, collections, about)
+    results = await ingestion.store([await _given(file) for file in files], settings.split_max_bytes)
+    if all(result.record is None for result in results):
+        raise BadRequestError("; ".join(f"{each.file}: {each.error}" for each in results), "files")
+    lines = await ingestion.compute(results)
+    if isinstance(lines, ErrorResponse):
+        return error_response(lines)
+    return JsonLines(json.dumps(line) + "\n" async for line in lines)
+
+
+async def _given(file: UploadFile) -> GivenFile:
+    name = file.filename or ""
+    if not name.isprintable() or not is_unicode(name) or not 1 <= len(name) <= 512:
+        raise BadRequestError("a file needs a name of 1 to 512 printable characters", "files")
+    return GivenFile(name, await file.read())
+
+
+def _own(namespace: str | None) -> str:
+    try:
+        return own_namespace(namespace)
+    except NamespaceRefusedError as error:
+        raise BadRequestError(str(error), "namespace") from error
+
+
+@router.get(
+    "",
+    summary="List collections",
+    operation_id="list_collections",
+    response_model=None,
+    responses=answers(CollectionList),
+)
+async def list_collections(retrieval: RequestRetrieval, namespace: Namespace = None) -> dict[str, Any]:
+    """Those of one namespace, by name."""
+    corpora = await asyncio.to_thread(retrieval.collections.all_of, _own(namespace))
+    return {"object": "list", "data": [corpus.summary() for corpus in corpora]}
+
+
+@router.get(
+    "/{name}",
+    summary="One collection and its files",
+    operation_id="get_collection",
+    response_model=None,
+    responses=answers(Collection, HTTPStatus.NOT_FOUND),
+)
+async def get_collection(name: Name, retrieval: RequestRetrieval, namespace: Namespace = None) -> dict[str, Any]:
+    """Files by name, without their texts."""
+    corpus = await asyncio.to_thread(retrieval.collections.corpus, _own(namespace), name)
+    files = [
+        {"file": each.file, "bytes": each.bytes, "passages": len(each.passages)}
+        for _, each in sorted(corpus.files.items())
+    ]
+    return {**corpus.summary(), "data": files}
+
+
+@router.get(
+    "/{name}/passages",
+    summary="The passages of a file",
+    operation_id="list_passages",
+    response_model=None,
+    responses=answers(PassageList, HTTPStatus.NOT_FOUND),
+)
+async def list_passages(
+    name: Name, file: Annotated[str, Query(min_length=1)], retrieval: RequestRetrieval, namespace: Namespace = None
+) -> dict[str, Any]:
+    """In the file's order, with their texts."""
+    corpus = await asyncio.to_thread(retrieval.collections.corpus, _own(namespace), name)
+    return {"object": "list", "data": [each.to_dict() for each in corpus.file(file).passages]}
+
+
+@router.delete(
+    "/{name}",
+    summary="Delete a collection, or one of its files",
+    operation_id="delete_collection",
+    response_model=None,
+    responses=answers(CollectionDeleted, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
+async def delete_collection(
+    name: Name,
+    state: AppState,
+    manager: Manager,
+    retrieval: RequestRetrieval,
+    file: Annotated[str | None, Query(min_length=1, description="only this file")] = None,
+    namespace: Namespace = None,
+) -> dict[str, Any]:
+    """Removes texts, and the KV of their passages from the pool and all tiers."""
+    collections, own = retrieval.collections, _own(namespace)
+    before = await asyncio.to_thread(collections.corpus, own, name)
+    if file is None:
+        await asyncio.to_thread(collections.delete, own, name)
+        ids = [passage.id for passage in before.passages]
+    else:
+        ids = list(dropped_ids(before.file(file), None))
+        await asyncio.to_thread(collections.delete_file, own, name, file)
+    await CollectionIngestion(state, manager, collections, before.about).drop(ids)
+    return {"collection": name, "file": file, "passages": len(ids), "deleted": True}

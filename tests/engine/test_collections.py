@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collections on a real server: files in, passages out, KV reused, across restarts."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.pdfs import make_pdf
+from tests.engine.server import TesseraServer
+from tests.engine.test_exactness import assert_exact
+from tests.engine.test_tiers import Directory, archived
+from tests.oracle import Oracle
+
+FALCON = "# Falcon\n\nThe access code of Falcon is 7342.\n\n# Heron\n\nHeron lives near the lake, in the reeds.\n"
+OWLS = "Owls hunt at night.\n\nThe barn owl has a white face.\n"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Directory]:
+    with ExitStack() as stack:
+        yield Directory(stack, tmp_path_factory.mktemp("collections"), model_path("tiny-llama"))
+
+
+@pytest.fixture
+def server(directory: Directory) -> TesseraServer:
+    return directory.server
+
+
+def put(server: TesseraServer, collection: str, files: dict[str, str | bytes], **fields: str) -> tuple[list[Any], Any]:
+    """The lines of an ingestion, and its summary."""
+    given = [("files", (name, content)) for name, content in files.items()]
+    answer = server.client.post(f"/v1/rag/collections/{collection}", files=given, data=fields)
+    assert answer.status_code == 200, answer.text
+    *lines, last = map(json.loads, answer.text.splitlines())
+    return lines, last["summary"]
+
+
+def ask(server: TesseraServer, collection: str, question: str, top_k: int = 2, **fields: Any) -> dict[str, Any]:
+    return server.chat(
+        retrieve={"collection": collection, "top_k": top_k},
+        question=question,
+        max_tokens=8,
+        temperature=0,
+        ignore_eos=True,
+        logprobs=True,
+        return_token_ids=True,
+        cache={"explain": True},
+        **fields,
+    )
+
+
+def test_files_become_passages_that_questions_find(server: TesseraServer, oracle: Callable[[str], Oracle]) -> None:
+    files = {
+        "birds/falcon.md": FALCON,
+        "owls.txt": OWLS,
+        "ibis.pdf": make_pdf(["The ibis wades in shallow water."], ["Its beak is curved."]),
+    }
+    lines, summary = put(server, "birds", files, system="You know birds.", max_tokens="48")
+    assert [(line["file"], line["status"]) for line in lines[:3]] == [(name, "added") for name in files]
+    assert summary["files"] == {"added": 3, "changed": 0, "unchanged": 0, "failed": 0}
+    assert summary["filled"] == len(lines) - 3 == sum(line["passages"] for line in lines[:3])
+    answer = ask(server, "birds", "What is the access code of Falcon?")
+    report = answer["cache"]
+    best = report["retrieved"][0]
+    assert (best["file"], best["title"], best["page"]) == ("birds/falcon.md", "Falcon", None)
+    assert [chunk["id"] for chunk in report["chunks"]] == [each["id"] for each in report["retrieved"]]
+    assert {chunk["status"] for chunk in report["chunks"]} == {"hit"}  # the system prompt is the collection's
+    assert_exact(answer, oracle("tiny-llama"), "offset")
+    assert ask(server, "birds", "A curved beak?")["cache"]["retrieved"][0]["page"] == 2
+
+
+def test_openai_endpoints_and_follow_up_questions(server: TesseraServer) -> None:
+    put(server, "chats", {"falcon.md": FALCON, "owls.txt": OWLS}, system="You know birds.", max_tokens="48")
+    turns = [
+        {"role": "user", "content": "Where does Heron live?"},
+        {"role": "assistant", "content": "Near the lake."},
+        {"role": "user", "content": "And what else is there?"},
+    ]
+    asked = {"messages": turns, "max_tokens": 4, "retrieve": {"collection": "chats", "top_k": 1}}
+    report = server.post("/v1/chat/completions", {"model": "tiny-llama", **asked})["kv_transfer_params"]["cache"]
+    assert report["retrieved"][0]["title"] == "Heron"  # the last question alone doesn't say so
+    assert report["chunks"][0]["status"] == "hit"
+
+
+def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(directory: Directory) -> None:
+    files = {"falcon.md": FALCON, "owls.txt": OWLS}
+    put(directory.server, "lasting", files, system="You know birds.", max_tokens="48")
+    (id,) = [each["id"] for each in ask(directory.server, "lasting", "access code", 1)["cache"]["retrieved"]]
+    archived(directory.server)
+    server = directory.start(directory.tiers)
+    report = ask(server, "lasting", "What is the access code of Falcon?")["cache"]
+    assert report["tokens"]["fill_computed"] == 0
+    named = server.chat(system="You know birds.", chunks=[{"id": id}], question="What?", max_tokens=1)["cache"]
+    assert named["chunks"][0]["status"] in ("hit", "loaded")
+    changed = OWLS.replace("white", "pale")
+    lines, summary = put(server, "lasting", {**files, "owls.txt": changed})
+    assert summary["files"] == {"added": 0, "changed": 1, "unchanged": 1, "failed": 0}
+    assert [line["file"] for line in lines if line["status"] == "filled"] == ["owls.txt"]
+    server.stop()
+
+
+def test_deleting_drops_texts_and_kv(server: TesseraServer) -> None:
+    put(server, "short", {"owls.txt": OWLS, "falcon.md": FALCON}, max_tokens="48")
+    kept = [each["id"] for each in server.get("/v1/rag/collections/short/passages", file="owls.txt")["data"]]
+    assert server.client.delete("/v1/rag/collections/short", params={"file": "falcon.md"}).json()["passages"] == 2
+    assert [each["file"] for each in server.get("/v1/rag/collections/short")["data"]] == ["owls.txt"]
+    assert server.get("/v1/rag/chunks", id=kept[0])["data"] != []
+    assert server.client.delete("/v1/rag/collections/short").status_code == 200
+    assert server.get("/v1/rag/chunks", id=kept[0])["data"] == []
+    server.get("/v1/rag/collections/short", status=404)
+    refused = server.post("/v1/rag/chat", {"retrieve": {"collection": "short"}, "question": "Which?"}, status=404)
+    assert "no collection 'short'" in refused["error"]["message"]
+
+
+def test_bad_files_fail_alone_and_lose_nothing(server: TesseraServer) -> None:
+    put(server, "careful", {"owls.txt": OWLS}, max_tokens="48")
+    bad = {
+        "owls.txt": "Eulen jagen nachts, überall.".encode("latin-1"),
+        "scan.pdf": make_pdf([]),
+        "archive.zip": b"PK\x03\x04",
+        "empty.md": "",
+        "heron.html": "<html><head><title>x</title></head><body><h1>Heron</h1><p>Grey.</p></body></html>",
+    }
+    lines, summary = put(server, "careful", bad)
+    errors = {line["file"]: line.get("error") for line in lines if "index" not in line}
+    assert "not UTF-8" in errors["owls.txt"]
+    assert "OCR" in errors["scan.pdf"]
+    assert "its type is not one of" in errors["archive.zip"]
+    assert "no text" in errors["empty.md"]
+    assert summary["files"] == {"added": 1, "changed": 0, "unchanged": 0, "failed": 4}
+    assert ask(server, "careful", "barn owl", 1)["cache"]["retrieved"][0]["file"] == "owls.txt"
+    assert ask(server, "careful", "heron grey", 1)["cache"]["retrieved"][0]["title"] == "Heron"
+    answer = server.client.post("/v1/rag/collections/careful", files=[("files", ("a.zip", b"PK"))])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "files")
+    conflict = server.client.post(
+        "/v1/rag/collections/careful", files=[("files", ("a.txt", b"A"))], data={"system": "Another."}
+    )
+    assert conflict.status_code == 409
