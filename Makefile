@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-gpu-runtime test-tiers test-nixl test-fast test-vllm containers coverage fuzz check audit bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-gpu-runtime test-tiers test-nixl test-integrations test-fast test-vllm containers coverage fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # COVERAGE=1 keeps the lines that a run reaches, for `make coverage`.
@@ -68,7 +68,13 @@ test-nixl: setup ## install NIXL and run the tests with it, without CUDA; a subs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl nixl-cu12
 	$(PYTEST) -n 0 $(or $(ARGS),$(addprefix tests/engine/test_,beside.py handover.py))
 
-test-all: test test-rest test-in-place test-attend test-gpu-runtime test-tiers test-nixl ## run all tests (hours)
+# The clients have an environment of their own: in Tessera's they would replace vLLM's OpenAI client by an older one.
+test-integrations: setup ## install the clients of docs/integrations into .venv-integrations and run their pages; a subset in ARGS
+	@[ -d .venv-integrations ] || $(BIN)/python -m venv .venv-integrations
+	@.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --requirement scripts/integrations-requirements.txt
+	$(PYTEST) -n 0 $(or $(ARGS),tests/engine/test_integrations.py)
+
+test-all: test test-rest test-in-place test-attend test-gpu-runtime test-tiers test-nixl test-integrations ## run all tests (hours)
 
 test-fast: setup ## run the tests without an engine
 	@scripts/test_servers.sh
@@ -110,7 +116,7 @@ train-demo: setup ## retrain the tiny demo model (hours on two cores); TRAIN_STE
 	$(BIN)/python -m training.demo.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv .venv-audit .venv-compose .venv-vllm-* build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-audit .venv-compose .venv-integrations .venv-vllm-* build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Tests need no network: engine and tokenizer run offline.
