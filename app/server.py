@@ -18,7 +18,6 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.platforms import current_platform
 
 from app.access.client_limits import ClientLimitsMiddleware
 from app.access.exposure import checked_host, known_tenants
@@ -44,8 +43,11 @@ from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.fills import FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
+from engine_ext.start.memory import set_cpu_defaults
+from engine_ext.start.stages import told_stages
 from engine_ext.start.startup import ChunkCacheOptions, MakeRenderer, Quotas, no_quotas, start_chunk_engine
 from engine_ext.start.support import check_flags
+from engine_ext.start.vllm_log import log_file
 from engine_ext.wire.position_limit import longest_chunk
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from tools.progress import progress, say
@@ -63,7 +65,6 @@ _MIDDLEWARE = (
     ReasonMiddleware,
 )
 MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in _MIDDLEWARE]
-_CPU_KV_CACHE_BYTES = 2 << 30
 GRACE_S = 1
 """Seconds that responses may continue after the engine has stopped (after vLLM's ``--shutdown-timeout``)."""
 
@@ -141,7 +142,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
     finally:
         sock.close()
         claim.close()
-    say("the engine has died; its log is above" if has_died else "stopped")
+    say(f"the engine has died; its log is {log_file() or 'above'}" if has_died else "stopped")
     return int(has_died)
 
 
@@ -214,9 +215,10 @@ async def _started_engine(
     engine_args: AsyncEngineArgs, options: ChunkCacheOptions, make_renderer: MakeRenderer, quotas: Quotas
 ) -> AsyncIterator[ChunkEngine]:
     async with AsyncExitStack() as stack:
-        with progress(f"starting the engine with {engine_args.model}"):
-            starting = start_chunk_engine(engine_args, options, make_renderer, quotas)
-            engine = await stack.enter_async_context(starting)
+        with progress(f"starting the engine with {engine_args.model}") as shown, told_stages(shown) as begin:
+            engine = await stack.enter_async_context(
+                start_chunk_engine(engine_args, options, make_renderer, quotas, begin)
+            )
         yield engine
 
 
@@ -259,14 +261,6 @@ def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:
         state = f"chunk cache on: {engine.cache.num_tokens} tokens; placement: {engine.cache.placement}; "
         state += f"positions: {engine.strategy.described()}"
     return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
-
-
-def set_cpu_defaults(args: argparse.Namespace) -> None:
-    """Limits the KV cache on CPUs: vLLM would reserve 92 % of the machine's memory."""
-    is_sized = args.kv_cache_memory_bytes is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
-    is_default = args.gpu_memory_utilization == AsyncEngineArgs.gpu_memory_utilization
-    if current_platform.is_cpu() and not is_sized and is_default:
-        args.kv_cache_memory_bytes = _CPU_KV_CACHE_BYTES
 
 
 def abandon_start(number: int, _: object) -> NoReturn:

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 600
 _HEALTH_S = 5
 TESSERA_SERVE = ("app.cli", "serve")
+FAILED = "tessera: failed: "
+"""Begin of the line that ends a start."""
 
 
 class ServerProcess:
@@ -108,9 +110,11 @@ def served_name(arguments: Sequence[str]) -> str:
 
 
 def last_words(log: Path) -> str:
-    """The last non-empty line of a server's log."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+    """The reason of a failed start in a server's log, otherwise its last non-empty line."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+    # Its processes may still write, as they end.
+    reasons = [line for line in lines if line.startswith(FAILED)]
+    return (reasons or lines or ["no output"])[-1]
 
 
 def python_path() -> str:

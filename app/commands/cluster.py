@@ -17,6 +17,7 @@ from typing import Final
 from app.models.default_model import DEFAULT_MODEL_FLAGS, default_model
 from replicas.registry import Role
 from tools.folders import tessera_home
+from tools.followed import echoed
 from tools.progress import progress, say
 from tools.redis_process import NoRedisError, local_redis
 from tools.server_process import ROOT, ServerProcess, ended_by_signals, free_port, last_words
@@ -175,7 +176,9 @@ def _start(args: argparse.Namespace, flags: list[str], replicas: Mapping[str, Ro
         stack.callback(parts[-1].stop)
     parts.append(Part("router", start_router))
     stack.callback(parts[-1].stop)
-    with progress(f"starting {len(replicas)} replicas and a router; logs are in {folder}"):
+    with progress(f"starting {len(replicas)} replicas and a router (logs are in {folder})"), ExitStack() as echoes:
+        for part in parts:
+            echoes.enter_context(echoed(part.server.log, f"{part.name}: "))
         for part in parts:
             part.wait_ready()
         _wait_for_all(parts[-1].server, len(replicas))

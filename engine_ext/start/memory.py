@@ -1,10 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk pool's place in the memory that vLLM plans for."""
+"""The memory that vLLM plans for, and the chunk pool's place in it."""
 
+import argparse
 import os
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+
+_CPU_KV_CACHE_BYTES = 2 << 30
+
+
+def set_cpu_defaults(args: argparse.Namespace) -> None:
+    """Limits the KV cache on CPUs: vLLM would reserve 92 % of the machine's memory."""
+    is_sized = args.kv_cache_memory_bytes is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
+    is_default = args.gpu_memory_utilization == AsyncEngineArgs.gpu_memory_utilization
+    if current_platform.is_cpu() and not is_sized and is_default:
+        args.kv_cache_memory_bytes = _CPU_KV_CACHE_BYTES
 
 
 def make_room(args: AsyncEngineArgs, num_bytes: int) -> str | None:

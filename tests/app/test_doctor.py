@@ -31,6 +31,7 @@ from app.models.demo_model import DEMO_MODEL
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
 from engine_ext.start import support
+from engine_ext.start.vllm_log import telling_lines
 from engine_ext.wire import vllm_compat
 from tests.redis_server import RedisServer
 from tools.server_process import ROOT, group_members
@@ -319,7 +320,7 @@ RuntimeError: Engine core initialization failed. See root cause above.
 
 
 def test_the_lines_of_a_log_that_tell_why() -> None:
-    lines = trial.telling_lines(LOG)
+    lines = telling_lines(LOG)
     assert lines == ["ValueError: To serve one request of max seq len 8192, take more."]
     assert "--max-model-len" in (advice_for(lines[0]) or "")
 

@@ -19,12 +19,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from app.commands.doctor.finding import Finding
-from app.server import set_cpu_defaults
 from app.settings import Settings
 from cache.tiers.config import make_tier, parse_tiers, size_of
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import TierConfigError
 from engine_ext.start.connectors import ADDRESSING, Addressing, other_connectors
+from engine_ext.start.memory import set_cpu_defaults
 from tools.machine import cpu_model
 from tools.progress import first_line
 from tools.server_process import is_free
