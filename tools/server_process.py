@@ -18,6 +18,9 @@ import httpx
 from tools.process_watch import starter_environment
 
 ROOT = Path(__file__).resolve().parents[1]
+"""The folder of all packages: a checkout, or where the wheel is installed."""
+RUN_MODULE = (sys.executable, "-P", "-m")
+"""Runs a module as a program. The present folder may have another package of its name (`app`): ``-P`` leaves it out."""
 START_TIMEOUT_S = 600
 _HEALTH_S = 5
 TESSERA_SERVE = ("app.cli", "serve")
@@ -51,7 +54,7 @@ class ServerProcess:
         self.model = served_name(arguments) if serve == TESSERA_SERVE else arguments[0]
         """Model name for requests."""
         address = ("--host", "127.0.0.1", "--port", str(self.port))
-        command = [sys.executable, "-m", *serve, *arguments, *address]
+        command = [*RUN_MODULE, *serve, *arguments, *address]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -118,8 +121,9 @@ def last_words(log: Path) -> str:
 
 
 def python_path() -> str:
-    """This process's import path, behind the repository root: the package need not be installed."""
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    """This process's import path, in a checkout behind its root: the package need not be installed."""
+    is_checkout = (ROOT / "pyproject.toml").is_file()
+    return os.pathsep.join(filter(None, [str(ROOT) if is_checkout else None, os.environ.get("PYTHONPATH")]))
 
 
 def is_free(port: int) -> bool:

@@ -4,6 +4,7 @@
 import argparse
 import errno
 import os
+import sys
 
 import pydantic
 import pytest
@@ -145,3 +146,25 @@ def test_a_refused_engine_option_is_said_as_vllm_says_it(serve, capsys):
         ModelConfig(10)
     assert serve(refusal.value) == 2
     assert "max_model_len is greater than the model's" in capsys.readouterr().err
+
+
+def test_a_command_whose_extra_is_not_installed_names_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "manuals").mkdir()
+    flags = (
+        "--documents",
+        str(tmp_path / "manuals"),
+        "--output",
+        str(tmp_path / "out"),
+        "--work",
+        str(tmp_path / "work"),
+    )
+    assert cli.main(["adapt", "some/model", *flags]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "tessera: tessera adapt needs torch: pip install 'tessera-rag[cpu]' (or [cuda], [ascend])"
+
+
+def test_other_missing_modules_are_defects(monkeypatch):
+    monkeypatch.setitem(sys.modules, "app.commands.key", None)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["key"])

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from engine_ext.start.support import unsupported_reason
 from engine_ext.start.vllm_log import telling_lines
 from tools.process_watch import starter_environment
 from tools.progress import progress
-from tools.server_process import group_members, last_words, python_path
+from tools.server_process import RUN_MODULE, group_members, last_words, python_path
 
 _TERM_S: Final = 20
 _KILL_S: Final = 20
@@ -56,9 +55,7 @@ def tried(arguments: Sequence[str], settings: Settings, log: Path) -> Iterator[F
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tessera-doctor-") as folder, progress(f"starting the engine (log: {log})"):
         result = Path(folder) / "result.json"
-        with _running(
-            [sys.executable, "-m", "app.commands.doctor.trial_process", str(result), *arguments], log
-        ) as process:
+        with _running([*RUN_MODULE, "app.commands.doctor.trial_process", str(result), *arguments], log) as process:
             process.wait()
         found = json.loads(result.read_text()) if result.exists() else None
     if found is None:
