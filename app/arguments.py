@@ -25,9 +25,22 @@ def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespa
     parser = make_arg_parser(parser)
     add_missing_flags(parser)
     parser.set_defaults(enable_prompt_tokens_details=True)  # clients show usage's cached tokens
-    args: argparse.Namespace = parser.parse_args(arguments)
+    args: argparse.Namespace = parser.parse_args(_with_upper_level(arguments))
     validate_parsed_serve_args(args)
     return args
+
+
+def _with_upper_level(arguments: list[str]) -> list[str]:
+    """Accepts ``--log-level info``, of which vLLM wants upper case."""
+    taken = list(arguments)
+    for place, argument in enumerate(arguments):
+        name, is_joined, value = argument.partition("=")
+        if name in ("--log-level", "--log_level"):
+            if is_joined:
+                taken[place] = f"{name}={value.upper()}"
+            else:
+                taken[place + 1 : place + 2] = [each.upper() for each in arguments[place + 1 : place + 2]]
+    return taken
 
 
 def refusal(error: Exception, args: argparse.Namespace) -> str | None:

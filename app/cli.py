@@ -82,6 +82,22 @@ _COMMANDS: Final = {
     "key": Command("app.commands.key", "TENANT [--role chat|ingest|admin]", "make an API key for serve --tenants"),
 }
 
+_ENGINE: Final = "[cpu]' (or [cuda], [ascend])"
+_EXTRAS: Final = {
+    "vllm": _ENGINE,
+    "torch": _ENGINE,
+    "transformers": _ENGINE,
+    "tokenizers": _ENGINE,
+    "safetensors": _ENGINE,
+    "huggingface_hub": _ENGINE,
+    "psutil": _ENGINE,
+    "peft": "[adapt]'",
+    "matplotlib": "[measure]'",
+    "gguf": "[models]'",
+    "accelerate": "[models]'",
+}
+"""Ends of the requirement that brings a module."""
+
 
 def _usage() -> str:
     calls = [f"tessera {name} {command.arguments}" for name, command in _COMMANDS.items()]
@@ -114,7 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_usage(), file=sys.stderr)
         return 2
     end_with_starter()
-    exit_code: int = importlib.import_module(_COMMANDS[command].module).main(arguments[1:])
+    try:
+        exit_code: int = importlib.import_module(_COMMANDS[command].module).main(arguments[1:])
+    except ModuleNotFoundError as error:
+        if (extra := _EXTRAS.get((error.name or "").partition(".")[0])) is None:
+            raise
+        say(f"tessera {command} needs {error.name}: pip install 'tessera-rag{extra}")
+        return 2
     return exit_code
 
 

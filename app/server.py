@@ -46,8 +46,10 @@ from engine_ext.chunks.fills import FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
 from engine_ext.start.memory import set_cpu_defaults
+from engine_ext.start.stages import told_stages
 from engine_ext.start.startup import ChunkCacheOptions, MakeRenderer, Quotas, no_quotas, start_chunk_engine
 from engine_ext.start.support import check_flags
+from engine_ext.start.vllm_log import log_file
 from engine_ext.wire.position_limit import longest_chunk
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from tools.progress import progress, say
@@ -143,7 +145,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
     finally:
         sock.close()
         claim.close()
-    say("the engine has died; its log is above" if has_died else "stopped")
+    say(f"the engine has died; its log is {log_file() or 'above'}" if has_died else "stopped")
     return int(has_died)
 
 
@@ -217,9 +219,10 @@ async def _started_engine(
     engine_args: AsyncEngineArgs, options: ChunkCacheOptions, make_renderer: MakeRenderer, quotas: Quotas
 ) -> AsyncIterator[ChunkEngine]:
     async with AsyncExitStack() as stack:
-        with progress(f"starting the engine with {engine_args.model}"):
-            starting = start_chunk_engine(engine_args, options, make_renderer, quotas)
-            engine = await stack.enter_async_context(starting)
+        with progress(f"starting the engine with {engine_args.model}") as shown, told_stages(shown) as begin:
+            engine = await stack.enter_async_context(
+                start_chunk_engine(engine_args, options, make_renderer, quotas, begin)
+            )
         yield engine
 
 

@@ -18,9 +18,14 @@ import httpx
 from tools.process_watch import starter_environment
 
 ROOT = Path(__file__).resolve().parents[1]
+"""The folder of all packages: a checkout, or where the wheel is installed."""
+RUN_MODULE = (sys.executable, "-P", "-m")
+"""Runs a module as a program. The present folder may have another package of its name (`app`): ``-P`` leaves it out."""
 START_TIMEOUT_S = 600
 _HEALTH_S = 5
 TESSERA_SERVE = ("app.cli", "serve")
+FAILED = "tessera: failed: "
+"""Begin of the line that ends a start."""
 
 
 class ServerProcess:
@@ -49,7 +54,7 @@ class ServerProcess:
         self.model = served_name(arguments) if serve == TESSERA_SERVE else arguments[0]
         """Model name for requests."""
         address = ("--host", "127.0.0.1", "--port", str(self.port))
-        command = [sys.executable, "-m", *serve, *arguments, *address]
+        command = [*RUN_MODULE, *serve, *arguments, *address]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -108,14 +113,17 @@ def served_name(arguments: Sequence[str]) -> str:
 
 
 def last_words(log: Path) -> str:
-    """The last non-empty line of a server's log."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+    """The reason of a failed start in a server's log, otherwise its last non-empty line."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+    # Its processes may still write, as they end.
+    reasons = [line for line in lines if line.startswith(FAILED)]
+    return (reasons or lines or ["no output"])[-1]
 
 
 def python_path() -> str:
-    """This process's import path, behind the repository root: the package need not be installed."""
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    """This process's import path, in a checkout behind its root: the package need not be installed."""
+    is_checkout = (ROOT / "pyproject.toml").is_file()
+    return os.pathsep.join(filter(None, [str(ROOT) if is_checkout else None, os.environ.get("PYTHONPATH")]))
 
 
 def is_free(port: int) -> bool:

@@ -14,14 +14,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
+from app import cluster
 from app.models.default_model import DEFAULT_MODEL_FLAGS, default_model
 from replicas.registry import Role
 from tools.folders import tessera_home
+from tools.followed import echoed
 from tools.progress import progress, say
 from tools.redis_process import NoRedisError, local_redis
-from tools.server_process import ROOT, ServerProcess, ended_by_signals, free_port, last_words
+from tools.server_process import ServerProcess, ended_by_signals, free_port, last_words
 
-ALERTS: Final = ROOT / "docs" / "alerts.yml"
+ALERTS: Final = Path(cluster.__file__).with_name("alerts.yml")
 _ROUTE = ("app.cli", "route")
 _JOIN_S = 30
 _RESTART_S: Final = (1.0, 60.0)
@@ -175,7 +177,9 @@ def _start(args: argparse.Namespace, flags: list[str], replicas: Mapping[str, Ro
         stack.callback(parts[-1].stop)
     parts.append(Part("router", start_router))
     stack.callback(parts[-1].stop)
-    with progress(f"starting {len(replicas)} replicas and a router; logs are in {folder}"):
+    with progress(f"starting {len(replicas)} replicas and a router (logs are in {folder})"), ExitStack() as echoes:
+        for part in parts:
+            echoes.enter_context(echoed(part.server.log, f"{part.name}: "))
         for part in parts:
             part.wait_ready()
         _wait_for_all(parts[-1].server, len(replicas))
@@ -204,7 +208,7 @@ def shares(cores: list[int], replicas: int) -> list[list[int]]:
 
 
 def _start_prometheus(folder: Path, ports: dict[str, int], stack: ExitStack) -> None:
-    if (binary := shutil.which("prometheus")) is None or not ALERTS.is_file():
+    if (binary := shutil.which("prometheus")) is None:
         say("Prometheus is not installed; not started")
         return
     port, config = free_port(), folder / "prometheus.yml"

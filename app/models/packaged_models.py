@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from typing import Any, Final
 
 from tools.folders import replaced_folder, tessera_home
 from tools.progress import progress
-from tools.server_process import python_path
+from tools.server_process import RUN_MODULE, python_path
 
 _MARK: Final = "packaged_model.json"
 """File that marks a finished folder and names its model."""
@@ -216,9 +215,7 @@ def _run(module: Sequence[str], log: Path) -> bool:
     """Runs a Python module with its output in ``log``; returns whether it succeeded."""
     with log.open("wb") as output:
         environment = {"PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", *module], env={**os.environ, **environment}, stdout=output, stderr=output
-        )
+        done = subprocess.run([*RUN_MODULE, *module], env={**os.environ, **environment}, stdout=output, stderr=output)
     return done.returncode == 0
 
 

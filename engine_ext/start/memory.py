@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk pool's place in the memory that vLLM plans for."""
+"""The memory that vLLM plans for, and the chunk pool's place in it."""
 
 import argparse
 import os

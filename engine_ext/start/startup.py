@@ -35,6 +35,7 @@ from engine_ext.start.plugin import extend_backend
 from engine_ext.start.positions import extend_positions
 from engine_ext.start.selection import prepare_decoding, prepare_scoring, refused
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
+from engine_ext.start.stages import CHECKING
 from engine_ext.start.support import in_place_reason, unsupported_reason
 from engine_ext.wire.position_limit import window_of
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
@@ -87,16 +88,19 @@ async def start_chunk_engine(
     options: ChunkCacheOptions,
     make_renderer: MakeRenderer = lambda renderer, _: renderer,
     quotas: Quotas = no_quotas,
+    begin: Callable[[str], None] = lambda stage: None,
 ) -> AsyncIterator[ChunkEngine]:
     """A running engine; shut down at the end. The cache is on only if the start-up self-check passed.
 
-    ``make_renderer`` puts a prompt renderer around vLLM's.
+    ``make_renderer`` puts a prompt renderer around vLLM's; ``begin`` is told the stages behind vLLM's start.
     """
     mark_engine()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-"))
         strategy, reason = _attached_connector(engine_args, options, folder)
         llm = await stack.enter_async_context(build_async_engine_client_from_engine_args(engine_args))
+        if reason is None:
+            begin(CHECKING)
         pool = reason or await _checked_pool(llm, options, strategy)
         if isinstance(pool, str):
             logger.warning("chunk cache off: %s", pool)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from measuring.kit.client import SetupError
+from tools.followed import echoed
 from tools.progress import progress
 from tools.server_process import ServerProcess, ended_by_signals, last_words
 
@@ -23,7 +24,7 @@ def started_server(model: str, arguments: Sequence[str], log: Path, port: int | 
     with ended_by_signals():
         server = ServerProcess(log, model, *arguments, port=port)
         try:
-            with progress(f"starting tessera serve {model}"):
+            with progress(f"starting tessera serve {model}"), echoed(log):
                 wait_ready(server, "the server")
             yield server
         finally:

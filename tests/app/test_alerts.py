@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/alerts.yml: valid Prometheus rules over existing metrics."""
+"""app/cluster/alerts.yml: valid Prometheus rules over existing metrics."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ from tests.cache.helpers import make_manager
 from tests.serving import in_a_loop
 from tools.server_process import ROOT
 
-PATH = ROOT / "docs" / "alerts.yml"
+PATH = ROOT / "app" / "cluster" / "alerts.yml"
 RULES = [rule for group in yaml.safe_load(PATH.read_text())["groups"] for rule in group["rules"]]
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 OPENED_BY = {")": "(", "]": "[", "}": "{"}

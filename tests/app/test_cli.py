@@ -3,6 +3,8 @@
 
 import argparse
 import errno
+import os
+import sys
 
 import pydantic
 import pytest
@@ -100,7 +102,27 @@ def test_an_interruption_has_the_shells_exit_code(serve, capsys):
     assert capsys.readouterr().err == "tessera: interrupted\n"
 
 
+def test_a_failed_start_says_why_and_where_vllms_log_is(serve, capsys, monkeypatch, tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text("(EngineCore pid=1) ERROR 1-1 1:1:1 [core.py:1] failed\nTraceback:\nValueError: too little memory\n")
+    monkeypatch.setenv("_TESSERA_VLLM_LOG", str(log))
+    assert serve(RuntimeError("Engine core initialization failed. See root cause above.")) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"tessera: failed: ValueError: too little memory; vLLM's log is in {log}"
+
+
+def test_a_file_that_can_not_be_written_is_no_reason_not_to_start(serve, capsys, monkeypatch, tmp_path):
+    (tmp_path / "vllm").touch()
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL")
+    assert serve() == 0
+    assert "vLLM's log is left out: [Errno 17] File exists" in capsys.readouterr().err
+    assert os.environ.pop("VLLM_LOGGING_LEVEL") == "WARNING"
+
+
 def test_without_an_engine_the_message_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
+
     def parse(_):
         raise ImportError("No module named 'vllm'")
 
@@ -124,3 +146,25 @@ def test_a_refused_engine_option_is_said_as_vllm_says_it(serve, capsys):
         ModelConfig(10)
     assert serve(refusal.value) == 2
     assert "max_model_len is greater than the model's" in capsys.readouterr().err
+
+
+def test_a_command_whose_extra_is_not_installed_names_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "manuals").mkdir()
+    flags = (
+        "--documents",
+        str(tmp_path / "manuals"),
+        "--output",
+        str(tmp_path / "out"),
+        "--work",
+        str(tmp_path / "work"),
+    )
+    assert cli.main(["adapt", "some/model", *flags]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "tessera: tessera adapt needs torch: pip install 'tessera-rag[cpu]' (or [cuda], [ascend])"
+
+
+def test_other_missing_modules_are_defects(monkeypatch):
+    monkeypatch.setitem(sys.modules, "app.commands.key", None)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["key"])

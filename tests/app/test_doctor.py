@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Timer
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from app.models.demo_model import DEMO_MODEL
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
 from engine_ext.start import support
+from engine_ext.start.vllm_log import telling_lines
 from engine_ext.wire import vllm_compat
 from tests.redis_server import RedisServer
 from tools.server_process import ROOT, group_members
@@ -170,7 +172,9 @@ def test_a_dependency_that_is_missing_or_broken(package: str, error: str, words:
 
 
 def test_no_vllm_at_all(doctor: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "find_spec", lambda name: None if name in ("vllm", "torchvision") else name)
+    monkeypatch.setattr(
+        environment, "find_spec", lambda name: None if name in ("vllm", "torchvision") else find_spec(name)
+    )
     code, said = doctor()
     assert code == 1
     assert "FAIL vLLM is not installed\n     → pip install 'tessera-rag[cpu]'" in said
@@ -307,6 +311,22 @@ def test_connectors_are_placed(name: str, words: list[str]) -> None:
     assert all(word in each.text for word, each in zip(words, found, strict=True))
 
 
+def test_packages_of_others_with_the_names_of_ours_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(environment._names()) == []
+    monkeypatch.setattr(environment, "_distributions", lambda: {"tools": ["tessera-rag", "toolbox"]})
+    (found,) = environment._names()
+    assert (found.state, found.text) == ("warn", "toolbox has a package tools, as Tessera has")
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").touch()
+    monkeypatch.delitem(sys.modules, "kernels")
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = environment._names()
+    assert (found.state, found.text) == (
+        "FAIL",
+        f"kernels is imported from {tmp_path / 'kernels'}, not from {ROOT / 'kernels'}",
+    )
+
+
 LOG = """
 (EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] Traceback (most recent call last):
 (EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] ValueError: To serve one request of max seq len 8192, take more.
@@ -319,7 +339,7 @@ RuntimeError: Engine core initialization failed. See root cause above.
 
 
 def test_the_lines_of_a_log_that_tell_why() -> None:
-    lines = trial.telling_lines(LOG)
+    lines = telling_lines(LOG)
     assert lines == ["ValueError: To serve one request of max seq len 8192, take more."]
     assert "--max-model-len" in (advice_for(lines[0]) or "")
 

@@ -128,7 +128,7 @@ def test_prometheus_scrapes_router_and_replicas_and_has_the_alert_rules(deployme
 
     until(lambda: up() == dict.fromkeys(["router", *REPLICAS.values()], "up"), 60, str(up()))
     rules = [rule for group in ask("rules")["groups"] for rule in group["rules"]]
-    written = yaml.safe_load((ROOT / "docs" / "alerts.yml").read_text())
+    written = yaml.safe_load((ROOT / "app" / "cluster" / "alerts.yml").read_text())
     assert [rule["name"] for rule in rules] == [rule["alert"] for group in written["groups"] for rule in group["rules"]]
     assert {rule["health"] for rule in rules} <= {"ok", "unknown"}  # unknown until first evaluated
     states = ask("query", query='tessera_cache_state{state="on"} == 1')["result"]

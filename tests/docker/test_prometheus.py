@@ -44,7 +44,7 @@ def test_it_is_mounted_where_it_is_looked_for():
     (path,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--config.file=")]
     assert MOUNTED[path] == "./prometheus.yml"
     (rules,) = CONFIG["rule_files"]
-    assert MOUNTED[str(PurePosixPath(path).parent / rules)] == "../docs/alerts.yml"
+    assert MOUNTED[str(PurePosixPath(path).parent / rules)] == "../app/cluster/alerts.yml"
     (stored,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--storage.tsdb.path=")]
     assert MOUNTED[stored] == "prometheus"
 

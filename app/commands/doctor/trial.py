@@ -4,10 +4,8 @@
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,9 +19,10 @@ from app.commands.doctor.advice import OTHERWISE, advice_for
 from app.commands.doctor.finding import Finding
 from app.settings import Settings
 from engine_ext.start.support import unsupported_reason
+from engine_ext.start.vllm_log import telling_lines
 from tools.process_watch import starter_environment
 from tools.progress import progress
-from tools.server_process import group_members, last_words, python_path
+from tools.server_process import RUN_MODULE, group_members, last_words, python_path
 
 _TERM_S: Final = 20
 _KILL_S: Final = 20
@@ -34,10 +33,6 @@ _COPIERS: Final = {
     "Triton": "Triton's kernels",
     "torch_npu": "torch_npu's operators, layer by layer",
 }
-_ERROR: Final = re.compile(
-    r"^(?:\([^)]*\) )?(?:ERROR \S+ \S+ \[[^]]*\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.M
-)
-_CONSEQUENCE: Final = re.compile("(?:Engine core|WorkerProc) initialization failed")
 
 
 def refused_before_start(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
@@ -58,11 +53,9 @@ def tried(arguments: Sequence[str], settings: Settings, log: Path) -> Iterator[F
     """Starts an engine with the ``arguments`` of ``tessera serve``; its output goes to ``log``."""
     started = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="tessera-doctor-") as folder, progress(f"starting the engine; log: {log}"):
+    with tempfile.TemporaryDirectory(prefix="tessera-doctor-") as folder, progress(f"starting the engine (log: {log})"):
         result = Path(folder) / "result.json"
-        with _running(
-            [sys.executable, "-m", "app.commands.doctor.trial_process", str(result), *arguments], log
-        ) as process:
+        with _running([*RUN_MODULE, "app.commands.doctor.trial_process", str(result), *arguments], log) as process:
             process.wait()
         found = json.loads(result.read_text()) if result.exists() else None
     if found is None:
@@ -84,12 +77,6 @@ def _described(found: dict[str, Any], settings: Settings) -> Iterator[Finding]:
     yield Finding("ok", f"pool: {found['tokens']} tokens in {pool} per worker")
     fix = None if found["is_known"] else "measure it: tessera calibrate MODEL"
     yield Finding("info" if fix else "ok", f"positions of requests that name no strategy: {found['strategy']}", fix)
-
-
-def telling_lines(log: str) -> list[str]:
-    """The last two distinct errors in a log, without mere reports of a failed start."""
-    errors = [error for error in dict.fromkeys(_ERROR.findall(log)) if not _CONSEQUENCE.search(error)]
-    return errors[-2:]
 
 
 @contextmanager
