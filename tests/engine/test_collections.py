@@ -2,6 +2,8 @@
 """Collections on a real server: files in, passages out, KV reused, across restarts."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +16,7 @@ from tests.engine.server import TesseraServer
 from tests.engine.test_exactness import assert_exact
 from tests.engine.test_tiers import Directory, archived
 from tests.oracle import Oracle
+from tools.server_process import ROOT
 
 FALCON = "# Falcon\n\nThe access code of Falcon is 7342.\n\n# Heron\n\nHeron lives near the lake, in the reeds.\n"
 OWLS = "Owls hunt at night.\n\nThe barn owl has a white face.\n"
@@ -140,3 +143,25 @@ def test_bad_files_fail_alone_and_lose_nothing(server: TesseraServer) -> None:
         "/v1/rag/collections/careful", files=[("files", ("a.txt", b"A"))], data={"system": "Another."}
     )
     assert conflict.status_code == 409
+
+
+def test_a_folder_is_ingested_from_the_shell(server: TesseraServer, tmp_path: Path) -> None:
+    """A second run changes nothing; files of other types and hidden ones stay out."""
+    for name, content in {"a/falcon.md": FALCON, "owls.txt": OWLS, "x.bin": "x", ".git/y.txt": "y"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    command = [sys.executable, "-m", "app.cli", "ingest", str(tmp_path), "--collection", "shell", "--max-tokens", "48"]
+    command += ["--server", str(server.client.base_url), "--system", "You know birds."]
+
+    def run() -> tuple[int, str]:
+        result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+        return result.returncode, result.stderr
+
+    code, said = run()
+    assert (code, "files: 2 added" in said) == (0, True), said
+    code, said = run()
+    assert (code, "files: 2 unchanged; passages: 0 computed" in said) == (0, True), said
+    assert [each["file"] for each in server.get("/v1/rag/collections/shell")["data"]] == ["a/falcon.md", "owls.txt"]
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xfd")
+    code, said = run()
+    assert (code, "bad.txt" in said, "not UTF-8" in said) == (1, True, True), said

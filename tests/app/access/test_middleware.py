@@ -177,3 +177,10 @@ async def test_a_stream_counts_until_its_end():
 )
 def test_what_looks_alike_is_not_the_same(path):
     assert required_role("GET", path) == "admin"
+
+
+def test_collections_are_read_with_chat_and_changed_with_ingest():
+    for path in ("/v1/rag/collections", "/v1/rag/collections/manuals", "/v1/rag/collections/manuals/passages"):
+        assert required_role("GET", path) == "chat"
+        assert required_role("POST", path) == required_role("DELETE", path) == "ingest"
+    assert required_role("GET", "/v1/rag/collectionsX") == "admin"
