@@ -16,6 +16,8 @@ HOUR = 3600.0
 WALL_CLOCK = {
     "app/commands/cache.py": "files' times, written by other processes",
     "tools/folders.py": "files' times, written by other processes",
+    "engine_ext/start/vllm_log.py": "files' times, written by other processes",
+    "app/collections/store.py": "a date to be read by people",
     "app/cluster/router/chooser.py": "a date to be read by people",
     "app/prompt/segments.py": "vLLM's own field, the start of its spans",
     "measuring/speed/command.py": "a date to be read by people",
