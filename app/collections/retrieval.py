@@ -2,6 +2,7 @@
 """The request field ``retrieve``: passages of a collection in place of documents."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import ValidationError
 
 from app.collections.passages import Passage
-from app.collections.retrievers import Retriever, make_retriever
+from app.collections.retrievers import Retriever, RetrieverFailedError, make_retriever
 from app.collections.store import About, Collections
 from app.documents.cache_options import parse_cache_field
 from app.documents.document import BadRequestError
@@ -23,6 +24,7 @@ from cache.tiers.config import parse_tiers
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
 from tools.folders import tessera_home
 
+logger = logging.getLogger(__name__)
 Request = TypeVar("Request", bound=RagChatRequest)
 _TURNS = 2
 """User messages at the end of a conversation that make up its query: a follow-up rarely says what it is about."""
@@ -51,7 +53,7 @@ class Retrieval:
     async def fill(self, request: Request, field: RetrieveField) -> tuple[Request, list[Retrieved]]:
         """A request with the passages as its chunks, and their list for the report.
 
-        Raises :class:`BadRequestError` and :class:`UnknownCollectionError`.
+        Raises :class:`BadRequestError`, :class:`UnknownCollectionError` and :class:`RetrieverFailedError`.
         """
         turns = [request.question] if request.question is not None else _user_texts(request.messages)
         about, found = await self._find(field, turns, request.cache.namespace)
@@ -89,8 +91,12 @@ class Retrieval:
             raise BadRequestError(str(error), "cache.namespace") from error
         corpus = await asyncio.to_thread(self.collections.corpus, own, field.collection)
         query = field.query or "\n".join(turns[-_TURNS:])
-        ranked = await self._retriever.rank(query, corpus, field.top_k)
-        return corpus.about, [(corpus.passages[place], score) for place, score in ranked]
+        try:
+            ranked = await self._retriever.rank(query, corpus, field.top_k)
+            return corpus.about, [(corpus.passages[place], score) for place, score in ranked]
+        except Exception as error:  # another package's code
+            logger.exception("The retriever %s failed.", type(self._retriever).__name__)
+            raise RetrieverFailedError(f"the retriever failed: {type(error).__name__}: {error}") from error
 
 
 def _namespace(cache: Any) -> str | None:

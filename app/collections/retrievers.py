@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import bm25s
 
 from app.collections.store import Corpus
+from cache.errors import ChunkCacheError
 
 ENTRY_POINTS: Final = "tessera.retrievers"
 """Entry points of any package: a name for ``--retriever``, and a class with the method of :class:`Retriever`."""
@@ -20,6 +21,10 @@ _WORD: Final = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u34
 
 class UnknownRetrieverError(ValueError):
     """There is no retriever of the name, or it can't be loaded; the message says why."""
+
+
+class RetrieverFailedError(ChunkCacheError):
+    """The retriever could not rank passages; the message says why."""
 
 
 class Ranked(NamedTuple):
@@ -33,7 +38,7 @@ class Retriever(Protocol):
     """Ranks passages. Made once for a server, without arguments."""
 
     async def rank(self, query: str, corpus: Corpus, top_k: int) -> Sequence[Ranked]:
-        """At most ``top_k`` passages that fit the query, the best first."""
+        """At most ``top_k`` passages that fit the query, the best first. An error refuses the request (502)."""
         ...
 
 

@@ -31,6 +31,7 @@ Reason = Literal[
     "not_now",
     "peers_only",
     "refused",
+    "retriever_failed",
     "role_missing",
     "stopping",
     "storage_full",
@@ -47,6 +48,7 @@ _BY_STATUS: dict[int, Reason] = {
     429: "limit_exceeded",
     500: "internal_error",
     501: "not_implemented",
+    502: "retriever_failed",
     503: "not_now",
     507: "storage_full",
 }

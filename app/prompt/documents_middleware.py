@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.collections.retrievers import RetrieverFailedError
 from app.collections.store import UnknownCollectionError
 from app.documents.cache_options import decide_of, options_of, parse_cache_field
 from app.documents.document import BadRequestError
@@ -52,7 +53,7 @@ class DocumentsMiddleware:
             if extraction is None:
                 return await self._app(scope, replay(body, receive), send)
             ticket = _ticket(extraction, state, retrieved)
-        except (BadRequestError, UnknownCollectionError) as error:
+        except (BadRequestError, UnknownCollectionError, RetrieverFailedError) as error:
             return await _refused(error)(scope, receive, send)
         return await self._run(scope, receive, send, extraction, ticket)
 
@@ -72,7 +73,9 @@ class DocumentsMiddleware:
             return await self._app(scope, replay(body, receive), send)
 
 
-def _refused(error: BadRequestError | UnknownCollectionError) -> JSONResponse:
+def _refused(error: BadRequestError | UnknownCollectionError | RetrieverFailedError) -> JSONResponse:
+    if isinstance(error, RetrieverFailedError):
+        return refusal(HTTPStatus.BAD_GATEWAY, "retriever_failed", str(error), parameter="retrieve")
     if isinstance(error, UnknownCollectionError):
         return refusal(HTTPStatus.NOT_FOUND, "not_found", str(error), parameter="retrieve.collection")
     return refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error), parameter=error.parameter)

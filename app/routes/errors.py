@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from vllm.exceptions import VLLMValidationError
 
 from app.catalog.segments import UnknownSegmentError
+from app.collections.retrievers import RetrieverFailedError
 from app.collections.store import CollectionConflictError, CollectionStorageError, UnknownCollectionError
 from app.documents.document import BadRequestError
 from cache.errors import CapacityError, ChunkCacheError
@@ -23,6 +24,7 @@ _STATUSES: Final[dict[type[ChunkCacheError], HTTPStatus]] = {
     GoneIdError: HTTPStatus.GONE,
     IdConflictError: HTTPStatus.CONFLICT,
     CapacityError: HTTPStatus.CONFLICT,
+    RetrieverFailedError: HTTPStatus.BAD_GATEWAY,
     UnknownCollectionError: HTTPStatus.NOT_FOUND,
     CollectionConflictError: HTTPStatus.CONFLICT,
     CollectionStorageError: HTTPStatus.INSUFFICIENT_STORAGE,

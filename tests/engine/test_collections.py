@@ -5,10 +5,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.app.pdfs import make_pdf
@@ -143,6 +145,43 @@ def test_bad_files_fail_alone_and_lose_nothing(server: TesseraServer) -> None:
         "/v1/rag/collections/careful", files=[("files", ("a.txt", b"A"))], data={"system": "Another."}
     )
     assert conflict.status_code == 409
+
+
+def test_a_file_that_is_too_large_loses_nothing(server: TesseraServer) -> None:
+    put(server, "modest", {"owls.txt": OWLS}, max_tokens="48")
+    lines, summary = put(server, "modest", {"owls.txt": b"a" * (17 << 20), "falcon.md": FALCON})
+    assert "larger than" in lines[0]["error"]
+    assert summary["files"] == {"added": 1, "changed": 0, "unchanged": 0, "failed": 1}
+
+    def body() -> Iterator[bytes]:
+        yield b'--x\r\ncontent-disposition: form-data; name="files"; filename="owls.txt"\r\n\r\n'
+        for _ in range(500):
+            yield b"a" * (1 << 20)
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    try:
+        answer = server.client.post("/v1/rag/collections/modest", content=body(), headers=headers)
+    except (httpx.WriteError, httpx.ReadError):
+        pass  # the server closes the connection while the client still sends
+    else:
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (413, "body_too_large")
+    assert {each["file"] for each in server.get("/v1/rag/collections/modest")["data"]} == {"owls.txt", "falcon.md"}
+    assert ask(server, "modest", "barn owl", 1)["cache"]["retrieved"][0]["file"] == "owls.txt"
+
+
+def test_two_ingestions_of_one_collection_at_once(server: TesseraServer) -> None:
+    """Files of both are there; of a file in both, one version, whole, with its KV."""
+    versions = [{"owls.txt": f"{OWLS}\nIt is {colour}.\n" * 9, f"{colour}.txt": colour} for colour in ("red", "blue")]
+    with ThreadPoolExecutor(2) as threads:
+        results = list(threads.map(lambda files: put(server, "busy", files, max_tokens="48"), versions))
+    assert [summary["failed"] for _, summary in results] == [0, 0]
+    kept = {each["file"] for each in server.get("/v1/rag/collections/busy")["data"]}
+    assert kept == {"owls.txt", "red.txt", "blue.txt"}
+    passages = server.get("/v1/rag/collections/busy/passages", file="owls.txt")["data"]
+    colours = {colour for colour in ("red", "blue") if any(colour in each["text"] for each in passages)}
+    assert len(colours) == 1
+    _, summary = put(server, "busy", {"owls.txt": versions[colours == {"blue"}]["owls.txt"]})
+    assert (summary["files"]["unchanged"], summary["filled"]) == (1, 0)
 
 
 def test_a_folder_is_ingested_from_the_shell(server: TesseraServer, tmp_path: Path) -> None:

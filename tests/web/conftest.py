@@ -39,12 +39,12 @@ class DemoServer:
     def __init__(self, folder: Path, redis: RedisProcess | None) -> None:
         self.redis = redis
         self._folder = folder
-        self._flags = [*FLAGS, *(["--registry", redis.url, "--replica-name", "a"] if redis else [])]
+        self._flags = [*FLAGS, "--collections", str(folder / "collections"), *(["--registry", redis.url, "--replica-name", "a"] if redis else [])]
         self.process = self.start()
 
     def start(self, *flags: str, port: int | None = None) -> TesseraServer:
         self.has_other_flags = bool(flags)
-        log = self._folder / f"web-{len(list(self._folder.iterdir()))}.log"
+        log = self._folder / f"web-{len(list(self._folder.glob('web-*.log')))}.log"
         self.process = TesseraServer(log, str(DEMO_MODEL), *self._flags, *flags, port=port)
         return self.process.wait_ready()
 

@@ -77,6 +77,26 @@ def test_every_status_can_be_read(themed):
     check(themed)
 
 
+def test_collections(sized):
+    sized.get_by_role("link", name="Collections").click()
+    expect(sized.locator("#collection option")).not_to_have_count(0)
+    check(sized)
+    sized.locator("#collection").select_option("")
+    width, content = sized.viewport_size["width"], f"{EXAMPLE.documents[0]}\n\n{EXAMPLE.documents[1]}"
+    sized.get_by_label("Name", exact=True).fill(f"wide-{width}-{sized.locator('html').get_attribute('data-theme')}")
+    file = {"name": "codes.txt", "mimeType": "text/plain", "buffer": content.encode()}
+    scan = {"name": "a.docx", "mimeType": "text/plain", "buffer": b"x"}
+    sized.locator("#upload-files").set_input_files([file, scan])
+    expect(sized.locator("#upload-problem")).to_contain_text("a.docx")
+    sized.locator("#turn-question").fill(EXAMPLE.questions[0])
+    sized.get_by_role("button", name="Ask", exact=True).click()
+    expect(sized.locator("#turns .facts")).to_be_visible()
+    check(sized)
+    sized.locator(".passage").first.click()
+    expect(sized.locator("#passage-list li.wanted")).to_be_visible()
+    check(sized)
+
+
 def test_cache(sized, server):
     sized.get_by_role("link", name="Cache").click()
     expect(sized.locator("#list")).to_contain_text("The cache is empty.")

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The view "Ask": the request, its answer, and the answer in full attention for comparison.
 
+import { Action } from "./action.js";
 import { Answer, chunkSummary } from "./answer.js";
 import { byId, el, say } from "./dom.js";
 import { Editor } from "./editor.js";
@@ -12,14 +13,14 @@ import { remember } from "./known.js";
 import { statusByDocument } from "./status.js";
 
 const editor = new Editor();
-let running = null; // the AbortController of the running action
+const action = new Action({ show: setRunning, fail: showProblem, stopped: () => say(byId("ask-status"), "Stopped.") });
 
 export function startAsk() {
-  byId("ask-form").addEventListener("submit", (event) => act(event, () => ask(false)));
-  byId("compare").addEventListener("click", (event) => act(event, () => ask(true)));
-  byId("stop").addEventListener("click", () => running?.abort());
+  byId("ask-form").addEventListener("submit", (event) => act(event, (signal) => ask(false, signal)));
+  byId("compare").addEventListener("click", (event) => act(event, (signal) => ask(true, signal)));
+  byId("stop").addEventListener("click", () => action.stop());
   byId("question").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) act(event, () => ask(false));
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) act(event, (signal) => ask(false, signal));
   });
   byId("chunk-add").addEventListener("click", () => editor.add([{ text: "" }])[0].text.focus());
   byId("paste-add").addEventListener("click", addPasted);
@@ -35,30 +36,9 @@ export function startAsk() {
   byId("example-ask").addEventListener("click", (event) => act(event, askExample));
 }
 
-/** The server's models, for the field "Model". */
-export function setModels(names) {
-  const field = byId("model");
-  if ([...field.options].map((option) => option.value).join("\n") === names.join("\n")) return;
-  const chosen = field.value;
-  field.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
-  if (names.includes(chosen)) field.value = chosen;
-}
-
-/** Runs `action(signal)` unless an action is running; Stop aborts it. */
-async function act(event, action) {
+function act(event, asked) {
   event.preventDefault();
-  if (running !== null) return;
-  running = new AbortController();
-  setRunning(true);
-  try {
-    await action(running.signal);
-  } catch (error) {
-    if (error.name === "AbortError") say(byId("ask-status"), "Stopped.");
-    else showProblem(error);
-  } finally {
-    running = null;
-    setRunning(false);
-  }
+  return action.run(asked);
 }
 
 function setRunning(isRunning) {
@@ -79,7 +59,7 @@ function showProblem(error) {
   say(byId("ask-status"), "");
 }
 
-async function ask(isCompared, signal = running.signal) {
+async function ask(isCompared, signal) {
   const rows = editor.used;
   const body = requestBody(rows);
   const titles = isCompared ? ["Chunks reused", "Full attention"] : [titleOf(body)];

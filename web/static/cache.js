@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The view "Cache": tiles and plots of the cache's state, and computing documents ahead.
 
+import { Action } from "./action.js";
 import { byId, el, say } from "./dom.js";
 import { split, takeDrops } from "./files.js";
 import { bytes, count, percent, perSecond, several, tokens } from "./format.js";
@@ -11,12 +12,16 @@ import { History, totalsOf } from "./series.js";
 const history = new History();
 const tiles = new Map();
 let plots = null;
-let running = null;
+const computing = new Action({
+  show: setRunning,
+  fail: (error) => (say(byId("ingest-problem"), error.message), say(byId("ingest-status"), "")),
+  stopped: () => say(byId("ingest-status"), "Stopped. Computed chunks are kept."),
+});
 let dropped = [];
 
 export function startCache() {
   byId("ingest").addEventListener("submit", ingest);
-  byId("ingest-stop").addEventListener("click", () => running?.abort());
+  byId("ingest-stop").addEventListener("click", () => computing.stop());
   byId("ingest-files").addEventListener("change", () => choose([]));
   takeDrops(byId("ingest"), choose);
 }
@@ -93,25 +98,13 @@ function madePlots(tiers) {
   return made;
 }
 
-async function ingest(event) {
+function ingest(event) {
   event.preventDefault();
-  if (running !== null) return;
+  if (computing.isRunning) return;
   say(byId("ingest-problem"), "");
-  const chosen = byId("ingest-files").files;
-  const files = dropped.length ? dropped : [...chosen];
+  const files = dropped.length ? dropped : [...byId("ingest-files").files];
   if (!files.length) return say(byId("ingest-problem"), "Choose files first.");
-  running = new AbortController();
-  setRunning(true);
-  try {
-    say(byId("ingest-status"), await computeFiles(files, running.signal));
-  } catch (error) {
-    const isStop = error.name === "AbortError";
-    say(byId("ingest-status"), isStop ? "Stopped. Computed chunks are kept." : "");
-    if (!isStop) say(byId("ingest-problem"), error.message);
-  } finally {
-    running = null;
-    setRunning(false);
-  }
+  computing.run(async (signal) => say(byId("ingest-status"), await computeFiles(files, signal)));
 }
 
 function setRunning(isRunning) {

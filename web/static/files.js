@@ -1,7 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Splits files into chunks on the server, which has the tokenizer.
+// Files and folders that are chosen or dropped, and chunks of files, which the server splits.
 
 import { send } from "./api.js";
+
+/** File types that the server reads. */
+export const TYPES = [".txt", ".md", ".markdown", ".pdf", ".html", ".htm"];
+
+const paths = new WeakMap();
+
+/** A file's path in the folder that was chosen or dropped; its name without one. */
+export const pathOf = (file) => paths.get(file) ?? (file.webkitRelativePath.split("/").slice(1).join("/") || file.name);
 
 /** Chunks `{id, title, text, tokens}` of one file. Throws ApiError with the file's name in its message. */
 export async function split(file, maxTokens, signal) {
@@ -14,7 +22,13 @@ export async function split(file, maxTokens, signal) {
   }
 }
 
-/** Makes `element` a drop target for files. */
+/** Files of a folder whose types can be read, without those in hidden folders. */
+export function readable(files) {
+  const isHidden = (file) => pathOf(file).split("/").some((part) => part.startsWith("."));
+  return files.filter((file) => TYPES.some((type) => file.name.toLowerCase().endsWith(type)) && !isHidden(file));
+}
+
+/** Makes `element` a drop target for files and folders; `onFiles` gets the files. */
 export function takeDrops(element, onFiles) {
   const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
   element.addEventListener("dragover", (event) => {
@@ -23,10 +37,42 @@ export function takeDrops(element, onFiles) {
     element.classList.add("dropping");
   });
   element.addEventListener("dragleave", () => element.classList.remove("dropping"));
-  element.addEventListener("drop", (event) => {
+  element.addEventListener("drop", async (event) => {
     element.classList.remove("dropping");
     if (!hasFiles(event)) return;
     event.preventDefault();
-    onFiles([...event.dataTransfer.files]);
+    onFiles(await droppedFiles(event.dataTransfer.items));
   });
+}
+
+/** Reads `items` before the first await: they are empty after the event. */
+async function droppedFiles(items) {
+  const dropped = [...items].filter((item) => item.kind === "file");
+  const found = dropped.map((item) => ({ entry: item.webkitGetAsEntry(), file: item.getAsFile() }));
+  const isOneFolder = found.length === 1 && found[0].entry?.isDirectory;
+  const files = [];
+  for (const { entry, file } of found) {
+    if (entry?.isDirectory) files.push(...readable(await filesBelow(entry, isOneFolder ? "" : `${entry.name}/`)));
+    else files.push(file);
+  }
+  return files;
+}
+
+/** All files below a folder; their paths begin with `prefix`. */
+async function filesBelow(folder, prefix) {
+  const reader = folder.createReader();
+  const files = [];
+  for (;;) {
+    const entries = await new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // some at a time
+    if (!entries.length) return files;
+    for (const entry of entries) {
+      if (entry.isDirectory) {
+        files.push(...await filesBelow(entry, `${prefix}${entry.name}/`));
+        continue;
+      }
+      const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
+      paths.set(file, `${prefix}${entry.name}`);
+      files.push(file);
+    }
+  }
 }

@@ -2,15 +2,18 @@
 // Starts the page: views, theme and polling of the server.
 
 import { apiKey, events, getJson } from "./api.js";
-import { setModels, startAsk } from "./ask.js";
+import { startAsk } from "./ask.js";
 import { drawPlots, forgetHistory, showStats, startCache } from "./cache.js";
 import { showCluster } from "./cluster.js";
+import { forgetCollections, loadCollections, startCollections } from "./collections.js";
 import { byId, el, say } from "./dom.js";
+import { TYPES } from "./files.js";
+import { readLink } from "./link.js";
 import { ChunkList } from "./list.js";
 import { Poller } from "./poller.js";
 import { startTheme } from "./theme.js";
 
-const VIEWS = ["ask", "cache", "cluster"];
+const VIEWS = ["ask", "collections", "cache", "cluster"];
 const EVERY_MS = 2000;
 const LONGEST_MS = 15_000;
 
@@ -33,8 +36,19 @@ async function ask() {
   if (asked !== replica) return;
   showStats(stats, Date.now());
   if (isShown("cache")) list.follow(stats);
+  if (isShown("collections")) await loadCollections();
   showState("up", stats.enabled ? "Connected" : "Connected, chunk cache off");
   byId("trouble").hidden = true;
+}
+
+/** Offers the server's models wherever one can be chosen. */
+function setModels(names) {
+  for (const field of document.querySelectorAll("select.models")) {
+    if ([...field.options].map((option) => option.value).join("\n") === names.join("\n")) continue;
+    const chosen = field.value;
+    field.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+    if (names.includes(chosen)) field.value = chosen;
+  }
 }
 
 async function askCluster() {
@@ -70,6 +84,7 @@ function chooseReplica(name) {
 }
 
 function showFailure(error, retryMs) {
+  forgetCollections();
   if (error.status === 401) return showState("away", "API key needed");
   hasModels = hasModels && error.status !== 0; // the server may return with another model
   const words = error.status === 0 ? "Server not reachable" : `Server error: ${error.message}`;
@@ -86,7 +101,7 @@ function showState(state, words) {
 const isShown = (view) => !byId(`view-${view}`).hidden;
 
 function showView() {
-  const wanted = location.hash.slice(1);
+  const wanted = readLink().view;
   const view = VIEWS.includes(wanted) && (wanted !== "cluster" || hasCluster) ? wanted : "ask";
   for (const name of VIEWS) byId(`view-${name}`).hidden = name !== view;
   for (const link of document.querySelectorAll("nav a")) {
@@ -124,8 +139,10 @@ window.addEventListener("hashchange", () => {
   if (isShown("cache") && !byId("ingest-system").value) byId("ingest-system").value = byId("system").value;
   poller.now();
 });
+for (const input of document.querySelectorAll('input[type="file"]:not([webkitdirectory])')) input.accept = TYPES.join(",");
 startTheme();
 startAsk();
+startCollections();
 startCache();
 showView();
 poller.now();
