@@ -41,7 +41,14 @@ def main() -> None:
         redis = RedisProcess(folder)
         model = (str(DEMO_MODEL), "--served-model-name", "demo", "--chunk-cache-memory", "64MiB")
         server = ServerProcess(
-            folder / "server.log", *model, "--registry", redis.url, "--replica-name", "a"
+            folder / "server.log",
+            *model,
+            "--registry",
+            redis.url,
+            "--replica-name",
+            "a",
+            "--collections",
+            str(folder / "collections"),
         ).wait_ready()
         router = ServerProcess(folder / "router.log", "--registry", redis.url, serve=ROUTE)
         try:
@@ -69,6 +76,9 @@ def _take_all(server: str, router: str) -> None:
         page.goto(server)
         _ask(page)
         _take(page, "ask")
+        page.get_by_role("link", name="Collections").click()
+        _use_collections(page)
+        _take(page, "collections")
         page.get_by_role("link", name="Cache").click()
         _use_cache(page, server)
         _take(page, "cache")
@@ -88,6 +98,26 @@ def _ask(page: Page) -> None:
         page.get_by_role("button", name="Shuffle").click()
         page.get_by_role("button", name="Compare with full attention").click()
         expect(page.locator("#ask-status")).to_contain_text("Full attention: first token")
+
+
+def _use_collections(page: Page) -> None:
+    """Makes a collection of a file for each three of the example's documents, and asks two questions."""
+    page.locator("#collection option").first.wait_for(state="attached")
+    page.get_by_label("Name", exact=True).fill("cities")
+    starts = range(0, len(EXAMPLE.documents), 3)
+    texts = ["\n\n".join(EXAMPLE.documents[start : start + 3]) for start in starts]
+    files = [
+        {"name": f"notes-{number}.txt", "mimeType": "text/plain", "buffer": text.encode()}
+        for number, text in enumerate(texts, 1)
+    ]
+    page.locator("#collection-tokens").fill("16")
+    page.locator("#upload-files").set_input_files(files)
+    expect(page.locator("#upload-status")).to_contain_text("Passages")
+    for number, question in enumerate(EXAMPLE.questions[:2], 1):
+        page.locator("#turn-passages").evaluate("field => (field.value = 3)")
+        page.locator("#turn-question").fill(question)
+        page.get_by_role("button", name="Ask", exact=True).click()
+        expect(page.locator("#turns .facts")).to_have_count(number)
 
 
 def _use_cache(page: Page, server: str) -> None:

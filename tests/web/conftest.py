@@ -39,7 +39,12 @@ class DemoServer:
     def __init__(self, folder: Path, redis: RedisProcess | None) -> None:
         self.redis = redis
         self._folder = folder
-        self._flags = [*FLAGS, "--collections", str(folder / "collections"), *(["--registry", redis.url, "--replica-name", "a"] if redis else [])]
+        self._flags = [
+            *FLAGS,
+            "--collections",
+            str(folder / "collections"),
+            *(["--registry", redis.url, "--replica-name", "a"] if redis else []),
+        ]
         self.process = self.start()
 
     def start(self, *flags: str, port: int | None = None) -> TesseraServer:

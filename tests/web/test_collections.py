@@ -9,6 +9,7 @@ from playwright.sync_api import Page, Route, expect
 
 from app.documents.files import SUFFIXES
 from tests.app.pdfs import make_pdf
+from tests.engine.test_tiers import archived
 from tests.web.conftest import EXAMPLE
 from tests.web.test_ask import ANSWER, HOSTILE, drop
 from training.demo.language import DEFAULT_SYSTEM
@@ -79,9 +80,7 @@ def test_a_folder_becomes_a_collection_with_progress(collections, folder, server
     collections.get_by_label("Name", exact=True).fill("papers")
     collections.locator("#collection-tokens").fill("16")
     collections.locator("#upload-folder").set_input_files(folder)
-    expect(collections.locator("#upload-status")).to_have_text(
-        "Files: 3 added. Passages: 5 computed, 0 already there."
-    )
+    expect(collections.locator("#upload-status")).to_have_text("Files: 3 added. Passages: 5 computed, 0 already there.")
     assert kept(collections) == ["codes/falcon.md", "mayors.txt", "rooms.pdf"]
     seen = [value for value, said in collections.evaluate("window.seen") if "of 3 files" in said]
     assert seen == sorted(seen)
@@ -231,6 +230,7 @@ def test_a_restart_keeps_the_collection_and_computes_nothing(demo, browser, tmp_
     page.get_by_label("Name", exact=True).fill("kept")
     upload(page, "codes/falcon.md", "mayors.txt")
     ask(page, QUESTION)
+    archived(demo.process)
     demo.process.stop()
     expect(page.locator("#connection")).to_have_text("Server not reachable", timeout=30_000)
     demo.start(*tiers, port=port)

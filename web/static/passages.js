@@ -25,7 +25,11 @@ export function passageList(report, collection) {
     el("ol", { className: "passages" }, ...retrieved.map(item)));
 }
 
-const nameOf = ({ file, page, title }) => [file, page === null ? null : `page ${page}`, title].filter(Boolean).join(" · ");
+/** "manual.pdf · page 3 · Setup"; the passage's number if it has neither page nor title. */
+function nameOf({ file, number, page, title }) {
+  const places = [page === null ? null : `page ${page}`, title].filter(Boolean);
+  return [file, ...(places.length ? places : [`passage ${number}`])].join(" · ");
+}
 
 /** Shows the passages of a file, those in `used` marked, and scrolls to the passage `wanted`. */
 async function openPassage(wanted, used, { name, query }) {
