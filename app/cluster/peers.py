@@ -5,10 +5,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from http import HTTPStatus
 from typing import Final
-
-import httpx
 
 from cache.config import ChunkCacheConfig
 from cache.costs import Costs
@@ -26,11 +23,10 @@ PATH: Final = "/peer/chunks/{key}"
 FILL_PATH: Final = "/peer/fills"
 FINGERPRINT_HEADER: Final = "x-tessera-fingerprint"
 MOST_AT_ONCE: Final = 4
-"""Files fetched concurrently, each held in memory as a whole."""
-_POLL_S, _KNOWN_S = 0.05, 1.0
+"""Segments fetched concurrently, each held in a worker's memory as a whole."""
+_POLL_S, _KNOWN_S, _LEAST_S = 0.05, 1.0, 0.01
 _PUBLISHED_S = 0.25
 """Seconds at most until other replicas see a computed chunk in the registry."""
-_LARGEST_HEADER = 1 << 20
 
 
 def peer_headers(secret: str, fingerprint: str) -> dict[str, str]:
@@ -53,14 +49,14 @@ class Peers:
         metrics: ChunkCacheMetrics,
         transfers: Callable[[], PoolTransfers | None],
         costs: Costs,
-        client: httpx.AsyncClient,
+        headers: dict[str, str],
         *,
         wait_s: float,
         is_eager: bool = False,
     ) -> None:
         """``own_id`` returns ``None`` while the registry is lost, ``transfers`` once sharing has ended.
 
-        ``client`` sends :func:`peer_headers`. ``is_eager``: fetches even where computing were faster.
+        ``headers`` are :func:`peer_headers`. ``is_eager``: fetches even where computing were faster.
         """
         self._registry = registry
         self._own_id = own_id
@@ -70,7 +66,7 @@ class Peers:
         self._costs = costs
         self._wait_s = wait_s
         self._is_eager = is_eager
-        self._client = client
+        self._headers = headers
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._lookups = LookupBatcher(self._begin_fills)
         self._known: dict[str, Replica] = {}
@@ -120,40 +116,23 @@ class Peers:
         started = time.perf_counter()
         try:
             for entry in job.entries:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                    ranks = range(transfers.num_workers)
-                    files = await asyncio.gather(*(self._get(peer, entry, rank) for rank in ranks))
-                await transfers.write(entry, files)
-        except _AbsentError:
-            self._count("absent")
-        except (TimeoutError, httpx.HTTPError) as error:
-            self._count("failed")
-            logger.warning("chunks of replica %s: %s: %s", peer.name, type(error).__name__, error)
+                url = peer.url + PATH.format(key=entry.key)
+                async with self._turns:
+                    left = max(deadline - time.monotonic(), _LEAST_S)
+                    answers = await transfers.fetch(entry, url, self._headers, left)
+                outcomes = {answer.fetched for answer in answers}
+                if outcomes != {"fetched"}:
+                    self._count("absent" if outcomes <= {"fetched", "absent"} else "failed")
+                    return False
         except TransferError as error:
             self._count("refused")
             logger.warning("chunks of replica %s are unusable: %s", peer.name, error)
-        else:
-            self._count("fetched")
-            num_bytes = self._bytes(job.entries)
-            self._metrics.fetched_bytes += num_bytes
-            self._costs.fetching.observe(num_bytes, time.perf_counter() - started)
-            return True
-        return False
-
-    async def _get(self, peer: Replica, entry: ChunkKVCache, rank: int) -> bytes:
-        largest = self._bytes([entry]) + 2 * len(entry.identity.tokens) + 2 * len(entry.identity.prefix)
-        url = peer.url + PATH.format(key=entry.key)
-        data = bytearray()
-        request = self._client.stream("GET", url, params={"rank": rank})
-        async with self._turns, request as response:
-            if response.status_code == HTTPStatus.NOT_FOUND:
-                raise _AbsentError
-            response.raise_for_status()
-            async for part in response.aiter_raw():
-                data += part
-                if len(data) > largest + _LARGEST_HEADER:
-                    raise TransferError("more bytes than the chunk can have")
-        return bytes(data)
+            return False
+        self._count("fetched")
+        num_bytes = self._bytes(job.entries)
+        self._metrics.fetched_bytes += num_bytes
+        self._costs.fetching.observe(num_bytes, time.perf_counter() - started)
+        return True
 
     async def others(self) -> dict[str, Replica]:
         """Other replicas with the same fingerprint, by id; at most a second old."""
@@ -172,10 +151,6 @@ class Peers:
 
     def _count(self, outcome: str) -> None:
         self._metrics.fetches[outcome] += 1
-
-
-class _AbsentError(Exception):
-    """A peer no longer has what it claimed."""
 
 
 class LookupBatcher:

@@ -83,7 +83,7 @@ async def _fetching(
             cache.metrics,
             lambda: cache.transfers,
             cache.costs,
-            client,
+            headers,
             wait_s=settings.peer_wait,
             is_eager=settings.role == "decode",
         )

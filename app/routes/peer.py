@@ -4,7 +4,8 @@
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Header, Path, Query, Response
+from fastapi import APIRouter, Body, Header, Path, Query
+from fastapi.responses import StreamingResponse
 from pydantic import SecretStr
 
 from app.access.peer import is_secret
@@ -32,7 +33,7 @@ async def chunk(
     settings: RequestSettings,
     authorization: Annotated[str, Header()] = "",
     fingerprint: Annotated[str | None, Header(alias=FINGERPRINT_HEADER)] = None,
-) -> Response:
+) -> StreamingResponse:
     """One worker's file of a cached segment. 401 without the secret, 409 for another engine's fingerprint."""
     _check_secret(authorization, settings.peer_secret)
     cache = engine.cache
@@ -48,7 +49,8 @@ async def chunk(
         raise GracefulHTTPError(str(error), HTTPStatus.NOT_FOUND) from error
     finally:
         cache.release(lease)
-    return Response(file, media_type="application/octet-stream")
+    headers = {"content-length": str(len(file.data))}
+    return StreamingResponse(file.parts(), media_type="application/octet-stream", headers=headers)
 
 
 @router.post(FILL_PATH, status_code=HTTPStatus.NO_CONTENT)

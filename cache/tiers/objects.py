@@ -61,7 +61,7 @@ class ObjectTier:
         try:
             with _told():
                 found = obstore.get(self._store, _path(address))
-                data = bytearray(found.bytes()) if found.meta["size"] <= max_bytes else bytearray()
+                data = memoryview(found.bytes()) if found.meta["size"] <= max_bytes else memoryview(b"")
         except FileNotFoundError:
             return None
         self._read_at[address] = time.time()

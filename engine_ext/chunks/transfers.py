@@ -7,18 +7,22 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Client
+from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.segments.hashing import ChunkHash
 from cache.segments.index import ChunkKVCache
+from cache.tiers.kept import KeptMemory
+from cache.tiers.tier import Buffer
 from engine_ext.wire.chunk_file import ChunkFileLabel, pack_file, unpack_file
-from engine_ext.wire.file_transfer import Answer, Transfer, Verb
+from engine_ext.wire.file_transfer import Answer, Transfer, Verb, receive_file
 from engine_ext.wire.id_record import record_of, record_tensors
 from engine_ext.wire.prefix import BlockCommand, blocks_address
 
 logger = logging.getLogger(__name__)
 
+_PART_BYTES = 1 << 20
 _AT_ONCE = 8
 """Segments that move at once, beside one that is stored."""
 
@@ -38,31 +42,34 @@ class PoolTransfers:
         """Files of each segment."""
         # Each exchange takes a thread while it waits.
         threads = ThreadPoolExecutor((_AT_ONCE + 2) * len(addresses), thread_name_prefix="transfers")
-        lanes = [[_Worker(address, threads) for address in addresses] for _ in range(_AT_ONCE)]
+        memory = KeptMemory()
+        lanes = [[_Worker(address, threads, memory) for address in addresses] for _ in range(_AT_ONCE)]
         self._lanes = asyncio.Queue[list[_Worker]]()
         for lane in lanes:
             self._lanes.put_nowait(lane)
-        self._storing = [_Worker(address, threads) for address in addresses]
-        self._of_blocks = [_Worker(blocks_address(address), threads) for address in addresses if keeps_prefixes]
+        self._storing = [_Worker(address, threads, memory) for address in addresses]
+        self._of_blocks = [_Worker(blocks_address(address), threads, memory) for address in addresses if keeps_prefixes]
         self._workers = [worker for lane in (*lanes, self._storing, self._of_blocks) for worker in lane]
         self._threads = threads
 
-    async def read(self, entry: ChunkKVCache, rank: int) -> bytes:
+    async def read(self, entry: ChunkKVCache, rank: int) -> "LentFile":
         """One worker's file of a segment that the caller leases; raises :class:`TransferError`."""
         async with self._lane() as workers:
             _, file = await workers[rank].ask(self._transfer("read", entry, rank))
+        assert file is not None
         return file
 
-    async def write(self, entry: ChunkKVCache, files: Sequence[bytes]) -> None:
-        """Writes a segment that is being filled; after :class:`TransferError` it must not be loaded.
+    async def fetch(self, entry: ChunkKVCache, url: str, headers: dict[str, str], limit_s: float) -> list[Answer]:
+        """Fills a segment from another replica's files at ``url``.
 
-        It returns, even if cancelled, only when all workers have stopped writing: the pages may then be reused.
+        It may be loaded only if every worker fetched its own. It returns, even if cancelled, only when all workers have
+        stopped writing: the pages may then be reused. Raises :class:`TransferError` for files of something else.
         """
         async with self._lane() as workers:
-            await self._all("write", entry, workers, files=files)
+            return await self._all("fetch", entry, workers, limit_s=limit_s, url=url, headers=headers)
 
     async def load(self, entry: ChunkKVCache, tiers: Sequence[str], limit_s: float = 0.0) -> list[Answer]:
-        """Imports a segment that is being filled from ``tiers``; returns like :meth:`write`.
+        """Imports a segment that is being filled from ``tiers``; returns like :meth:`fetch`.
 
         It may be loaded only if each worker's answer names a tier. A tier that takes longer than ``limit_s``, if that
         is not 0, is passed over. Raises :class:`TransferError`.
@@ -95,7 +102,11 @@ class PoolTransfers:
         label = self._record_label(str(key))
         async with self._lane() as workers:
             answer, file = await workers[0].ask(Transfer("find", label, [], 0))
-        return answer.tier, record_of(unpack_file(file, label)) if answer.tier is not None else b""
+        if answer.tier is None or file is None:
+            return None, b""
+        record = record_of(unpack_file(file.data, label))
+        file.give_back()
+        return answer.tier, record
 
     async def list_records(self) -> list[ChunkHash]:
         """Keys of the engine's records in all tiers; raises :class:`TransferError`."""
@@ -127,15 +138,9 @@ class PoolTransfers:
         verb: Verb,
         entry: ChunkKVCache,
         workers: "Sequence[_Worker]",
-        *,
-        files: Sequence[bytes] | None = None,
-        tiers: tuple[str, ...] = (),
-        limit_s: float = 0.0,
+        **fields: Any,
     ) -> list[Answer]:
-        asked = (
-            worker.ask(self._transfer(verb, entry, rank, tiers, limit_s), file)
-            for rank, (worker, file) in enumerate(zip(workers, files or [b""] * len(workers), strict=True))
-        )
+        asked = (worker.ask(self._transfer(verb, entry, rank, **fields)) for rank, worker in enumerate(workers))
         moving = asyncio.gather(*asked, return_exceptions=True)
         is_cancelled = False
         while not moving.done():
@@ -155,40 +160,65 @@ class PoolTransfers:
     def _record_label(self, key: str) -> ChunkFileLabel:
         return ChunkFileLabel(self._fingerprint, key, "", "", 0, self.num_workers)
 
-    def _transfer(
-        self, verb: Verb, entry: ChunkKVCache, rank: int, tiers: tuple[str, ...] = (), limit_s: float = 0.0
-    ) -> Transfer:
+    def _transfer(self, verb: Verb, entry: ChunkKVCache, rank: int, **fields: Any) -> Transfer:
         identity = entry.identity
         prefix, tokens = identity.prefix.hex(), identity.tokens.hex()
         label = ChunkFileLabel(self._fingerprint, str(entry.key), prefix, tokens, rank, self.num_workers)
-        return Transfer(verb, label, entry.pages, entry.tag, tiers, limit_s)
+        return Transfer(verb, label, entry.pages, entry.tag, **fields)
+
+
+class LentFile:
+    """A file in memory that others get once it is given back."""
+
+    def __init__(self, num_bytes: int, memory: KeptMemory) -> None:
+        self._memory = memory
+        self._lent = memory.take(num_bytes)
+        self.data = self._lent[:num_bytes]
+        """The file, until it is given back."""
+
+    def give_back(self) -> None:
+        """Ends the use of the memory."""
+        self._memory.give(self._lent)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The file's bytes, copied, since a connection may keep what it sends; then gives the memory back."""
+        try:
+            for start in range(0, len(self.data), _PART_BYTES):
+                yield bytes(self.data[start : start + _PART_BYTES])
+        finally:
+            self.give_back()
 
 
 class _Worker:
     """A connection to one worker, for one transfer at a time."""
 
-    def __init__(self, address: str, threads: Executor) -> None:
+    def __init__(self, address: str, threads: Executor, memory: KeptMemory) -> None:
         self._threads = threads
+        self._memory = memory
         self._connection = Client(address, "AF_UNIX")
         self._turn = asyncio.Lock()
 
-    async def ask(self, transfer: Transfer | BlockCommand, file: bytes = b"") -> tuple[Answer, bytes]:
+    async def ask(self, transfer: Transfer | BlockCommand, file: Buffer = b"") -> tuple[Answer, LentFile | None]:
         """The answer, and the file if any. Continues when cancelled: the next answer would else be this one."""
         return await asyncio.shield(asyncio.create_task(self._ask(transfer, file)))
 
-    async def _ask(self, transfer: Transfer | BlockCommand, file: bytes) -> tuple[Answer, bytes]:
+    async def _ask(self, transfer: Transfer | BlockCommand, file: Buffer) -> tuple[Answer, LentFile | None]:
         async with self._turn:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._exchange, transfer, file)
 
-    def _exchange(self, transfer: Transfer | BlockCommand, file: bytes) -> tuple[Answer, bytes]:
+    def _exchange(self, transfer: Transfer | BlockCommand, data: Buffer) -> tuple[Answer, LentFile | None]:
         try:
             self._connection.send_bytes(transfer.to_bytes())
             if transfer.takes_file:
-                self._connection.send_bytes(file)
+                self._connection.send_bytes(data)
             answer = Answer.from_bytes(self._connection.recv_bytes())
             if answer.error:
                 raise TransferError(answer.error)
-            return answer, self._connection.recv_bytes() if transfer.sends_file else b""
+            if not transfer.sends_file:
+                return answer, None
+            file = LentFile(answer.num_bytes, self._memory)
+            receive_file(self._connection, file.data)
+            return answer, file
         except (EOFError, OSError) as error:
             raise TransferError(f"a worker has ended: {error!r}") from error
 

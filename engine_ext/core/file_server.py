@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import Connection, Listener
 from typing import Any, Final
@@ -20,12 +20,14 @@ import torch
 from cache.positions.layout import packed_length
 from cache.tiers.chain import Events, TierChain
 from cache.tiers.config import make_tier
+from cache.tiers.kept import KeptMemory
 from cache.tiers.tier import Address, Buffer
 from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import WorkerHalf
-from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileError, ChunkFileLabel, pack_file, unpack_file
-from engine_ext.wire.file_transfer import Answer, Transfer
+from engine_ext.wire.chunk_file import LONGEST_HEADER, BlankFile, ChunkFileError, ChunkFileLabel, unpack_file
+from engine_ext.wire.file_transfer import Answer, Transfer, send_file
 from engine_ext.wire.id_record import LARGEST_RECORD, is_record_of
+from replicas.peer_file import PeerFileError, fetch_file
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class TransferServer:
     def __init__(self, half: WorkerHalf, chain: TierChain) -> None:
         self._half = half
         self._chain = chain
+        self._memory = KeptMemory(None if half.device.type == "cpu" else _pinned)
         # Steps of running answers go before loads. Threads that read tiers are started by these, and inherit that.
         self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="loads", initializer=_give_way)
 
@@ -78,19 +81,20 @@ class TransferServer:
         """Carries out one transfer."""
         transfer = Transfer.from_bytes(connection.recv_bytes())
         file = connection.recv_bytes() if transfer.takes_file else b""
-        if transfer.verb == "load":
-            answer, found = self._loading.submit(self._carried_out, transfer, file).result()
-        else:
-            answer, found = self._carried_out(transfer, file)
-        answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
-        connection.send_bytes(answer.to_bytes())
-        if transfer.sends_file and not answer.error:
-            connection.send_bytes(found)
+        with ExitStack() as lent:
+            if transfer.verb == "load":
+                answer, found = self._loading.submit(self._carried_out, transfer, file, lent).result()
+            else:
+                answer, found = self._carried_out(transfer, file, lent)
+            answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
+            connection.send_bytes(answer.to_bytes())
+            if transfer.sends_file and not answer.error:
+                send_file(connection, found)
 
-    def _carried_out(self, transfer: Transfer, file: bytes) -> tuple[Answer, bytes]:
+    def _carried_out(self, transfer: Transfer, file: bytes, lent: ExitStack) -> tuple[Answer, Buffer]:
         answer = Answer()
         try:
-            return answer, self._carry_out(transfer, file, answer)
+            return answer, self._carry_out(transfer, file, answer, lent)
         except (WrongPagesError, ChunkFileError) as error:
             answer.error = str(error)
         except Exception as error:
@@ -98,7 +102,8 @@ class TransferServer:
             answer.error = repr(error)
         return answer, b""
 
-    def _carry_out(self, transfer: Transfer, file: bytes, answer: Answer) -> bytes:
+    def _carry_out(self, transfer: Transfer, file: Buffer, answer: Answer, lent: ExitStack) -> Buffer:
+        """Returns the file that follows the answer, if any. ``lent`` ends when the answer is sent."""
         label, num_tokens = transfer.label, packed_length(bytes.fromhex(transfer.label.tokens))
         address, events = Address(label.key, label.rank, label.ranks), Events(answer.events)
         if transfer.verb == "drop":
@@ -111,11 +116,12 @@ class TransferServer:
             names = [tier.name for tier in self._chain.tiers]
             record = self._chain.get(address, LARGEST_RECORD, names, partial(_checked, label=label), events)
             answer.tier, file = record or (None, b"")
+            answer.num_bytes = len(file)
         elif transfer.verb == "list":
             found = self._chain.addresses(lambda each: is_record_of(each.key, label.fingerprint), events)
             answer.keys = sorted({each.key for each in found})
-        elif transfer.verb == "write":
-            self._half.write(transfer.pages, transfer.tag, num_tokens, unpack_file(file, label))
+        elif transfer.verb == "fetch":
+            self._fetch(transfer, num_tokens, answer, lent)
         elif transfer.verb == "load":
             largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
             loaded = self._chain.get(
@@ -130,11 +136,29 @@ class TransferServer:
                 answer.tier, (answer.num_bytes, tensors) = loaded
                 self._half.write(transfer.pages, transfer.tag, num_tokens, tensors)
         else:
-            file = pack_file(label, self._half.read(transfer.pages, transfer.tag, num_tokens))
+            blank = BlankFile(label, self._half.forms(num_tokens), self._memory_for(lent))
+            self._half.read(transfer.pages, transfer.tag, blank.tensors)
+            file = blank.seal()
             answer.num_bytes = len(file)
             if transfer.verb == "store":
                 self._chain.put(address, file, events)
         return file
+
+    def _fetch(self, transfer: Transfer, num_tokens: int, answer: Answer, lent: ExitStack) -> None:
+        largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
+        url, room = f"{transfer.url}?rank={transfer.label.rank}", self._memory_for(lent)
+        try:
+            file = fetch_file(url, transfer.headers, largest, transfer.limit_s, room)
+        except PeerFileError as error:
+            logger.warning("a replica's chunk: %s", error)
+            answer.fetched = "failed"
+            return
+        answer.fetched = "absent" if file is None else "fetched"
+        if file is not None:
+            self._half.write(transfer.pages, transfer.tag, num_tokens, unpack_file(file, transfer.label))
+
+    def _memory_for(self, lent: ExitStack) -> Callable[[int], memoryview]:
+        return lambda num_bytes: lent.enter_context(self._memory.lend(num_bytes))
 
 
 def _give_way() -> None:

@@ -74,17 +74,19 @@ def tokens_of(pool: Tensor, pages: Sequence[int], num_tokens: int) -> Tensor:
     return pool[list(pages)].flatten(0, 1)[:num_tokens]
 
 
+def copy_tokens(pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:
+    """Copies the first tokens in ``pages`` to ``[tokens, heads, size]`` on the CPU."""
+    if pool.device.type != "cpu":
+        tensor.copy_(tokens_of(pool, pages, len(tensor)))  # gathered on the device: many small copies would be slow
+        return
+    for run, part in _parts(pool, pages, tensor):
+        part.copy_(run)
+
+
 def fill_pages(pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:
-    """Copies ``[tokens, heads, size]`` to pages, as many at once as lie side by side."""
-    page_tokens = pool.shape[1]
-    full = len(tensor) // page_tokens
-    start = 0
-    for first, count in _runs(pages[:full]):
-        end = start + count * page_tokens
-        pool[first : first + count].copy_(tensor[start:end].view(count, page_tokens, *tensor.shape[1:]))
-        start = end
-    if start < len(tensor):
-        pool[pages[full], : len(tensor) - start].copy_(tensor[start:])
+    """Copies ``[tokens, heads, size]`` to pages."""
+    for run, part in _parts(pool, pages, tensor):
+        run.copy_(part)
 
 
 def check_tensors(pools: Mapping[str, Tensor], tensors: Mapping[str, Tensor], num_tokens: int) -> None:
@@ -104,6 +106,19 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
     scale = max(float(a.abs().max()), 1e-9)
     difference = float((a - b).abs().max()) / scale
     return difference if difference == difference else float("inf")
+
+
+def _parts(pool: Tensor, pages: Sequence[int], tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of pages that lie side by side, and of their tokens in ``tensor``."""
+    page_tokens = pool.shape[1]
+    full = len(tensor) // page_tokens
+    start = 0
+    for first, count in _runs(pages[:full]):
+        end = start + count * page_tokens
+        yield pool[first : first + count], tensor[start:end].view(count, page_tokens, *tensor.shape[1:])
+        start = end
+    if start < len(tensor):
+        yield pool[pages[full], : len(tensor) - start], tensor[start:]
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:

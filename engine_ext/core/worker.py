@@ -14,8 +14,9 @@ from engine_ext.core.attention.readers import Readers, install
 from engine_ext.core.attention.requests import AttendingRequests
 from engine_ext.core.layers import AttentionLayer, KVCaches
 from engine_ext.core.moves import Moves, moved_tokens
-from engine_ext.core.pages import PageTags, check_tensors, fill_pages, relative_difference, tokens_of
+from engine_ext.core.pages import PageTags, check_tensors, copy_tokens, fill_pages, relative_difference, tokens_of
 from engine_ext.core.stats import TransferStats
+from engine_ext.wire.chunk_file import Forms
 from engine_ext.wire.plan import BlockTransfer, LoadRefused, TransferPlan
 from kernels.dispatch import attention_for, copier_for
 from kernels.layout import BlockLayout, probe_layout
@@ -194,20 +195,24 @@ class WorkerHalf:
                 self.tags.put(span.pages, span.tag)
         self._count("save", started, len(moved.slots))
 
-    def read(self, pages: Sequence[int], tag: int, num_tokens: int) -> dict[str, Tensor]:
-        """KV of the segment in ``pages``, by layer.
+    def forms(self, num_tokens: int) -> Forms:
+        """Tensors of a segment by layer, ``[num_tokens, heads, size]``."""
+        pools = pools_of(self.copier.layers)
+        return {name: ((num_tokens, *pool.shape[2:]), pool.dtype) for name, pool in pools.items()}
 
-        Tensors are ``[num_tokens, heads, size]``, contiguous, on the CPU. Raises :class:`WrongPagesError`.
+    def read(self, pages: Sequence[int], tag: int, tensors: Mapping[str, Tensor]) -> None:
+        """Copies KV of the segment in ``pages`` to ``tensors`` of its :meth:`forms`, on the CPU.
+
+        Raises :class:`WrongPagesError`.
         """
         self.tags.check(pages, tag)
         self._moves.wait()  # tagged pages may still have to be saved
-        pools = pools_of(self.copier.layers)
-        tensors = {name: tokens_of(pool, pages, num_tokens).cpu().contiguous() for name, pool in pools.items()}
+        for name, pool in pools_of(self.copier.layers).items():
+            copy_tokens(pool, pages, tensors[name])
         self.tags.check(pages, tag)  # a writer removes them first
-        return tensors
 
     def write(self, pages: Sequence[int], tag: int, num_tokens: int, tensors: Mapping[str, Tensor]) -> None:
-        """Writes tensors that :meth:`read` gave in another worker to ``pages``, and tags them.
+        """Writes tensors that :meth:`read` filled in another worker to ``pages``, and tags them.
 
         Raises :class:`WrongPagesError` if shapes or dtypes are not this pool's, having written nothing, and if the
         engine, whose loads and saves go on, has saved to the pages, which then have no tag.

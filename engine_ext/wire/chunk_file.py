@@ -7,18 +7,21 @@ behind the segment's prefix. The metadata has the label, and a checksum over all
 
 import json
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import xxhash
-from safetensors.torch import save
 from torch import Tensor
 
 from cache.tiers.tier import Buffer
 
 FORMAT = "tessera-kv-1"
+Forms = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and dtype of each tensor, by name."""
+warnings.filterwarnings("ignore", "The given buffer is not writable")  # nobody writes to a file's tensors
 _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -28,7 +31,9 @@ _DTYPES = {
     "U8": torch.uint8,
     "I8": torch.int8,
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LENGTH_BYTES = 8
+_NO_CHECKSUM = "-" * 32
 LONGEST_HEADER = 16 << 20
 
 
@@ -56,17 +61,46 @@ class ChunkFileLabel:
         return {"format": FORMAT, "checksum": checksum, **{name: str(value) for name, value in asdict(self).items()}}
 
 
+class BlankFile:
+    """A file with room for tensors: fill ``tensors``, then :meth:`seal`. Nothing is copied, unlike by safetensors."""
+
+    def __init__(
+        self, label: ChunkFileLabel, forms: Forms, allocate: Callable[[int], bytearray | memoryview] = bytearray
+    ) -> None:
+        """``allocate`` gives writable memory, which need not be zero."""
+        header: dict[str, Any] = {"__metadata__": label.to_metadata(_NO_CHECKSUM)}
+        end = 0
+        for name, (shape, dtype) in forms.items():
+            start, end = end, end + math.prod(shape) * dtype.itemsize
+            header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        words = json.dumps(header).encode()
+        words += b" " * (-len(words) % _LENGTH_BYTES)  # aligns the tensors
+        start = _LENGTH_BYTES + len(words)
+        self.data = memoryview(allocate(start + end))
+        self.data[:start] = len(words).to_bytes(_LENGTH_BYTES, "little") + words
+        self.tensors = {name: _view(self.data, start, **header[name]) for name in forms}
+        self._checksum_at = _LENGTH_BYTES + words.index(_NO_CHECKSUM.encode())
+
+    def seal(self) -> memoryview:
+        """Adds the checksum; returns the file."""
+        checksum = _checksum(self.tensors).encode()
+        self.data[self._checksum_at : self._checksum_at + len(checksum)] = checksum
+        return self.data
+
+
 def pack_file(label: ChunkFileLabel, tensors: Mapping[str, Tensor]) -> bytes:
-    """A file of ``tensors``, which are contiguous and on the CPU."""
-    return save(dict(tensors), label.to_metadata(_checksum(tensors)))
+    """A file of ``tensors``, which are on the CPU."""
+    file = BlankFile(label, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
+    for name, tensor in tensors.items():
+        file.tensors[name].copy_(tensor)
+    return bytes(file.seal())
 
 
 def unpack_file(data: Buffer, label: ChunkFileLabel) -> dict[str, Tensor]:
     """The tensors of a file whose label is ``label``; raises :class:`ChunkFileError`.
 
-    They are views of ``data`` if it is writable.
+    They are views of ``data``, and not to be written to.
     """
-    data = bytearray(data) if memoryview(data).readonly else data  # PyTorch has no tensors that are read-only
     header, start = _header(data)
     found = header.pop("__metadata__", None)
     if not isinstance(found, dict):

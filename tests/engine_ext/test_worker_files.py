@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_ext.core.pages import WrongPagesError, fill_pages, tokens_of
+from engine_ext.core.pages import WrongPagesError, copy_tokens, fill_pages
 from engine_ext.core.worker import WorkerHalf, pools_of
 from engine_ext.wire.plan import BlockTransfer, Span
 from kernels.paged import LayerKV, make_pool
@@ -42,7 +42,7 @@ def test_what_is_written_to_any_pages_is_read_again_and_nothing_else_changes(num
     pages = sorted(rng.sample(range(PAGES), count))
     others = [page for page in range(PAGES) if page not in pages]
     half.write(pages, 7, num_tokens, segment(num_tokens))
-    found = half.read(pages, 7, num_tokens)
+    found = read(half, pages, 7, num_tokens)
     assert all(torch.equal(found[name], tensor) for name, tensor in segment(num_tokens).items())
     for pool in pools_of(half.copier.layers).values():
         assert not pool[others].any()
@@ -53,10 +53,10 @@ def test_pages_of_another_tag_are_not_read():
     half = worker()
     half.write([3, 4], 7, 8, segment(8))
     with pytest.raises(WrongPagesError, match="tag 8"):
-        half.read([3, 4], 8, 8)
+        read(half, [3, 4], 8, 8)
     half.write([4], 9, 4, segment(4))
     with pytest.raises(WrongPagesError):
-        half.read([3, 4], 7, 8)
+        read(half, [3, 4], 7, 8)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,14 @@ def test_what_is_no_kv_of_this_pool_is_refused_and_nothing_is_written(change):
     change(found)
     with pytest.raises(WrongPagesError):
         half.write([3, 4], 8, 8, found)
-    before = half.read([3, 4], 7, 8)
+    before = read(half, [3, 4], 7, 8)
     assert all(torch.equal(before[name], tensor) for name, tensor in segment(8, seed=1).items())
+
+
+def read(half, pages, tag, num_tokens):
+    tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in half.forms(num_tokens).items()}
+    half.read(pages, tag, tensors)
+    return tensors
 
 
 def transfer(tag, pages=(3, 4)):
@@ -114,7 +120,7 @@ def test_a_late_save_to_pages_that_are_being_written_makes_them_nobodys(monkeypa
         half.write([3, 4], 8, 8, segment(8))
     for tag in (7, 8):
         with pytest.raises(WrongPagesError):
-            half.read([3, 4], tag, 8)
+            read(half, [3, 4], tag, 8)
 
 
 def test_pages_are_not_written_while_they_are_loaded(monkeypatch):
@@ -149,7 +155,7 @@ def test_of_two_saves_to_a_page_in_one_step_the_later_one_stays(monkeypatch):
     half.copier.layers[1].value_blocks[1, :8] = segment(8, seed=2)["1.value"]
     half.save([transfer(7), replace(transfer(8), block_ids=(1,))])
     assert len(calls) == 2  # a copier's rows must not repeat
-    assert torch.equal(half.read([3, 4], 8, 8)["1.value"], segment(8, seed=2)["1.value"])
+    assert torch.equal(read(half, [3, 4], 8, 8)["1.value"], segment(8, seed=2)["1.value"])
     half.save([transfer(7), replace(transfer(8, (5, 6)), block_ids=(1,))])
     assert len(calls) == 3
 
@@ -181,14 +187,14 @@ def test_pages_are_read_after_the_save_that_fills_them_on_whatever_stream_it_is(
         moves.order.append("save")
         save(*arguments)
 
-    def read(*arguments):
+    def copy(*arguments):
         moves.order.append("read")
-        return tokens_of(*arguments)
+        return copy_tokens(*arguments)
 
     monkeypatch.setattr(half.copier, "save", saved)
-    monkeypatch.setattr("engine_ext.core.worker.tokens_of", read)
+    monkeypatch.setattr("engine_ext.core.worker.copy_tokens", copy)
     half.save([transfer(7)])
-    half.read([3, 4], 7, 8)
+    read(half, [3, 4], 7, 8)
     assert moves.order[:4] == ["save", "queued", "wait", "read"]
 
 
@@ -204,4 +210,4 @@ def test_the_engine_moves_other_pages_while_some_are_written(monkeypatch):
     monkeypatch.setattr("engine_ext.core.worker.fill_pages", fill)
     half.write([3, 4], 7, 8, segment(8))
     assert moves.order == ["wait", *["fill"] * 4, "finish"]
-    half.read([3, 4], 7, 8)
+    read(half, [3, 4], 7, 8)

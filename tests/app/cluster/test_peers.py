@@ -27,10 +27,12 @@ from cache.config import ChunkCacheConfig
 from cache.eviction.removal import Removal
 from cache.positions.layout import ChunkedPrompt
 from cache.segments.holdings import DocumentKey, Holding, Tier
+from cache.tiers.kept import KeptMemory
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.fills import FillLimits
-from engine_ext.chunks.transfers import TransferError
+from engine_ext.chunks.transfers import LentFile, TransferError
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.file_transfer import Answer
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from replicas.registry import InProcessRegistry, RegistryError, Replica
@@ -48,8 +50,9 @@ class FakeTransfers:
     num_workers = 1
     keeps_prefixes = False
 
-    def __init__(self, llm):
-        self.llm = llm
+    def __init__(self, llm, mounts):
+        """`mounts` has the other replicas, by their URL."""
+        self.llm, self.mounts = llm, mounts
         self.damaged = False
         self.may_end = asyncio.Event()
         self.may_end.set()
@@ -61,17 +64,37 @@ class FakeTransfers:
         assert rank == 0
         pages = [self.llm.pages[page] for page in entry.pages]
         assert {tag for tag, _ in pages} == {entry.tag}
-        return json.dumps(["damaged" if self.damaged else str(entry.key), pages[0][1]]).encode()
+        content = json.dumps(["damaged" if self.damaged else str(entry.key), pages[0][1]]).encode()
+        file = LentFile(len(content), KeptMemory())
+        file.data[:] = content
+        return file
 
-    async def write(self, entry, files):
+    async def fetch(self, entry, url, headers, limit_s):
+        """As a worker does; if cancelled, it ends nevertheless."""
+        fetching = asyncio.ensure_future(self._fetch(entry, url, headers, limit_s))
         try:
-            key, tokens = json.loads(files[0])
+            return [Answer(fetched=await asyncio.shield(fetching))]
+        except asyncio.CancelledError:
+            await asyncio.wait([fetching])
+            raise
+
+    async def _fetch(self, entry, url, headers, limit_s):
+        try:
+            async with asyncio.timeout(limit_s), httpx.AsyncClient(mounts=self.mounts, headers=headers) as client:
+                response = await client.get(url, params={"rank": 0})
+        except TimeoutError:
+            return "failed"
+        if response.status_code != 200:
+            return "absent" if response.status_code == 404 else "failed"
+        try:
+            key, tokens = json.loads(response.content)
             if key != str(entry.key):
                 raise ValueError("another key")
         except (ValueError, TypeError, RecursionError) as error:  # as for any wrong file
             raise TransferError(str(error)) from error
         await self.may_end.wait()
         self.llm.pages.update(dict.fromkeys(entry.pages, (entry.tag, tuple(tokens))))
+        return "fetched"
 
 
 class Node:
@@ -81,7 +104,7 @@ class Node:
         self.name, self.id, self.registry, self.role = name, f"{ord(name):012x}", registry, role
         self.llm = FakeLLM()
         config = ChunkCacheConfig(256, PAGE_TOKENS, fingerprint, page_bytes=100)
-        self.cache = ChunkCache(self.llm, config, FillLimits(), transfers=FakeTransfers(self.llm))
+        self.cache = ChunkCache(self.llm, config, FillLimits(), transfers=FakeTransfers(self.llm, mounts))
         self.transfers, self.manager = self.cache.transfers, self.cache.manager
         self.engine = ChunkEngine(self.llm, self.cache)
         self.app = FastAPI()
@@ -101,7 +124,7 @@ class Node:
             self.cache.metrics,
             lambda: self.cache.transfers,
             self.cache.costs,
-            self.peers_client,
+            headers,
             wait_s=wait_s,
             is_eager=role == "decode",
         )
