@@ -136,7 +136,9 @@ class TransferServer:
                 answer.tier, (answer.num_bytes, tensors) = loaded
                 self._half.write(transfer.pages, transfer.tag, num_tokens, tensors)
         else:
-            blank = BlankFile(label, self._half.forms(num_tokens), self._memory_for(lent))
+            # A tier that hangs may hold what it was given to store for longer than this call.
+            allocate = self._memory_for(lent) if transfer.verb == "read" else bytearray
+            blank = BlankFile(label, self._half.forms(num_tokens), allocate)
             self._half.read(transfer.pages, transfer.tag, blank.tensors)
             file = blank.seal()
             answer.num_bytes = len(file)
