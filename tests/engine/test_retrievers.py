@@ -4,6 +4,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,11 @@ def embedding_server(
 def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         yield patch
+
+
+def test_the_page_names_the_version_that_is_installed() -> None:
+    (named,) = re.findall(r"^Tested with openai (\d+\.\d+)", PAGE, re.MULTILINE)
+    assert named == ".".join(version("openai").split(".")[:2]), "change docs/integrations/embeddings.md to it"
 
 
 def test_the_example_ranks_by_embeddings_and_its_failure_is_told(
