@@ -2,65 +2,71 @@
 """Chunks are computed in the end, whatever answers at a replica's address."""
 
 import asyncio
+import socket
+import struct
 
-import httpx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicas.registry import InProcessRegistry
-from tests.app.cluster.test_peers import A, Node
+from tests.app.cluster.test_peers import LARGEST, A, Node
 from tests.fuzzing import ends
+from tests.replicas.test_peer_file import peer
+
+BUFFERED = 16 << 20
+"""Bytes that sockets take without a reader, at most."""
 
 
-class Stranger(httpx.AsyncBaseTransport):
+class Stranger:
     """Answers anything or nothing at a replica's address; ``sent`` counts accepted bytes."""
 
-    def __init__(self, status, headers, parts, error):
-        self.status, self.headers, self.parts, self.error = status, headers, parts, error
+    def __init__(self, head, parts, *, resets):
+        self.head, self.parts, self.resets = head, parts, resets
         self.sent = 0
 
-    async def handle_async_request(self, request):
-        if self.error is not None and not self.parts:
-            raise self.error
-        return httpx.Response(self.status, headers=self.headers, content=self.content())
-
-    async def content(self):
+    def answer(self, connection, _):
+        connection.sendall(self.head)
         for part in self.parts:
+            connection.sendall(part)
             self.sent += len(part)
-            yield part
-        if self.error is not None:
-            raise self.error
+        if self.resets:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-errors = st.sampled_from([httpx.ReadError("reset"), httpx.RemoteProtocolError("no HTTP"), httpx.ConnectTimeout("late")])
 headers = st.dictionaries(
-    st.sampled_from([b"content-length", b"content-encoding", b"content-type", b"location", b"x"]),
-    st.sampled_from([b"0", b"-1", b"gzip", b"\xff", b"http://["]),
+    st.sampled_from([b"content-length", b"content-encoding", b"transfer-encoding", b"location", b"x"]),
+    st.sampled_from([b"0", b"-1", b"7", b"999999999999", b"chunked", b"gzip", b"\xff", b"http://["]),
 )
+
+
+@st.composite
+def heads(draw):
+    status = b"HTTP/1.1 %d What\r\n" % draw(st.sampled_from([100, 200, 200, 200, 204, 302, 404, 500, 999]))
+    lines = b"".join(b"%s: %s\r\n" % each for each in draw(headers).items())
+    return draw(st.sampled_from([status + lines + b"\r\n"] * 4 + [b"", b"HTTP/1.1 200", b"\x00" * 9, b"\r\n\r\n"]))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.integers(100, 999),
-    headers,
+    heads(),
     st.lists(st.binary(max_size=20) | st.sampled_from([b"[null, []]", b"[" * 5000, bytes(1 << 20)]), max_size=5),
-    st.none() | errors,
+    st.booleans(),
 )
-def test_whatever_a_replica_answers_the_chunk_is_computed(status, headers, parts, error):
-    stranger = Stranger(status, headers, parts, error)
+def test_whatever_a_replica_answers_the_chunk_is_computed(head, parts, resets):
     with ends():
-        asyncio.run(ask_beside(stranger))
-    assert stranger.sent < 4 << 20
+        asyncio.run(ask_beside(Stranger(head, parts, resets=resets)))
 
 
 async def ask_beside(stranger):
     """A replica with the chunk, and a replica whose requests to it reach ``stranger``."""
     registry = InProcessRegistry()
-    a, b = Node("a", registry, {}), Node("b", registry, {"http://a": stranger})
-    await a.join()
-    await b.join()
-    await a.ask(A)
-    assert await b.ask(A) == [("filled", None)]
+    a, b = Node("a", registry, {}), Node("b", registry, {})
+    with peer(stranger.answer) as url:
+        b.transfers.strangers["http://a"] = url
+        await a.join()
+        await b.join()
+        await a.ask(A)
+        assert await b.ask(A) == [("filled", None)]
     assert sum(b.manager.metrics.fetches.values()) == 1
     for node in (a, b):
         node.check()
@@ -69,6 +75,7 @@ async def ask_beside(stranger):
 
 
 async def test_no_more_is_taken_than_a_chunk_can_have():
-    stranger = Stranger(200, {}, [bytes(1 << 20)] * 500, None)
-    await ask_beside(stranger)
-    assert stranger.sent <= 3 << 20
+    for head in (b"content-length: %d\r\n" % (500 << 20), b"", b"transfer-encoding: chunked\r\n"):
+        stranger = Stranger(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", [bytes(LARGEST)] * 500, resets=False)
+        await ask_beside(stranger)
+        assert stranger.sent <= BUFFERED

@@ -35,6 +35,7 @@ from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.file_transfer import Answer
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
 from engine_ext.wire.vllm_compat import GracefulHTTPError
+from replicas.peer_file import PeerFileError, fetch_file
 from replicas.registry import InProcessRegistry, RegistryError, Replica
 from tests.cache.helpers import PAGE_TOKENS
 from tests.engine_ext.fake_llm import FakeLLM, chunk, turns
@@ -42,6 +43,8 @@ from tests.engine_ext.fake_llm import FakeLLM, chunk, turns
 SYSTEM = (1, 2, 3, 4, 5)
 A, B = chunk(100, 30), chunk(200, 40)
 SECRET = "a secret of some length"
+LARGEST = 1 << 20
+"""Bytes that a file can have."""
 
 
 class FakeTransfers:
@@ -53,6 +56,8 @@ class FakeTransfers:
     def __init__(self, llm, mounts):
         """`mounts` has the other replicas, by their URL."""
         self.llm, self.mounts = llm, mounts
+        self.strangers = {}
+        """Real addresses behind the URLs of some replicas."""
         self.damaged = False
         self.may_end = asyncio.Event()
         self.may_end.set()
@@ -80,14 +85,13 @@ class FakeTransfers:
 
     async def _fetch(self, entry, url, headers, limit_s):
         try:
-            async with asyncio.timeout(limit_s), httpx.AsyncClient(mounts=self.mounts, headers=headers) as client:
-                response = await client.get(url, params={"rank": 0})
-        except TimeoutError:
+            content = await self._content(url, headers, limit_s)
+        except (TimeoutError, PeerFileError):
             return "failed"
-        if response.status_code != 200:
-            return "absent" if response.status_code == 404 else "failed"
+        if content is None:
+            return "absent"
         try:
-            key, tokens = json.loads(response.content)
+            key, tokens = json.loads(bytes(content))
             if key != str(entry.key):
                 raise ValueError("another key")
         except (ValueError, TypeError, RecursionError) as error:  # as for any wrong file
@@ -95,6 +99,17 @@ class FakeTransfers:
         await self.may_end.wait()
         self.llm.pages.update(dict.fromkeys(entry.pages, (entry.tag, tuple(tokens))))
         return "fetched"
+
+    async def _content(self, url, headers, limit_s):
+        host, path = url[: url.index("/peer")], url[url.index("/peer") :]
+        if host in self.strangers:
+            real = self.strangers[host] + path
+            return await asyncio.to_thread(fetch_file, real, headers, LARGEST, limit_s, KeptMemory().take)
+        async with asyncio.timeout(limit_s), httpx.AsyncClient(mounts=self.mounts, headers=headers) as client:
+            response = await client.get(url, params={"rank": 0})
+        if response.status_code not in (200, 404):
+            raise PeerFileError(response.text)
+        return response.content if response.status_code == 200 else None
 
 
 class Node:
