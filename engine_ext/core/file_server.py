@@ -63,8 +63,7 @@ def listen(address: str, answer: Callable[[Connection], None]) -> None:
 
 def make_chain(half: WorkerHalf, tier_urls: Sequence[str], tier_timeout_s: float) -> TierChain:
     """A worker's tiers; raises :class:`cache.tiers.tier.TierConfigError`."""
-    allocate = None if half.device.type == "cpu" else _pinned
-    return TierChain([make_tier(url, allocate) for url in tier_urls], tier_timeout_s)
+    return TierChain([make_tier(url, _allocator(half)) for url in tier_urls], tier_timeout_s)
 
 
 class TransferServer:
@@ -73,7 +72,7 @@ class TransferServer:
     def __init__(self, half: WorkerHalf, chain: TierChain) -> None:
         self._half = half
         self._chain = chain
-        self._memory = KeptMemory(None if half.device.type == "cpu" else _pinned)
+        self._memory = KeptMemory(_allocator(half))
         # Steps of running answers go before loads. Threads that read tiers are started by these, and inherit that.
         self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="loads", initializer=_give_way)
 
@@ -171,6 +170,11 @@ def _give_way() -> None:
 def _checked(data: Buffer, label: ChunkFileLabel) -> bytes:
     unpack_file(data, label)
     return bytes(data)
+
+
+def _allocator(half: WorkerHalf) -> Callable[[int], memoryview] | None:
+    """Gives memory that the device copies best; ``None``: any is as good."""
+    return None if half.device.type == "cpu" else _pinned
 
 
 def _pinned(num_bytes: int) -> memoryview:

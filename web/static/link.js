@@ -9,9 +9,7 @@ export function readLink() {
 
 /** Changes the address, without a step in the browser's history. */
 export function writeLink(view, fields) {
-  const link = linkTo(view, fields);
+  const link = `#${view}?${fields}`;
   history.replaceState(null, "", link);
   return link;
 }
-
-const linkTo = (view, fields) => `#${view}${fields.size ? `?${fields}` : ""}`;
