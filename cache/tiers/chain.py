@@ -3,6 +3,7 @@
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -159,7 +160,10 @@ class _Caller:
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        self._executor.submit(int)  # starts a thread now: one started by a load would have its low priority
+        # A thread that a load starts would have its low priority, and a tier would seem slow that only waits for a core.
+        all_run = threading.Barrier(num_threads)
+        for _ in range(num_threads):
+            self._executor.submit(all_run.wait)
         self._hanging: tuple[Future[Any], ...] = ()
         self._suspended_until = 0.0
 

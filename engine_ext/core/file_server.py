@@ -73,7 +73,7 @@ class TransferServer:
         self._half = half
         self._chain = chain
         self._memory = KeptMemory(_allocator(half))
-        # Steps of running answers go before loads. Threads that read tiers are started by these, and inherit that.
+        # Steps of running answers go before checking what was loaded, and copying it.
         self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="loads", initializer=_give_way)
 
     def answer(self, connection: Connection) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Common and specific behaviour of tiers; the S3 tier runs against a local S3 server."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -314,6 +315,28 @@ def test_several_files_are_read_at_once():
     with ThreadPoolExecutor(5) as threads:
         found = threads.map(lambda n: chain.get(address(n), MOST, ["host"], whole, Events()), range(5))
         assert list(found) == [("host", b"file")] * 5
+
+
+def test_readers_have_the_priority_of_whoever_made_the_chain_not_of_a_load():
+    """A reader that waits for a core would look like a tier that hangs."""
+    tier, all_read, priorities = MemoryTier(MOST), threading.Barrier(5), []
+    tier.put(address(1), b"file")
+    read = tier.get
+
+    def priority():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def get(wanted, max_bytes):
+        all_read.wait(30)
+        priorities.append(priority())
+        return read(wanted, max_bytes)
+
+    tier.get = get
+    chain, own = TierChain([tier], timeout_s=60), priority()
+    with ThreadPoolExecutor(5, initializer=lambda: os.nice(5)) as threads:
+        found = [threads.submit(chain.get, address(1), MOST, ["host"], whole, Events()) for _ in range(5)]
+        assert [each.result() for each in found] == [("host", b"file")] * 5
+    assert priorities == [own] * 5
 
 
 def test_host_memory_counts_right_while_files_are_read_and_dropped():

@@ -38,7 +38,8 @@ class Directory:
         self.tiers = f"file://{self.path}?size=1GiB"
         self._folder, self._model = folder, str(model)
         self._numbers = itertools.count()
-        self.server = self.start(self.tiers)
+        # A machine that runs several tests at once may be slow to read.
+        self.server = self.start(self.tiers, "--chunk-cache-tier-timeout", "20")
 
     def start(self, tiers: str, *flags: str, wait: bool = True, **kwargs: Any) -> TesseraServer:
         log = self._folder / f"server-{next(self._numbers)}.log"
