@@ -146,6 +146,8 @@ class Report(Shape):
     decision: Decided | None = None
     placement: Literal["in-place", "attend"] | None = None
     """``None``: the engine's blocks of the chunks were copies."""
+    kv: Literal["requantized"] | None = None
+    """Set where keys of a quantized KV cache were turned, and so rounded once more."""
     temperature: float = 1
     """Of attention to the chunks."""
     budget_share: float = 1

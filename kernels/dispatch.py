@@ -12,7 +12,8 @@ from kernels.npu_copier import NpuCopier, ReshapeAndCache
 from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
 from kernels.torch_copier import TorchCopier
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+_FP8_CAPABILITY = (8, 9)
 
 logger = logging.getLogger(__name__)
 
@@ -96,11 +97,14 @@ def _cpu_copier(layers: Sequence[LayerKV]) -> KVCopier:
 
 
 def _triton_copier(layers: Sequence[LayerKV]) -> KVCopier:
+    dtype, device = layers[0].key_blocks.dtype, layers[0].key_blocks.device
+    if dtype.itemsize == 1 and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise UnsupportedKVError(f"Triton turns {_names({dtype})} on GPUs of compute capability 8.9 and later")
     try:
         # Only where there is a device for it: importing Triton takes a second.
         from kernels.triton_copier import TritonCopier
     except ImportError as error:
-        raise UnsupportedKVError(f"on {layers[0].key_blocks.device} Triton is needed: {error}") from error
+        raise UnsupportedKVError(f"on {device} Triton is needed: {error}") from error
     return TritonCopier(layers)
 
 

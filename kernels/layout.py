@@ -155,7 +155,7 @@ class _Probe:
         one_hot = tuple(cache.new_zeros(1, self.num_heads, size) for size in self.head_sizes)
         one_hot[operand][0, head, dim] = 1
         self.write(one_hot[0], one_hot[1], self._slots(token, token + 1))
-        hits = spare.nonzero()
+        hits = (spare != 0).nonzero()  # there is no nonzero() in 8 bits
         if len(hits) != 1:
             raise LayoutProbeError(
                 f"one element of {'KV'[operand]} written at token {token}, head {head}, dim {dim} "

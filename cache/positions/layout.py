@@ -177,6 +177,8 @@ class Layout:
     placement: PlacementName = "copy"
     num_left_out: int = 0
     """Tokens of chunks that a budget has left out."""
+    is_requantized: bool = False
+    """Whether quantized keys are turned, and so rounded once more."""
 
     def keeping(self, kept: Sequence[int]) -> "Layout":
         """The layout of the sequence with these chunks only, by index; all positions stay.
@@ -230,11 +232,13 @@ class PositionReindexer:
 
     ``placement`` is the server's; in place, only segments that fill whole blocks of ``block_tokens`` at the positions
     at which they were computed are shared, others copied. ``window`` is that of the strategy of this name, in tokens.
+    ``is_quantized``: the engine's KV cache is.
     """
 
     placement: PlacementName = "copy"
     block_tokens: int = 1
     window: int = 1 << 30
+    is_quantized: bool = False
 
     def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
         """The layout of ``prompt``; raises ``ValueError`` for a prompt without chunks."""
@@ -243,6 +247,8 @@ class PositionReindexer:
             raise ValueError("a prompt without chunks has no chunk layout")
         lengths_around = len(prompt.system), len(prompt.chunk_prefix), len(prompt.question)
         layout = _layout(strategy, lengths, *lengths_around, self.window)
+        turns = any(segment.delta for segment in (layout.system, *layout.chunks))
+        layout = replace(layout, is_requantized=self.is_quantized and turns)
         if self.placement == "in-place" and not self._fits_blocks(prompt, layout):
             return layout
         return replace(layout, placement=self.placement)

@@ -160,7 +160,7 @@ class _Caller:
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        # A thread that a load starts would have its low priority, and a tier would seem slow that only waits for a core.
+        # A thread that a load starts would have its low priority: the tier would seem slow that waits for a core.
         all_run = threading.Barrier(num_threads)
         for _ in range(num_threads):
             self._executor.submit(all_run.wait)

@@ -20,6 +20,7 @@ class UnsupportedModelError(ValueError):
 
 
 _DIMS_WITH_HEADS = 4
+_QUANTIZED = torch.float8_e4m3fn
 
 KVCaches = Tensor | Sequence[Tensor]
 """A layer's KV cache in vLLM: one tensor with K and V, or, on Ascend, one each."""
@@ -124,7 +125,10 @@ def _cache(name: str, module: Any, kv_cache: KVCaches) -> LayerCache:
         write = partial(_write_latent_tokens, module, latent)
         return LayerCache(name, latent, latent, 1, module.qk_rope_head_dim, module.kv_lora_rank, write)
     sizes = module.head_size, getattr(module, "head_size_v", module.head_size)
-    return LayerCache(name, kv_cache, kv_cache, module.num_kv_heads, *sizes, partial(_write_tokens, module, kv_cache))
+    write = partial(_write_tokens, module, kv_cache)
+    if _is_quantized(module, kv_cache):
+        kv_cache, write = kv_cache.view(_QUANTIZED), partial(_write_quantized_tokens, module, write)
+    return LayerCache(name, kv_cache, kv_cache, module.num_kv_heads, *sizes, write)
 
 
 def _is_latent(module: Any) -> bool:
@@ -137,6 +141,16 @@ def _write_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tensor, slo
     module.impl.do_kv_cache_update(module, key, value, kv_cache, slots)
 
 
+def _is_quantized(module: Any, kv_cache: Tensor) -> bool:
+    """Whether vLLM keeps K and V in fp8, in a tensor of bytes."""
+    return kv_cache.dtype is torch.uint8 and getattr(module, "kv_cache_dtype", None) in ("fp8", "fp8_e4m3")
+
+
+def _write_quantized_tokens(module: Any, write: CacheWriter, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """Writes K and V in units of the layer's scales, by which vLLM's operator divides."""
+    write(key.to(module.dtype) * module._k_scale_float, value.to(module.dtype) * module._v_scale_float, slots)
+
+
 def _write_latent_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
     """Writes latent attention's K and V, of one head each."""
     module.impl.do_kv_cache_update(
@@ -145,7 +159,8 @@ def _write_latent_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tens
 
 
 def _check_layer(name: str, module: Any, kv_cache: KVCaches) -> None:
-    _check_caches(name, (kv_cache,) if isinstance(kv_cache, Tensor) else kv_cache)
+    if not (isinstance(kv_cache, Tensor) and _is_quantized(module, kv_cache) and not _is_latent(module)):
+        _check_caches(name, (kv_cache,) if isinstance(kv_cache, Tensor) else kv_cache)
     if getattr(module, "kv_sharing_target_layer_name", None):
         raise UnsupportedModelError(f"layer {name} shares the KV cache of another layer")
     if getattr(module.impl, "alibi_slopes", None) is not None:

@@ -10,9 +10,9 @@ Two checks, both comparing every layer's K and V token by token, through the rea
    further on, must therefore equal what the engine computes there. This checks frequencies, sign and pairing.
    (With attention sinks hidden states are equal only before the first layer, whose KV alone is compared.)
 
-In 16 bits, a router of experts may decide a near-tie in one way in a batch of one size and otherwise in another: the
-engine does not reproduce its own KV then. So a difference counts only if it is there in batches of the same sizes
-(reuse), and for several tokens (rotation).
+In 16 bits or fewer, a router of experts may decide a near-tie in one way in a batch of one size and otherwise in
+another: the engine does not reproduce its own KV then. So a difference counts only if it is there in batches of the
+same sizes (reuse), and for several tokens (rotation).
 """
 
 import random
@@ -27,13 +27,16 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from cache.config import ChunkCacheConfig
 from cache.pool import ChunkBlockPool
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
+from engine_ext.start.support import is_quantized
 from engine_ext.wire.plan import Attention, Composition, Span, TransferPlan
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_QUANTIZED_TOLERANCE = 0.25
+"""Two roundings to three bits of mantissa, with the differences that they cause in later layers."""
 _SYSTEM, _CHUNK, _QUESTION = 19, 45, 13
 """Tokens; system segment and chunk fill blocks of up to 64 tokens."""
 _MOST_TOKENS = 4
-"""Tokens that are tried for the rotation, in 16 bits."""
+"""Tokens that are tried for the rotation, in 16 bits or fewer."""
 
 
 class SelfCheckError(Exception):
@@ -115,7 +118,7 @@ class SelfCheck:
         try:
             await self._compare("reuse", computed, loaded, one_token=False)
         except SelfCheckError:
-            if not self._is_16_bits:
+            if not self._is_coarse:
                 raise
             # Behind the very blocks of the fill, which vLLM's prefix cache has, the engine computes as many tokens at
             # once as behind loaded ones.
@@ -125,7 +128,7 @@ class SelfCheck:
             await self._compare("reuse", same_sizes, loaded, one_token=False)
 
     async def _check_rotation(self) -> None:
-        for left in reversed(range(_MOST_TOKENS if self._is_16_bits else 1)):
+        for left in reversed(range(_MOST_TOKENS if self._is_coarse else 1)):
             prompt = [self._random_token()] * self._length(2)
             computed, loaded = await self._computed_and_loaded("rotation", prompt, repeat_chunk=True)
             try:
@@ -148,8 +151,9 @@ class SelfCheck:
         return computed, loaded
 
     @property
-    def _is_16_bits(self) -> bool:
-        return bool(self._llm.model_config.dtype.itemsize == 2)
+    def _is_coarse(self) -> bool:
+        """Whether KV has at most 16 bits."""
+        return is_quantized(self._llm.vllm_config) or bool(self._llm.model_config.dtype.itemsize == 2)
 
     async def _request(self, prompt: Sequence[int], name: str, plan: TransferPlan) -> None:
         try:
@@ -162,7 +166,8 @@ class SelfCheck:
     async def _compare(self, name: str, computed: Span, loaded: Span, *, one_token: bool) -> None:
         arguments = (list(computed.pages), list(loaded.pages), computed.length, one_token)
         worst = max(await self._llm.collective_rpc("chunk_cache_compare", args=arguments))
-        tolerance = _TOLERANCE[self._llm.model_config.dtype]
+        dtype = self._llm.model_config.dtype
+        tolerance = _QUANTIZED_TOLERANCE if is_quantized(self._llm.vllm_config) else _TOLERANCE[dtype]
         if not worst <= tolerance:
             raise SelfCheckError(
                 f"{name}: loaded KV differs from computed KV by {worst:.1e} of the layer's largest value "

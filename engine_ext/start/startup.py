@@ -36,7 +36,7 @@ from engine_ext.start.positions import extend_positions
 from engine_ext.start.selection import prepare_decoding, prepare_scoring, refused
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.stages import CHECKING
-from engine_ext.start.support import in_place_reason, unsupported_reason
+from engine_ext.start.support import in_place_reason, is_quantized, turning_reason, unsupported_reason
 from engine_ext.wire.position_limit import window_of
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
 from tools.process_watch import mark_engine
@@ -149,6 +149,8 @@ class _Pool:
 
 
 async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: DefaultStrategy) -> _Pool | str:
+    if reason := turning_reason(llm.vllm_config, strategy):
+        return reason
     weights = await _weights(llm.vllm_config) if options.shares or options.tiers else None
     config = await prepare_pool(llm, options, weights)
     if isinstance(config, str):
@@ -248,7 +250,7 @@ async def _reindexer(
 
 
 def _copying(config: VllmConfig) -> PositionReindexer:
-    return PositionReindexer(window=window_of(config.model_config))
+    return PositionReindexer(window=window_of(config.model_config), is_quantized=is_quantized(config))
 
 
 async def _failure(check: Awaitable[None]) -> str | None:

@@ -10,9 +10,13 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from cache.positions.layout import PositionStrategy
+from cache.positions.strategy import DefaultStrategy
 from engine_ext.start.connectors import others_reason, pass_on_blocks
 
 _ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
+_QUANTIZED: Final = ("fp8", "fp8_e4m3")
+"""Names of the quantized KV cache that chunks can be reused in."""
 
 
 class UnsupportedFlagError(ValueError):
@@ -41,6 +45,21 @@ def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig) -> str 
     return _flag_reason(engine_args) or _model_reason(model)
 
 
+def is_quantized(config: VllmConfig) -> bool:
+    """Whether the KV cache is in fp8."""
+    return config.cache_config.cache_dtype in _QUANTIZED
+
+
+def turning_reason(config: VllmConfig, strategy: DefaultStrategy) -> str | None:
+    """The reason against turning keys of an fp8 cache to default positions, if any."""
+    if strategy.is_known or strategy.strategy is PositionStrategy.PARALLEL or not is_quantized(config):
+        return None
+    return (
+        f"the KV cache is in {config.cache_config.cache_dtype}: {strategy.strategy} positions turn keys, which rounds "
+        f"them once more; choose --chunk-position-strategy {strategy.strategy}, or parallel, which turns none"
+    )
+
+
 def in_place_reason(config: VllmConfig) -> str | None:
     """The reason why requests with chunks can't share the engine's blocks, if any."""
     checks: list[tuple[Any, str]] = [
@@ -60,6 +79,7 @@ def attention_reason(config: VllmConfig) -> str | None:
     drafts, others = config.speculative_config, pass_on_blocks(config.kv_transfer_config)
     checks: list[tuple[Any, str]] = [
         (not current_platform.is_cpu(), "proven on CPUs only"),
+        (is_quantized(config), "its kernels read no quantized KV cache"),
         (
             drafts is not None and drafts.method not in DRAFTS_BY_TEXT,
             "a model that drafts tokens has layers of its own",
@@ -81,8 +101,8 @@ def _flag_reason(args: AsyncEngineArgs) -> str | None:
         return reason
     if args.worker_extension_cls:
         return "--worker-extension-cls is set: the chunk cache needs that place"
-    if args.kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16"):
-        return f"--kv-cache-dtype={args.kv_cache_dtype}: a quantized KV cache can't be rotated exactly"
+    if args.kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16", *_QUANTIZED):
+        return f"--kv-cache-dtype={args.kv_cache_dtype}: chunks can be reused in fp8_e4m3, not in this type"
     if "expandable_segments:True" in os.environ.get(_ALLOCATOR, "") and not args.enable_sleep_mode:
         return (
             f"{_ALLOCATOR} has expandable_segments:True, beside which vLLM starts no KV connector: remove it, or add "

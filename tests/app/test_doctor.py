@@ -384,7 +384,7 @@ def test_advice_is_for_reasons_that_are_given(words: str) -> None:
         {"kv_transfer_config": KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both")},
         {"kv_offloading_size": 1, "kv_offloading_backend": "lmcache"},
         {"worker_extension_cls": "a.B"},
-        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "fp8_e5m2"},
         {"decode_context_parallel_size": 2},
         {"prefill_context_parallel_size": 2},
     ],

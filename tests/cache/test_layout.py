@@ -183,6 +183,15 @@ def test_chunks_in_whole_blocks_that_keep_their_positions_are_in_place(system, l
     assert (made.salt_parts() == copied.salt_parts()) == (placement == "copy")
 
 
+@pytest.mark.parametrize(
+    ("lengths", "strategy", "turns"), [([8, 8], PARALLEL, False), ([8], OFFSET, False), ([8, 8], OFFSET, True)]
+)
+def test_keys_of_a_quantized_cache_that_turn_are_rounded_once_more(lengths, strategy, turns):
+    prompt = ChunkedPrompt((7,) * 8, tuple(Chunk(pack((7,) * length)) for length in lengths), (7,) * 3)
+    assert PositionReindexer(is_quantized=True).layout(prompt, strategy).is_requantized == turns
+    assert not PositionReindexer().layout(prompt, strategy).is_requantized
+
+
 @pytest.mark.parametrize("strategy", PositionStrategy)
 def test_whatever_its_layout_a_request_attends_to_the_pool(strategy):
     prompt = ChunkedPrompt((7,) * 5, (Chunk(pack((7,) * 9)), Chunk(pack((7,) * 2))), (7,) * 3)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.engine.test_exactness import ask, segments
@@ -30,14 +29,6 @@ def assert_full(response: dict[str, Any], oracle: Oracle, tolerance: float = 1e-
     tokens = response["choices"][0]["token_ids"]
     expected = oracle.score("full", segments(response["cache"]), tokens)
     assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=tolerance)
-
-
-@pytest.mark.serve_with("--kv-cache-dtype", "fp8")
-@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM's fp8 KV cache needs AVX-512 on the CPU")
-@pytest.mark.matrix
-def test_a_quantized_kv_cache(server: TesseraServer, text: Text) -> None:
-    reason = "--kv-cache-dtype=fp8: a quantized KV cache can't be rotated exactly"
-    assert full_attention(server, [text(100), text(40)], text(20), reason)["usage"]["completion_tokens"] == 8
 
 
 @pytest.mark.serve_with("--chunk-cache-memory", "9TiB")

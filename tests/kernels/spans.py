@@ -16,7 +16,7 @@ from measuring.device.copies import rotation_error
 from measuring.device.memory import frequencies
 from tests.kernels.fakes import MLA, PAIR, FakeCache, Shape, make_cache
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 POOL_ROWS = 128
 
 
@@ -149,7 +149,7 @@ def assert_loaded(copier: KVCopier, memory: Memory, case: Case) -> None:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether all bits agree, including NaN and signed zeros."""
-    number = {4: torch.int32, 2: torch.int16}[a.element_size()]
+    number = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[a.element_size()]
     return torch.equal(a.contiguous().view(number), b.contiguous().view(number))
 
 

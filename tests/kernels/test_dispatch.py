@@ -32,7 +32,9 @@ def test_float32_in_the_cpus_layout_is_copied_by_compiled_code(caplog: pytest.Lo
     assert "moved by numba on cpu" in caplog.text
 
 
-@pytest.mark.parametrize(("layout", "dtype"), [("cpu", torch.bfloat16), ("2BNHD", torch.float32)])
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("cpu", torch.bfloat16), ("cpu", torch.float8_e4m3fn), ("2BNHD", torch.float32)]
+)
 def test_other_memory_of_a_cpu_is_copied_by_torch_with_a_warning(layout, dtype, caplog) -> None:
     assert copier_for(layers(layout, dtype)).name == "torch"
     assert "times faster" in caplog.text
@@ -49,10 +51,12 @@ def test_an_unknown_device_is_refused() -> None:
         copier_for(elsewhere())
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e5m2, torch.float64])
 def test_an_unknown_dtype_is_refused(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
-    with pytest.raises(UnsupportedKVError, match=rf"are {name}; supported: one of bfloat16, float16, float32"):
+    with pytest.raises(
+        UnsupportedKVError, match=rf"are {name}; supported: one of bfloat16, float16, float32, float8_e4m3fn"
+    ):
         copier_for(elsewhere(dtype))
 
 

@@ -16,6 +16,7 @@ CASES = {
     "copied": {"dtype": "bf16", "head_size": 128, "pairs": 0, "is_neox": True},
     "rotated in part": {"dtype": "fp16", "head_size": 80, "pairs": 16, "is_neox": True},
     "rotated in neighbouring pairs": {"dtype": "fp32", "head_size": 64, "pairs": 32, "is_neox": False},
+    "quantized": {"dtype": "fp8e4nv", "head_size": 128, "pairs": 64, "is_neox": True},
     "latent": {"dtype": "bf16", "head_size": 512, "pairs": 0, "is_neox": True},
 }
 

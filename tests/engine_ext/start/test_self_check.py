@@ -2,6 +2,7 @@
 """Differences count only where the engine reproduces its own KV; with real engines: `tests/engine/test_engine.py`."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ class ComparingLLM(FakeLLM):
 
     def __init__(self, dtype: torch.dtype, *differences: float) -> None:
         super().__init__()
-        self.model_config.dtype = dtype
+        is_quantized = dtype.itemsize == 1
+        self.model_config.dtype = torch.float32 if is_quantized else dtype
+        self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="fp8" if is_quantized else "auto"))
         self.model_config.get_vocab_size = lambda: 1000
         self.differences: Iterator[float] = iter(differences)
         self.requests: list[str] = []
@@ -43,6 +46,7 @@ def check(dtype: torch.dtype, *differences: float) -> tuple[SelfCheck, Comparing
         (torch.float32, [1e-5, 1e-5]),
         (torch.bfloat16, [0.05, 0.05]),
         (torch.bfloat16, [0.7, 0.0, 0.05]),  # the same in batches of the same sizes
+        (torch.float8_e4m3fn, [0.7, 0.2, 0.2]),
         (torch.float16, [0.7, 0.0, 0.3, 0.3, 0.3, 0.01]),  # and one token of four is turned exactly
     ],
 )
@@ -60,6 +64,8 @@ async def test_passes(dtype: torch.dtype, differences: list[float]) -> None:
         (torch.float32, [0.0, 1e-2], "rotation"),
         (torch.bfloat16, [0.7, 0.7], "reuse"),
         (torch.bfloat16, [float("inf"), 0.2], "reuse"),
+        (torch.float8_e4m3fn, [0.3, 0.3], "reuse"),
+        (torch.float8_e4m3fn, [0.2, 0.3, 0.3, 0.3, 0.3], "rotation"),
         (torch.bfloat16, [0.0, 0.3, 0.3, 0.3, 0.3], "rotation"),
     ],
 )

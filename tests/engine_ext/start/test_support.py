@@ -2,6 +2,7 @@
 """vLLM flags that turn the chunk cache off, each with its reason."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from cache.positions.layout import PositionStrategy
+from cache.positions.strategy import UNKNOWN, DefaultStrategy, strategy_for
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
-from engine_ext.start.support import attention_reason, in_place_reason, unsupported_reason
+from engine_ext.start.support import attention_reason, in_place_reason, turning_reason, unsupported_reason
 from tests.engine_ext.core.test_ascend import Layer, Model, Rope
 from tools.random_model import build_preset
 
@@ -56,6 +59,7 @@ def several(*names: str) -> KVTransferConfig:
         {"enable_lora": True},
         {"enable_prefix_caching": False},
         {"scheduling_policy": "priority"},
+        {"kv_cache_dtype": "fp8"},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
         {"kv_offloading_size": 1},
         {"kv_transfer_config": connector("NixlConnector")},
@@ -69,8 +73,7 @@ def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype=fp8: a quantized KV cache can't be rotated exactly"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype=fp8_e5m2: a quantized"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype=fp8_e5m2: chunks can be reused in fp8_e4m3"),
         ({"decode_context_parallel_size": 2}, "context parallelism"),
         ({"worker_extension_cls": "a.B"}, "--worker-extension-cls"),
         (
@@ -133,8 +136,27 @@ def test_why_blocks_are_not_shared_in_place(
 
 
 @pytest.mark.parametrize(
+    ("dtype", "strategy", "is_refused"),
+    [
+        ("fp8", UNKNOWN, True),
+        ("fp8_e4m3", UNKNOWN, True),
+        ("auto", UNKNOWN, False),
+        ("fp8", strategy_for(["parallel"]), False),
+        ("fp8", strategy_for(["offset"]), False),
+        ("fp8", replace(UNKNOWN, strategy=PositionStrategy.PARALLEL), False),
+    ],
+)
+def test_keys_of_a_quantized_cache_turn_only_where_that_was_chosen(
+    dtype: str, strategy: DefaultStrategy, is_refused: bool, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config.cache_config, "cache_dtype", dtype)
+    assert ("rounds them once more" in str(turning_reason(config, strategy))) == is_refused
+
+
+@pytest.mark.parametrize(
     ("part", "field", "value", "words"),
     [
+        ("cache_config", "cache_dtype", "fp8", "quantized KV cache"),
         ("parallel_config", "enable_dbo", True, "--enable-dbo"),
         ("model_config", "disable_cascade_attn", False, "cascade attention"),
     ],
