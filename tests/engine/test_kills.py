@@ -2,6 +2,7 @@
 """Killed processes: clients get an error, and no process or memory is left behind."""
 
 import json
+import os
 import re
 import signal
 import threading
@@ -23,7 +24,7 @@ from tests.processes import end
 
 Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
-WORKS_FOR_LONG = {"max_tokens": 7500, "temperature": 0, "ignore_eos": True}
+WORKS_FOR_LONG = {"max_tokens": 6000, "temperature": 0, "ignore_eos": True}
 DIED = "The engine has died; the server ends."
 
 
@@ -67,7 +68,7 @@ def requests(text: Text, model: str) -> list[Asked]:
         Asked("/v1/chat/completions", {**chat, "stream": True, "documents": [text(100)]}),
         Asked("/v1/completions", {"prompt": text(50), "stream": True, **WORKS_FOR_LONG}),
         Asked("/v1/messages", {**chat, "stream": True, "model": model}),
-        Asked("/v1/responses", {"input": text(50), "stream": True, "max_output_tokens": 7500, "ignore_eos": True}),
+        Asked("/v1/responses", {"input": text(50), "stream": True, "max_output_tokens": 6000, "ignore_eos": True}),
         Asked("/v1/rag/chat", rag),
         Asked("/v1/chat/completions", chat),
         Asked("/v1/rag/chunks", {"chunks": [text(2000) for _ in range(300)]}),
@@ -76,8 +77,9 @@ def requests(text: Text, model: str) -> list[Asked]:
 
 
 @contextmanager
-def load(server: TesseraServer, asked: list[Asked]) -> Iterator[list[Asked]]:
-    """Yields the requests, which run; waits for their ends."""
+def load(server: TesseraServer, text: Text) -> Iterator[list[Asked]]:
+    """Yields running requests; waits for their ends."""
+    asked = requests(text, server.model)
     threads = [threading.Thread(target=each.run, args=(server.url,)) for each in asked]
     for thread in threads:
         thread.start()
@@ -139,7 +141,7 @@ def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
     """The server reports the error to all clients and exits with 1."""
     server = start().wait_ready()
     group = server.process.pid
-    with load(server, requests(text, server.model)) as asked:
+    with load(server, text) as asked:
         engine_core(server).kill()
         assert server.process.wait(300) == 1
         assert health(server) is None
@@ -150,6 +152,7 @@ def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.skipif((os.cpu_count() or 1) < 4, reason="two workers wait for each other busily; nobody else has a turn")
 def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
     """As when out of memory. The server is set to stay, for requests after the engine's death.
 
@@ -157,12 +160,9 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
     """
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     with all_cores():
-        server = start(*WORKERS["pipeline parallel"], environment=environment).wait_ready()
+        server = start(*WORKERS["tensor parallel"], environment=environment).wait_ready()
     group = server.process.pid
-    # Two workers wait for each other busily, and leave two cores to nobody else: with more requests, or tensor
-    # parallel, answers could end before this process has a turn.
-    few = [each for each in requests(text, server.model) if each.path == "/v1/rag/chat"]
-    with load(server, few) as asked:
+    with load(server, text) as asked:
         core = engine_core(server)
         named("Worker", core.children()).kill()
         psutil.wait_procs([core], timeout=300)
