@@ -41,6 +41,8 @@ def recover_frequencies(cos_sin_table: Tensor, is_neox: bool) -> RotaryFrequenci
     of 6e-8 in f would turn the key by 0.008 rad. With m other than 1, an f below 1e-3 may come
     back one float32 step off, since its rows all round alike: 1e-5 rad at that delta.
 
+    A pair that no row turns (Gemma 4's proportional RoPE) has frequency 0.
+
     Raises ValueError if the table is not float32, has fewer than four rows, or is not a
     rotation table with angles in (0, pi] per position.
     """
@@ -49,11 +51,14 @@ def recover_frequencies(cos_sin_table: Tensor, is_neox: bool) -> RotaryFrequenci
     if len(cos_sin_table) < 4 or cos_sin_table.shape[1] % 2:
         raise ValueError(f"expected >= 4 rows of even length, got shape {tuple(cos_sin_table.shape)}")
     _check_origin(cos_sin_table)
-    first = _row_angles(cos_sin_table, 1)
+    turns = (cos_sin_table != cos_sin_table[0]).any(0).view(2, -1).any(0)
+    table = cos_sin_table[:, turns.repeat(2)] if turns.any() else cos_sin_table
+    first = _row_angles(table, 1)
     if not bool(((first > 0) & (first <= math.pi)).all()):
         raise ValueError(f"angles of row 1 lie outside (0, pi]: {first.tolist()}")
-    _deviation(cos_sin_table, 3, first)
-    return RotaryFrequencies(_refine(cos_sin_table, first), is_neox)
+    _deviation(table, 3, first)
+    inv_freq = torch.zeros(len(turns), dtype=torch.float64).masked_scatter(turns, _refine(table, first))
+    return RotaryFrequencies(inv_freq, is_neox)
 
 
 def _check_origin(table: Tensor) -> None:

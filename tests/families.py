@@ -29,6 +29,15 @@ _COMMON = {
 _LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 _WINDOW = 48
 """Shorter than the tests' prompts and than a chunk with its system segment."""
+_GEMMA_4 = {
+    "head_dim": 64,
+    "global_head_dim": 128,
+    "num_hidden_layers": 4,
+    "sliding_window": _WINDOW,
+    "layer_types": _LOCAL_AND_GLOBAL,
+    "vocab_size_per_layer_input": vocabulary_size(),
+    "hidden_size_per_layer_input": 32,
+}
 
 
 @dataclass(frozen=True)
@@ -161,6 +170,16 @@ FAMILIES: dict[str, Family] = {
             "query_pre_attn_scalar": 64,
         },
         config_class="{}TextConfig",
+    ),
+    "Gemma 4": Family("Gemma4", _GEMMA_4, config_class="{}TextConfig"),
+    "Gemma 4, layers that share KV": Family(
+        "Gemma4", {**_GEMMA_4, "global_head_dim": 64, "num_kv_shared_layers": 2}, config_class="{}TextConfig"
+    ),
+    "Gemma 4, heads of two sizes and layers that share KV": Family(
+        "Gemma4",
+        {**_GEMMA_4, "num_kv_shared_layers": 2},
+        config_class="{}TextConfig",
+        refused="layers that share KV have heads of two sizes",
     ),
     "Granite": Family(
         "Granite",

@@ -80,7 +80,7 @@ class AttentionLayer:
 def attention_layers(
     model: nn.Module, modules: Mapping[str, Any], kv_caches: Mapping[str, KVCaches], drafter: nn.Module | None = None
 ) -> list[AttentionLayer]:
-    """Every layer with a KV cache. ``modules`` maps layer names to vLLM's attention modules.
+    """Every layer with a KV cache of its own. ``modules`` maps layer names to vLLM's attention modules.
 
     ``drafter`` is the model that drafts tokens for ``model``, if its layers have caches too.
     Raises :class:`UnsupportedModelError` if one of them can't be re-positioned.
@@ -93,6 +93,8 @@ def attention_layers(
     layers = []
     for name, kv_cache in kv_caches.items():
         module = modules[name]
+        if getattr(module, "kv_sharing_target_layer_name", None):
+            continue  # it reads the cache of a layer that is here
         _check_layer(name, module, kv_cache)
         if name not in rotary:
             raise UnsupportedModelError(f"layer {name} has no rotary embedding that could be found")
@@ -161,8 +163,6 @@ def _write_latent_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tens
 def _check_layer(name: str, module: Any, kv_cache: KVCaches) -> None:
     if not (isinstance(kv_cache, Tensor) and _is_quantized(module, kv_cache) and not _is_latent(module)):
         _check_caches(name, (kv_cache,) if isinstance(kv_cache, Tensor) else kv_cache)
-    if getattr(module, "kv_sharing_target_layer_name", None):
-        raise UnsupportedModelError(f"layer {name} shares the KV cache of another layer")
     if getattr(module.impl, "alibi_slopes", None) is not None:
         raise UnsupportedModelError(f"layer {name} uses ALiBi, which depends on absolute distances in the bias")
     if isinstance(kv_cache, Tensor) and not hasattr(module.impl, "do_kv_cache_update"):

@@ -119,6 +119,12 @@ def _has_int8_kv(folder: Path) -> bool:
     return any('"C8"' in text or "kv_cache_scale" in text for text in texts)
 
 
+def _shares_kv_of_two_sizes(config: Any) -> bool:
+    """Whether layers share KV, and layers with windows have heads of another size (Gemma 4 E2B)."""
+    layers = getattr(config, "per_layer_config", None) or ()
+    return bool(getattr(config, "num_kv_shared_layers", 0)) and len({layer.head_dim for layer in layers}) > 1
+
+
 def _model_reason(model: ModelConfig) -> str | None:
     checks: list[tuple[Any, str]] = [
         (model.runner_type != "generate", f"the model does not generate text (runner {model.runner_type})"),
@@ -129,6 +135,8 @@ def _model_reason(model: ModelConfig) -> str | None:
             getattr(model.hf_text_config, "llama_4_scaling", None),
             "queries are scaled by their absolute position",
         ),
+        # vLLM 0.32.0 can't start such a model without its hybrid KV cache manager, which connectors like ours turn off.
+        (_shares_kv_of_two_sizes(model.hf_text_config), "layers that share KV have heads of two sizes"),
         # Seen with vLLM 0.32.0 alone, when layers with windows keep all of their KV and there are two threads.
         (
             current_platform.is_cpu() and model.hf_text_config.model_type == "gpt_oss",

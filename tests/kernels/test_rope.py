@@ -70,6 +70,12 @@ def test_frequencies_that_are_not_float32_stay_float64() -> None:
     assert ((found.inv_freq - inv_freq).abs() * 131072).max() < 1e-4
 
 
+def test_pairs_that_never_turn() -> None:
+    inv_freq = inverse_frequencies(64)
+    inv_freq[8:] = 0
+    assert torch.equal(recover_frequencies(table(inv_freq), is_neox=True).inv_freq, inv_freq.double())
+
+
 def test_shortest_table() -> None:
     inv_freq = inverse_frequencies(8, 100.0)
     assert torch.allclose(recover_frequencies(table(inv_freq, rows=4), True).inv_freq, inv_freq.double())

@@ -118,6 +118,7 @@ def attention_reason(modules: Mapping[str, Any]) -> str | None:
             ((getattr(impl, "sliding_window", None) or -1) >= 0, "a sliding window"),
             (getattr(impl, "logits_soft_cap", None), "capped logits"),
             (getattr(impl, "sinks", None) is not None, "attention sinks"),
+            (getattr(module, "kv_sharing_target_layer_name", None), "the KV cache is another layer's"),
         ]
         if reason := next((reason for holds, reason in checks if holds), None):
             return f"layer {name}: {reason}"
