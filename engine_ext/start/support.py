@@ -120,7 +120,7 @@ def _has_int8_kv(folder: Path) -> bool:
 
 
 def _shares_kv_of_two_sizes(config: Any) -> bool:
-    """Whether layers share KV, and layers with windows have heads of another size (Gemma 4 E2B)."""
+    """Whether some layers share KV and others have heads of another size (Gemma 4)."""
     layers = getattr(config, "per_layer_config", None) or ()
     return bool(getattr(config, "num_kv_shared_layers", 0)) and len({layer.head_dim for layer in layers}) > 1
 
