@@ -143,8 +143,10 @@ def _write_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tensor, slo
     module.impl.do_kv_cache_update(module, key, value, kv_cache, slots)
 
 
-def _is_quantized(module: Any, kv_cache: Tensor) -> bool:
+def _is_quantized(module: Any, kv_cache: KVCaches) -> bool:
     """Whether vLLM keeps K and V in fp8, in a tensor of bytes."""
+    if not isinstance(kv_cache, Tensor) or _is_latent(module):
+        return False
     return kv_cache.dtype is torch.uint8 and getattr(module, "kv_cache_dtype", None) in ("fp8", "fp8_e4m3")
 
 
@@ -161,7 +163,7 @@ def _write_latent_tokens(module: Any, kv_cache: Tensor, key: Tensor, value: Tens
 
 
 def _check_layer(name: str, module: Any, kv_cache: KVCaches) -> None:
-    if not (isinstance(kv_cache, Tensor) and _is_quantized(module, kv_cache) and not _is_latent(module)):
+    if not _is_quantized(module, kv_cache):
         _check_caches(name, (kv_cache,) if isinstance(kv_cache, Tensor) else kv_cache)
     if getattr(module.impl, "alibi_slopes", None) is not None:
         raise UnsupportedModelError(f"layer {name} uses ALiBi, which depends on absolute distances in the bias")
