@@ -202,6 +202,11 @@ class Layout:
         )
 
     @property
+    def turns(self) -> bool:
+        """Whether keys leave the positions at which they were computed."""
+        return any(segment.delta for segment in (self.system, *self.chunks))
+
+    @property
     def reach(self) -> int:
         """Positions from the first token of the context to the end of the question."""
         first = min(each.position for each in (self.system, *self.chunks) if each.length)
@@ -247,18 +252,14 @@ class PositionReindexer:
             raise ValueError("a prompt without chunks has no chunk layout")
         lengths_around = len(prompt.system), len(prompt.chunk_prefix), len(prompt.question)
         layout = _layout(strategy, lengths, *lengths_around, self.window)
-        turns = any(segment.delta for segment in (layout.system, *layout.chunks))
-        layout = replace(layout, is_requantized=self.is_quantized and turns)
-        if self.placement == "in-place" and not self._fits_blocks(prompt, layout):
-            return layout
-        return replace(layout, placement=self.placement)
+        copies = self.placement == "in-place" and not self._fits_blocks(prompt, layout)
+        placement: PlacementName = "copy" if copies else self.placement
+        return replace(layout, placement=placement, is_requantized=self.is_quantized and layout.turns)
 
     def _fits_blocks(self, prompt: ChunkedPrompt, layout: Layout) -> bool:
         """Whether chunks keep their computed positions, and no block has two segments."""
-        segments = (layout.system, *layout.chunks)
-        return prompt.opening is None and all(
-            segment.delta == 0 and segment.length % self.block_tokens == 0 for segment in segments
-        )
+        whole = all(segment.length % self.block_tokens == 0 for segment in (layout.system, *layout.chunks))
+        return prompt.opening is None and whole and not layout.turns
 
 
 def _layout(

@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,9 @@ class UnsupportedModelError(ValueError):
 
 
 _DIMS_WITH_HEADS = 4
-_QUANTIZED = torch.float8_e4m3fn
+
+QUANTIZED: Final = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
+"""Quantized KV caches that chunks can be reused in: vLLM's names, and what the cache's bytes are."""
 
 KVCaches = Tensor | Sequence[Tensor]
 """A layer's KV cache in vLLM: one tensor with K and V, or, on Ascend, one each."""
@@ -129,7 +131,8 @@ def _cache(name: str, module: Any, kv_cache: KVCaches) -> LayerCache:
     sizes = module.head_size, getattr(module, "head_size_v", module.head_size)
     write = partial(_write_tokens, module, kv_cache)
     if _is_quantized(module, kv_cache):
-        kv_cache, write = kv_cache.view(_QUANTIZED), partial(_write_quantized_tokens, module, write)
+        kv_cache = kv_cache.view(QUANTIZED[module.kv_cache_dtype])
+        write = partial(_write_quantized_tokens, module, write)
     return LayerCache(name, kv_cache, kv_cache, module.num_kv_heads, *sizes, write)
 
 
@@ -147,7 +150,7 @@ def _is_quantized(module: Any, kv_cache: KVCaches) -> bool:
     """Whether vLLM keeps K and V in fp8, in a tensor of bytes."""
     if not isinstance(kv_cache, Tensor) or _is_latent(module):
         return False
-    return kv_cache.dtype is torch.uint8 and getattr(module, "kv_cache_dtype", None) in ("fp8", "fp8_e4m3")
+    return kv_cache.dtype is torch.uint8 and getattr(module, "kv_cache_dtype", None) in QUANTIZED
 
 
 def _write_quantized_tokens(module: Any, write: CacheWriter, key: Tensor, value: Tensor, slots: Tensor) -> None:

@@ -12,11 +12,10 @@ from vllm.platforms import current_platform
 
 from cache.positions.layout import PositionStrategy
 from cache.positions.strategy import DefaultStrategy
+from engine_ext.core.layers import QUANTIZED
 from engine_ext.start.connectors import others_reason, pass_on_blocks
 
 _ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
-_QUANTIZED: Final = ("fp8", "fp8_e4m3")
-"""Names of the quantized KV cache that chunks can be reused in."""
 
 
 class UnsupportedFlagError(ValueError):
@@ -47,7 +46,7 @@ def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig) -> str 
 
 def is_quantized(config: VllmConfig) -> bool:
     """Whether the KV cache is in fp8."""
-    return config.cache_config.cache_dtype in _QUANTIZED
+    return config.cache_config.cache_dtype in QUANTIZED
 
 
 def turning_reason(config: VllmConfig, strategy: DefaultStrategy) -> str | None:
@@ -101,7 +100,7 @@ def _flag_reason(args: AsyncEngineArgs) -> str | None:
         return reason
     if args.worker_extension_cls:
         return "--worker-extension-cls is set: the chunk cache needs that place"
-    if args.kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16", *_QUANTIZED):
+    if args.kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16", *QUANTIZED):
         return f"--kv-cache-dtype={args.kv_cache_dtype}: chunks can be reused in fp8_e4m3, not in this type"
     if "expandable_segments:True" in os.environ.get(_ALLOCATOR, "") and not args.enable_sleep_mode:
         return (

@@ -60,6 +60,16 @@ def test_an_unknown_dtype_is_refused(dtype: torch.dtype) -> None:
         copier_for(elsewhere(dtype))
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_triton_turns_fp8_on_newer_gpus_only(capability, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    if capability > (8, 9):
+        assert dispatch._triton_copier(layers("2BNHD", torch.float8_e4m3fn)).name == "Triton"
+    else:
+        with pytest.raises(UnsupportedKVError, match=r"float8_e4m3fn on GPUs of compute capability 8\.9"):
+            dispatch._triton_copier(layers("2BNHD", torch.float8_e4m3fn))
+
+
 def test_mixed_dtypes_are_refused() -> None:
     layer = layers()[0]
     with pytest.raises(UnsupportedKVError, match="bfloat16, float32"):
