@@ -25,6 +25,8 @@ COMMON = (
     "--max-logprobs",
     "300",
 )
+ALWAYS_FETCHING = ("tests.engine.always_fetching", "serve")
+"""Starts servers that fetch and load, however quickly they could compute."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -24,14 +24,13 @@ from starlette.routing import Route
 
 from app.documents.request_documents import wanted_documents
 from replicas.registry import Replica
-from tests.engine.conftest import COMMON
+from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer, until
 from tests.redis_server import RedisServer
 from tests.serving import served
 from tools.server_process import ServerProcess
 
 ROUTE = ("app.cli", "route")
-SERVE = ("tests.engine.always_fetching", "serve")
 LEASE_S = 2
 SECRET = "of these replicas alone"
 
@@ -74,12 +73,13 @@ class Cluster:
 
     def start_replica(self, name: str, *flags: str) -> TesseraServer:
         registry = ("--registry", self.redis.url, "--registry-lease", str(LEASE_S), "--replica-name", name)
-        peers = ("--peer-wait", "60")
+        # A machine that runs several tests at once may keep the loop or Redis waiting.
+        peers = ("--peer-wait", "60", "--registry-timeout", "2")
         log = self.folder / f"{name}-{next(self._numbers)}.log"
         environment = {"TESSERA_PEER_SECRET": SECRET}
         model = (str(self._model), "--dtype", "float32")
         flags = (*COMMON, *registry, *peers, *flags)
-        replica = TesseraServer(log, *model, *flags, environment=environment, serve=SERVE)
+        replica = TesseraServer(log, *model, *flags, environment=environment, serve=ALWAYS_FETCHING)
         self._stack.callback(replica.stop)
         return replica
 
@@ -250,7 +250,7 @@ def test_a_client_that_leaves_the_router_frees_the_replica(cluster: Cluster, tex
     with cluster.router.client.stream("POST", "/v1/rag/chat", json=body) as answer:
         name = answer.headers["x-tessera-replica"]
         next(answer.iter_raw())
-        assert cluster.replicas[name].running_requests() == 1
+        until(lambda: cluster.replicas[name].running_requests() == 1)
     cluster.replicas[name].wait_idle()
 
 

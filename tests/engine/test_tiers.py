@@ -15,13 +15,13 @@ import pytest
 
 from tests.cores import all_cores
 from tests.engine import hanging_tier
-from tests.engine.conftest import COMMON
+from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer, shared_memory, until, wait_until_gone
 from tests.engine.test_exactness import STEPS, ask, assert_exact, statuses
 from tests.engine.test_parallel import WORKERS
 from tests.oracle import Oracle
 from tests.redis_server import RedisServer
-from tools.server_process import ROOT, ServerProcess
+from tools.server_process import ROOT, TESSERA_SERVE, ServerProcess
 
 SYSTEM = "You answer from documents."
 Text = Callable[[int], str]
@@ -43,6 +43,7 @@ class Directory:
 
     def start(self, tiers: str, *flags: str, wait: bool = True, **kwargs: Any) -> TesseraServer:
         log = self._folder / f"server-{next(self._numbers)}.log"
+        kwargs.setdefault("serve", ALWAYS_FETCHING)
         model = (self._model, "--dtype", "float32")
         server = TesseraServer(log, *model, *COMMON, "--chunk-cache-tiers", tiers, *flags, **kwargs)
         self._stack.callback(server.stop)
@@ -112,7 +113,6 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     for strategy in ("shared", "offset"):
         assert_exact(ask(server, strategy, [a, b, c, d], "What?"), oracle("tiny-llama"), strategy)
     to_sleep(server)
-    # The first loads of a server are always waited for; computing may prove quicker than later ones.
     mixed = ask(server, "offset", [e, b, a, c], "Which?")  # 600 KiB hold some of them
     assert origins(mixed)[0] == "filled"
     assert name in origins(mixed)
@@ -177,7 +177,7 @@ def test_a_file_system_that_hangs_is_waited_for_once(
     (package / "METADATA").write_text(hanging_tier.METADATA)
     (package / "entry_points.txt").write_text(hanging_tier.ENTRY_POINTS)
     environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    server = start(f"{hanging_tier.SCHEME}://{root}?size=1GiB", environment=environment)
+    server = start(f"{hanging_tier.SCHEME}://{root}?size=1GiB", environment=environment, serve=TESSERA_SERVE)
     chunks = [text(200) for _ in range(4)]
     ask(server, "shared", chunks, "What?", system="S")
     to_sleep(server)
