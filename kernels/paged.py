@@ -46,6 +46,15 @@ class LayerKV:
         return self.frequencies.rotary_dim
 
 
+def pools_of(layers: Sequence[LayerKV]) -> dict[str, Tensor]:
+    """Pools of each layer's K and V by name, `[pages, page_tokens, H, D]`."""
+    return {
+        f"{number}.{name}": pool
+        for number, layer in enumerate(layers)
+        for name, pool in (("key", layer.key_pool), ("value", layer.value_pool))
+    }
+
+
 def make_pool(blocks: Tensor, num_pages: int, page_tokens: int) -> Tensor:
     """Return an uninitialised pool `[num_pages, page_tokens, H, D]` for the operand in `blocks`.
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 COMPAT = "engine_ext.wire.vllm_compat"
 LLM = ("vllm.v1.engine.async_llm", "AsyncLLM")
 # Methods that only some versions call; Tessera's pass the call on.
-OPTIONAL_HOOKS = {"requires_kv_delivery"}
+OPTIONAL_HOOKS = {"get_transfer_results", "requires_kv_delivery"}
 OPTIONAL_METHODS = {"check_admission", "notify_kv_transfer_request_rejected", "release_kv_cache_memory"}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -157,21 +157,23 @@ def parameters(definition: Definition) -> set[str] | None:
 
 def wrong_hooks(ours: ast.ClassDef, names: dict[str, tuple[str, str]], sources: VllmSources) -> Iterator[str]:
     """Methods that vLLM's class lacks, so that nothing calls them; abstract methods that ours lacks."""
-    for base in ours.bases:
-        theirs = sources.find(*names[base.id]) if getattr(base, "id", "") in names else None
-        if not isinstance(theirs, ast.ClassDef) or "Error" in theirs.name:
-            continue
-        methods = {node.name: node for node in theirs.body if isinstance(node, ast.FunctionDef)}
-        own = {node.name: node for node in ours.body if isinstance(node, ast.FunctionDef)}
-        for name in own:
-            if not name.startswith("_") and name not in methods.keys() | OPTIONAL_HOOKS | helpers(ours):
-                yield f"{theirs.name} has no {name}"
-        for name, method in methods.items():
+    found = [sources.find(*names[base.id]) for base in ours.bases if getattr(base, "id", "") in names]
+    bases = [theirs for theirs in found if isinstance(theirs, ast.ClassDef) and "Error" not in theirs.name]
+    own, of_bases = methods_of(ours), {name for theirs in bases for name in methods_of(theirs)}
+    for name in own if bases else ():
+        if not name.startswith("_") and name not in of_bases | OPTIONAL_HOOKS | helpers(ours):
+            yield f"{bases[0].name} has no {name}"
+    for theirs in bases:
+        for name, method in methods_of(theirs).items():
             is_abstract = any(getattr(each, "id", "") == "abstractmethod" for each in method.decorator_list)
             if is_abstract and name not in own:
                 yield f"{ours.name} lacks {name}"
             if name in own and not takes(own[name].args, method.args):
                 yield f"{ours.name}.{name} does not take what {theirs.name}'s does"
+
+
+def methods_of(definition: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
 
 
 def helpers(ours: ast.ClassDef) -> set[str]:

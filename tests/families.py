@@ -147,9 +147,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen2": Family("Qwen2"),
     "Qwen3": Family("Qwen3", {"head_dim": 128}),
     "Mistral": Family("Mistral", {"sliding_window": None}),
-    "Mistral, sliding": Family(
-        "Mistral", {"sliding_window": _WINDOW}, refused="sliding-window attention in every layer (48 tokens)"
-    ),
+    "Mistral, sliding": Family("Mistral", {"sliding_window": _WINDOW}),
     "Gemma 2": Family(
         "Gemma2",
         {
@@ -179,7 +177,6 @@ FAMILIES: dict[str, Family] = {
         "Gemma4",
         {**_GEMMA_4, "num_kv_shared_layers": 2},
         config_class="{}TextConfig",
-        refused="layers that share KV have heads of two sizes",
     ),
     "Granite": Family(
         "Granite",
@@ -198,7 +195,6 @@ FAMILIES: dict[str, Family] = {
             "intermediate_size": 256,
             **_rope("yarn", factor=4.0, original_max_position_embeddings=256, beta_fast=32.0, beta_slow=1.0),
         },
-        refused="vLLM's CPU attention is wrong for windows with attention sinks",
     ),
     "Mixtral": Family("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "Qwen2-MoE": Family(

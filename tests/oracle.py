@@ -136,8 +136,9 @@ class Oracle:
         ).eval()
         self.dtype = dtype
         self.query_block = query_block
-        layer_types = getattr(self.model.config, "layer_types", None) or []
-        self.window = self.model.config.sliding_window if "sliding_attention" in layer_types else None
+        self._layer_types = getattr(self.model.config, "layer_types", None) or []
+        has_windows = "sliding_attention" in self._layer_types or not self._layer_types  # all layers, or none
+        self.window = getattr(self.model.config, "sliding_window", None) if has_windows else None
 
     def full(self, token_ids: Sequence[int], steps: int) -> Answer:
         return self._decode(self._read_full(token_ids), steps=steps)
@@ -329,7 +330,8 @@ class Oracle:
         rows = mask(query_groups, key_groups, self.dtype)
         if self.window is None:
             return rows
-        return {"full_attention": rows, "sliding_attention": rows + window_mask(rows, self.window)}
+        windowed = rows + window_mask(rows, self.window)
+        return {"full_attention": rows, "sliding_attention": windowed} if self._layer_types else windowed
 
     @torch.no_grad()
     def _forward(self, ids, positions, additive_mask, cache, last: int = 1, ways=None) -> torch.Tensor:

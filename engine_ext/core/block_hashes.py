@@ -12,6 +12,7 @@ A request that *attends* to the pool needs no blocks for its context, except the
 one hash, under which the prefix cache is told to find vLLM's null block: a context costs no memory of the engine's.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +42,7 @@ class BlockComposer:
     def __init__(self, algorithm: str, block_tokens: int) -> None:
         self._hash: HashFunction = get_hash_fn_by_name(algorithm)
         self._block_tokens = block_tokens
+        self._numbers = itertools.count()
 
     def compose(self, request: "Request", composition: Composition) -> None:
         """Replaces the hashes of ``request`` before it is scheduled; its context is shared in place."""
@@ -65,6 +67,10 @@ class BlockComposer:
         """Gives ``request`` the hashes of an ordinary prompt with this salt."""
         request.cache_salt = salt
         self._replace(request, [], None)
+
+    def alone(self, request: "Request") -> None:
+        """Gives ``request`` hashes of its own before it is scheduled: it finds no blocks, and nobody finds its."""
+        self._replace(request, [], ("alone", next(self._numbers)))
 
     def _replace(self, request: "Request", context: list[BlockHash], identity: Any) -> None:
         """Sets the hashes of the context; later blocks are chained to ``identity``, unless that is ``None``."""

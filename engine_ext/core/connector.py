@@ -8,8 +8,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 
+from engine_ext.core.layers import block_tables
 from engine_ext.core.scheduler import SchedulerHalf
 from engine_ext.core.stats import TransferMetrics, TransferStats
 from engine_ext.core.worker import WorkerHalf
@@ -18,6 +20,7 @@ from engine_ext.wire.plan import LoadRefused, StepTransfers
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
@@ -30,28 +33,33 @@ if TYPE_CHECKING:
     from engine_ext.core.layers import KVCaches
 
 
-class ChunkCacheConnector(KVConnectorBase_V1):
+class ChunkCacheConnector(KVConnectorBase_V1, SupportsHMA):
     """Loads and saves chunk KV by the plans that travel with requests.
 
     Loads are synchronous: they end before the forward pass of the step that schedules the request. A load whose
     pages carry another tag than planned writes nothing and fails the request (``kv_load_failure_policy="fail"``);
     :class:`~engine_ext.client.engine.ChunkEngine` then recomputes it in full attention.
+
+    Where layers with windows have tables of blocks of their own, loads take a step before the request's first: vLLM can
+    fail a request by its id then, which block ids of several tables don't tell.
     """
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         extra = self._kv_transfer_config.kv_connector_extra_config
         self.kv_cache_groups = kv_cache_config.kv_cache_groups
+        self._tables = block_tables(self.kv_cache_groups)
         self._num_blocks = kv_cache_config.num_blocks
         cache = vllm_config.cache_config
         self.scheduler = self.worker = None
         if role is KVConnectorRole.SCHEDULER:
-            self.scheduler = SchedulerHalf(cache.prefix_caching_hash_algo, cache.block_size)
+            self.scheduler = SchedulerHalf(cache.prefix_caching_hash_algo, cache.block_size, self._tables)
         if role is KVConnectorRole.WORKER:
             self.worker = WorkerHalf(
                 pool_bytes=extra["pool_bytes"],
                 page_tokens=extra["page_tokens"],
                 engine_block_size=cache.block_size,
+                tables=self._tables,
             )
 
     @property
@@ -65,7 +73,8 @@ class ChunkCacheConnector(KVConnectorBase_V1):
         self._scheduler.add_request(request)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._scheduler.num_matched_tokens(request, num_computed_tokens), False
+        matched = self._scheduler.num_matched_tokens(request, num_computed_tokens)
+        return matched, bool(matched and self._tables)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         self._scheduler.blocks_allocated(request, blocks, num_external_tokens)
@@ -75,6 +84,11 @@ class ChunkCacheConnector(KVConnectorBase_V1):
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return False, self._scheduler.finish_request(request)
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, [])
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
         self._scheduler.block_pool = gpu_block_pool
@@ -110,6 +124,11 @@ class ChunkCacheConnector(KVConnectorBase_V1):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_refused_blocks()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":
+        results = super().get_transfer_results(finished_req_ids)
+        results.finished_recving, results.failed_recving = self._worker.take_received()
+        return results
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return self._worker.take_refusal()

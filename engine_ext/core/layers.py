@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from vllm.v1.kv_cache_interface import SlidingWindowSpec, UniformTypeKVCacheSpecs
 
 from engine_ext.core import ascend
 from engine_ext.core.rotary import frequencies_of, rotary_by_layer
-from kernels.layout import CacheWriter
+from kernels.layout import BlockLayout, CacheWriter
+from kernels.paged import LayerKV, make_pool
 from kernels.rope import RotaryFrequencies
 
 
@@ -66,6 +68,35 @@ class LayerCache:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockTable:
+    """Layers whose tokens lie in the same blocks, a KV cache group of vLLM's.
+
+    ``window`` is the number of tokens that stay; ``None``: all.
+    """
+
+    layers: frozenset[str]
+    block_tokens: int
+    window: int | None
+
+
+def block_tables(groups: Sequence[Any]) -> list[BlockTable]:
+    """The tables of vLLM's KV cache ``groups``; none if all tokens of all layers stay in one."""
+    windows = [[each.sliding_window for each in specs_of(group) if type(each) is SlidingWindowSpec] for group in groups]
+    if len(groups) == 1 and not windows[0]:
+        return []
+    return [
+        BlockTable(frozenset(group.layer_names), group.kv_cache_spec.block_size, min(of_group, default=None))
+        for group, of_group in zip(groups, windows, strict=True)
+    ]
+
+
+def specs_of(group: Any) -> list[Any]:
+    """The specifications of the layers in a KV cache group."""
+    spec = group.kv_cache_spec
+    return list(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """One attention layer: its cache, and the RoPE frequencies of its keys.
 
@@ -77,6 +108,12 @@ class AttentionLayer:
     frequencies: RotaryFrequencies
     has_sinks: bool
     is_draft: bool
+
+    def with_pool(self, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:
+        """Views of the layer's blocks, which have this layout, with a pool of their kind."""
+        keys, values = layout.key_view(self.cache.key_cache), layout.value_view(self.cache.value_cache)
+        key_pool, value_pool = (make_pool(blocks, num_pages, page_tokens) for blocks in (keys, values))
+        return LayerKV(keys, values, key_pool, value_pool, self.frequencies)
 
 
 def attention_layers(
@@ -93,8 +130,9 @@ def attention_layers(
     rotary = {**drafts, **rotary_by_layer(model)}
     frequencies: dict[tuple[int, int], RotaryFrequencies] = {}
     layers = []
-    for name, kv_cache in kv_caches.items():
-        module = modules[name]
+    # In the model's order: vLLM registers layers of several tables by turns.
+    for name in filter(kv_caches.__contains__, modules):
+        module, kv_cache = modules[name], kv_caches[name]
         if getattr(module, "kv_sharing_target_layer_name", None):
             continue  # it reads the cache of a layer that is here
         _check_layer(name, module, kv_cache)

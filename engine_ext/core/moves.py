@@ -56,13 +56,14 @@ def moved_tokens(transfers: Iterable[BlockTransfer], page_tokens: int, block_tok
         start = 0
         for span in transfer.spans:
             skip, room = max(0, transfer.first_token - span.start), len(span.pages) * page_tokens
-            if skip < span.length:
-                if span.end > len(in_blocks) or span.skipped + span.length > room:
+            length = transfer.end_of(span) - span.start
+            if skip < length:
+                if span.start + length > len(in_blocks) or span.skipped + length > room:
                     raise IndexError(f"{span} does not fit in its pages, or in {len(in_blocks)} tokens of blocks")
-                slots.append(in_blocks[span.start + skip : span.end])
-                rows.append(in_pages[start + span.skipped + skip : start + span.skipped + span.length])
+                slots.append(in_blocks[span.start + skip : span.start + length])
+                rows.append(in_pages[start + span.skipped + skip : start + span.skipped + length])
                 deltas.append(span.delta)
-                lengths.append(span.length - skip)
+                lengths.append(length - skip)
             start += room
     return MovedTokens(_joined(slots), _joined(rows), torch.from_numpy(np.repeat(np.array(deltas, np.int64), lengths)))
 

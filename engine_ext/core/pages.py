@@ -14,11 +14,16 @@ class WrongPagesError(ValueError):
     """Pages have another tag than expected, or a file another shape than the pool; nothing was moved."""
 
 
+PARTLY_SAVED = -2
+"""Tag of pages that the engine has saved to, and will save more to; no plan has it, nor the next."""
+_NO_TAG = -1
+
+
 class PageTags:
-    """The tag last saved to each page; a page without a tag has -1, which is no plan's."""
+    """The tag last saved to each page."""
 
     def __init__(self, num_pages: int = 0) -> None:
-        self._tags = np.full(num_pages, -1, np.int64)
+        self._tags = np.full(num_pages, _NO_TAG, np.int64)
         self._found: set[int] = set()
         """Tags that :meth:`missing_now` has found on all of their pages, since tags were last removed."""
 
@@ -27,9 +32,9 @@ class PageTags:
         self._tags[list(pages)] = tag
 
     def put_first(self, pages: Sequence[int], tag: int) -> None:
-        """Tags pages that have no tag. Removes all tags and raises :class:`WrongPagesError` if one has."""
+        """Tags pages that nobody has saved to. Removes all tags and raises :class:`WrongPagesError` otherwise."""
         try:
-            self.check(pages, -1)
+            self.check(pages, _NO_TAG)
         except WrongPagesError:
             self.remove(pages)
             raise
@@ -38,12 +43,12 @@ class PageTags:
     def remove(self, pages: Sequence[int]) -> None:
         """Removes the tags of pages, before they are written."""
         self._found = set()
-        self._tags[list(pages)] = -1
+        self._tags[list(pages)] = _NO_TAG
 
     def clear(self) -> None:
         """Removes the tags of all pages."""
         self._found = set()
-        self._tags.fill(-1)
+        self._tags.fill(_NO_TAG)
 
     def missing(self, spans: Iterable[Span]) -> set[int]:
         """Tags of the spans that have a page with another tag."""
@@ -98,6 +103,16 @@ def check_tensors(pools: Mapping[str, Tensor], tensors: Mapping[str, Tensor], nu
         shape = (num_tokens, *pool.shape[2:])
         if tensor.shape != shape or tensor.dtype != pool.dtype:
             raise WrongPagesError(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {pool.dtype} {list(shape)}")
+
+
+def largest_difference(
+    pools: Iterable[Tensor], pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int
+) -> float:
+    """Largest :func:`relative_difference` between the tokens in two runs of pages."""
+    return max(
+        relative_difference(tokens_of(pool, pages_a, num_tokens), tokens_of(pool, pages_b, num_tokens))
+        for pool in pools
+    )
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:

@@ -4,11 +4,13 @@
 It holds no cache state, only the pending work of each running request.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from engine_ext.core.block_hashes import BlockComposer
+from engine_ext.core.layers import BlockTable
 from engine_ext.wire.plan import (
     LOST_KEY,
     SAVED_KEY,
@@ -27,17 +29,24 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+_NULL_BLOCK: Final = 0
+"""Stands in vLLM's tables for blocks that were dropped behind a window."""
+
+
 @dataclass(slots=True)
 class _Tracked:
-    """A running request with a plan. ``block_ids`` follow the scheduler's until it has saved.
+    """A running request with a plan. ``block_ids``, by table, follow the scheduler's until it has saved.
 
+    ``num_saved`` counts prompt tokens whose KV was saved, where the plan asks for it. ``is_unsaved``: some can't be.
     ``is_lost``: KV from elsewhere had to be computed again.
     """
 
     plan: TransferPlan
     num_prompt_tokens: int
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: tuple[list[int], ...] = ()
+    num_saved: int = 0
     saved: bool = False
+    is_unsaved: bool = False
     is_lost: bool = False
 
     @property
@@ -69,12 +78,14 @@ class _Tracked:
 class SchedulerHalf:
     """Lives in the engine core process, called by vLLM's scheduler.
 
-    ``hash_algorithm`` and ``block_tokens`` are those of vLLM's prefix cache, ``block_pool`` its blocks.
+    ``hash_algorithm`` and ``block_tokens`` are those of vLLM's prefix cache, ``block_pool`` its blocks. ``tables`` are
+    the tables of blocks, if there are several, or layers with windows drop blocks.
     """
 
     block_pool: "BlockPool"
 
-    def __init__(self, hash_algorithm: str, block_tokens: int) -> None:
+    def __init__(self, hash_algorithm: str, block_tokens: int, tables: Sequence[BlockTable] = ()) -> None:
+        self._tables = tables
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[BlockTransfer] = []
         self._ended: list[str] = []
@@ -86,6 +97,8 @@ class SchedulerHalf:
         if plan is not None:
             request.kv_transfer_params = of_others(request.kv_transfer_params)
             self._tracked[request.request_id] = _Tracked(plan, request.num_prompt_tokens)
+            if plan.saves and any(table.window and table.window < request.num_prompt_tokens for table in self._tables):
+                self._composer.alone(request)  # tokens found in the prefix cache may have no block behind a window
             if plan.composition is not None:
                 self._composer.compose(request, plan.composition)
             if plan.attention is not None:
@@ -112,20 +125,21 @@ class SchedulerHalf:
         if num_external_tokens == 0 or tracked is None or tracked.attends:
             return
         first_token = tracked.num_loaded_tokens - num_external_tokens
-        block_ids = tuple(blocks.get_block_ids()[0])
-        self._loads.append(BlockTransfer(request.request_id, block_ids, first_token, tracked.plan.loads))
+        for table, block_ids in enumerate(blocks.get_block_ids()):
+            first_kept = max(first_token, self._first_kept(table, block_ids))
+            self._loads.append(
+                BlockTransfer(request.request_id, tuple(block_ids), first_kept, tracked.plan.loads, table)
+            )
 
     def build_step(self, scheduler_output: "SchedulerOutput") -> StepTransfers:
-        """This step's new pool readers, queued loads, and saves of requests whose prefill it completes."""
+        """This step's new pool readers, queued loads, and saves of computed prompt tokens."""
         new = [each.req_id for each in scheduler_output.scheduled_new_reqs if each.req_id in self._tracked]
         attending = {name: self._tracked[name].plan for name in new if self._tracked[name].reads_pool}
         step = StepTransfers(attending, self._ended, self._loads)
         self._ended, self._loads = [], []
         for request_id, num_computed in self._follow_blocks(scheduler_output):
-            tracked = self._tracked[request_id]
-            if num_computed + scheduler_output.num_scheduled_tokens.get(request_id, 0) >= tracked.num_prompt_tokens:
-                tracked.saved = True
-                step.saves.append(BlockTransfer(request_id, tuple(tracked.block_ids), 0, tracked.saves))
+            end = num_computed + scheduler_output.num_scheduled_tokens.get(request_id, 0)
+            step.saves += self._saves(request_id, self._tracked[request_id], end)
         return step
 
     def finish_request(self, request: "Request") -> dict[str, bool] | None:
@@ -136,22 +150,44 @@ class SchedulerHalf:
             self._ended.append(request.request_id)
         return {LOST_KEY: True} if tracked.is_lost else {SAVED_KEY: True} if tracked.saved else None
 
+    def _saves(self, request_id: str, tracked: _Tracked, end: int) -> list[BlockTransfer]:
+        """Saves up to token ``end`` of a request; later steps may drop blocks behind windows."""
+        first, tables = tracked.num_saved, tracked.block_ids
+        spans = tuple(span for span in tracked.saves if max(first, span.start) < min(end, span.end))
+        if spans and any(self._first_kept(*each) > max(first, spans[0].start) for each in enumerate(tables)):
+            tracked.is_unsaved = True
+            return []
+        tracked.num_saved, tracked.saved = max(first, end), end >= tracked.num_prompt_tokens
+        return [
+            BlockTransfer(request_id, tuple(block_ids), first, spans, table, end)
+            for table, block_ids in enumerate(tables)
+            if spans
+        ]
+
+    def _first_kept(self, table: int, block_ids: Sequence[int]) -> int:
+        """The first token that has a block."""
+        if not self._tables:
+            return 0
+        dropped = itertools.takewhile(lambda block_id: block_id == _NULL_BLOCK, block_ids)
+        return sum(1 for _ in dropped) * self._tables[table].block_tokens
+
     def _follow_blocks(self, scheduler_output: "SchedulerOutput") -> Iterable[tuple[str, int]]:
         """Updates the block tables of requests still to be saved; yields each with its computed tokens."""
         for new in scheduler_output.scheduled_new_reqs:
             if tracked := self._unsaved(new.req_id):
-                tracked.block_ids = list(new.block_ids[0])
+                tracked.block_ids = tuple(map(list, new.block_ids))
                 yield new.req_id, new.num_computed_tokens
         cached = scheduler_output.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
             if tracked := self._unsaved(request_id):
                 new_blocks = cached.new_block_ids[i]
                 if request_id in cached.resumed_req_ids:
-                    tracked.block_ids = list(new_blocks[0]) if new_blocks else []
+                    tracked.block_ids = tuple(map(list, new_blocks or ()))
                 elif new_blocks:
-                    tracked.block_ids.extend(new_blocks[0])
+                    for block_ids, new_ids in zip(tracked.block_ids, new_blocks, strict=True):
+                        block_ids.extend(new_ids)
                 yield request_id, cached.num_computed_tokens[i]
 
     def _unsaved(self, request_id: str) -> _Tracked | None:
         tracked = self._tracked.get(request_id)
-        return tracked if tracked and tracked.saves and not tracked.saved else None
+        return tracked if tracked and tracked.saves and not (tracked.saved or tracked.is_unsaved) else None

@@ -3,7 +3,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from engine_ext.core.attention.readers import Readers, install
 from engine_ext.core.attention.requests import AttendingRequests
-from engine_ext.core.layers import AttentionLayer, KVCaches
-from engine_ext.core.moves import Moves, moved_tokens
-from engine_ext.core.pages import PageTags, check_tensors, copy_tokens, fill_pages, relative_difference, tokens_of
+from engine_ext.core.layers import AttentionLayer, BlockTable, KVCaches
+from engine_ext.core.moves import MovedTokens, Moves, moved_tokens
+from engine_ext.core.pages import PARTLY_SAVED, PageTags, check_tensors, copy_tokens, fill_pages, largest_difference
 from engine_ext.core.stats import TransferStats
 from engine_ext.wire.chunk_file import Forms
 from engine_ext.wire.plan import BlockTransfer, LoadRefused, TransferPlan
 from kernels.dispatch import attention_for, copier_for
 from kernels.layout import BlockLayout, probe_layout
 from kernels.npu_copier import ReshapeAndCache
-from kernels.paged import KVCopier, LayerKV, make_pool
+from kernels.paged import KVCopier, LayerKV, pools_of
 
 
 class PoolSizeError(ValueError):
@@ -38,14 +38,21 @@ class PoolDescription:
 
 
 class WorkerHalf:
-    """Lives in each worker process, called by vLLM's model runner. Does nothing until :meth:`prepare`."""
+    """Lives in each worker process, called by vLLM's model runner. Does nothing until :meth:`prepare`.
 
-    def __init__(self, pool_bytes: int, page_tokens: int, engine_block_size: int) -> None:
+    ``tables`` are the tables of blocks, if there are several, or layers with windows drop blocks.
+    """
+
+    def __init__(
+        self, pool_bytes: int, page_tokens: int, engine_block_size: int, tables: Sequence[BlockTable] = ()
+    ) -> None:
         self.pool_bytes = pool_bytes
         self.page_tokens = page_tokens
         self.engine_block_size = engine_block_size
+        self.tables = tables
         self.kv_caches: Mapping[str, KVCaches] = {}
         self.copier: KVCopier  # from prepare() on
+        self._copiers: Sequence[KVCopier] = ()  # likewise, one for each of ``tables``
         self.reshape_and_cache: ReshapeAndCache | None = None
         self.tags = PageTags()
         # Pages may pass to another entry while an aborted request still saves to them or loads from them. Each load and
@@ -53,6 +60,8 @@ class WorkerHalf:
         self._moving = threading.Lock()
         self._moves = Moves(torch.device("cpu"))
         self._refused_blocks: set[int] = set()
+        self._received: set[str] = set()
+        self._failed: set[str] = set()
         self._refusal: LoadRefused | None = None
         self.refused_tags: set[int] = set()
         self.token_bytes = 0
@@ -99,10 +108,13 @@ class WorkerHalf:
                 f"{self.pool_bytes} bytes hold no page of {self.page_tokens} tokens x {token_bytes} bytes"
             )
         layers = [
-            _allocate(layer, layout, num_pages, self.page_tokens)
+            layer.with_pool(layout, num_pages, self.page_tokens)
             for layer, layout in zip(attention_layers, layouts, strict=True)
         ]
         self.attach(layers, reshape_and_cache)
+        named = dict(zip((layer.cache.name for layer in attention_layers), layers, strict=True))
+        by_table = [[kv for name, kv in named.items() if name in table.layers] for table in self.tables]
+        self._copiers = [copier_for(of_table, reshape_and_cache) for of_table in by_table]
         self.token_bytes = token_bytes
         self._has_sinks = any(layer.has_sinks for layer in attention_layers)
         self._compared = [kv for layer, kv in zip(attention_layers, layers, strict=True) if not layer.is_draft]
@@ -130,20 +142,11 @@ class WorkerHalf:
         self.readers = readers
         install(readers)
 
-    def describe(self) -> dict[str, str]:
-        """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks."""
-        layers = self.copier.layers
-        blocks = layers[0].key_blocks
-        layout = (
-            f"{len(layers)} layers; in the first {blocks.shape[1]} tokens per block, K {tuple(blocks.shape[2:])} "
-            f"{blocks.dtype} on {blocks.device}, strides {blocks.stride()} of K, {layers[0].value_blocks.stride()} of V"
-        )
-        return {"copier": self.copier.name, "layout": layout}
-
     def probe(self, layer: AttentionLayer) -> BlockLayout:
         """Finds the layout of K and V in a layer's cache through the engine's writer."""
         cache = layer.cache
-        num_blocks, block_size = cache.kernel_blocks(self.engine_block_size)
+        sizes = (table.block_tokens for table in self.tables if cache.name in table.layers)
+        num_blocks, block_size = cache.kernel_blocks(next(sizes, self.engine_block_size))
         return probe_layout(
             cache.key_cache,
             cache.value_cache,
@@ -159,41 +162,48 @@ class WorkerHalf:
         """Copies the transfers' spans from the pool to their blocks, keys rotated; refuses wrongly tagged pages."""
         if not transfers:
             return
-        started, loads = time.perf_counter(), []
+        started, loads, num_tokens = time.perf_counter(), [], 0
         with self._moving:
             for transfer in transfers:
-                if refused := self.tags.missing(transfer.spans):
+                if not (refused := self.tags.missing(transfer.spans)):
+                    loads.append(transfer)
+                elif self.tables:  # block ids alone don't tell the request
+                    self._failed.add(transfer.request_id)
+                    self._refuse((), refused)
+                else:
                     # Blocks before the first token to load are shared with other requests, and valid.
                     self._refuse(transfer.block_ids[transfer.first_token // self.engine_block_size :], refused)
-                else:
-                    loads.append(transfer)
-            moved = moved_tokens(loads, self.page_tokens, self.engine_block_size)
-            self.copier.load(*moved)
+            for copier, moved in self._moved(loads):
+                copier.load(*moved)
+                num_tokens = max(num_tokens, len(moved.slots))
             self._moves.queued()
+        if self.tables:
+            self._received.update(transfer.request_id for transfer in transfers)
         if loads:
-            self._count("load", started, len(moved.slots))
+            self._count("load", started, num_tokens)
 
     def save(self, transfers: Sequence[BlockTransfer]) -> None:
         """Copies the transfers' spans from their blocks to the pool and tags the pages."""
         if not transfers:
             return
-        spans = [span for transfer in transfers for span in transfer.spans]
-        pages = [page for span in spans for page in span.pages]
-        if len(transfers) > 1 and len(set(pages)) < len(pages):
+        saved = {span.tag: (transfer, span) for transfer in transfers for span in transfer.spans}.values()
+        pages = [page for _, span in saved for page in span.pages]
+        firsts = [transfer for transfer in transfers if not transfer.table]
+        if len(firsts) > 1 and len(set(pages)) < len(pages):
             # An aborted fill's late save, and that of its pages' next owner, which must come last.
-            for transfer in transfers:
-                self.save([transfer])
+            for first in firsts:
+                self.save([transfer for transfer in transfers if transfer.spans == first.spans])
             return
-        started = time.perf_counter()
-        moved = moved_tokens(transfers, self.page_tokens, self.engine_block_size)
+        started, num_tokens = time.perf_counter(), 0
         with self._moving:
-            for span in spans:
-                self.tags.remove(span.pages)
-            self.copier.save(moved.slots, moved.rows)
+            self.tags.remove(pages)
+            for copier, moved in self._moved(transfers):
+                copier.save(moved.slots, moved.rows)
+                num_tokens = max(num_tokens, len(moved.slots))
             self._moves.queued()
-            for span in spans:
-                self.tags.put(span.pages, span.tag)
-        self._count("save", started, len(moved.slots))
+            for transfer, span in saved:
+                self.tags.put(span.pages, span.tag if transfer.end_of(span) == span.end else PARTLY_SAVED)
+        self._count("save", started, num_tokens)
 
     def forms(self, num_tokens: int) -> Forms:
         """Tensors of a segment by layer, ``[num_tokens, heads, size]``."""
@@ -237,6 +247,12 @@ class WorkerHalf:
         refused, self._refused_blocks = self._refused_blocks, set()
         return refused
 
+    def take_received(self) -> tuple[set[str], set[str]]:
+        """With ``tables``: requests whose loads ended since the last call, and refused ones."""
+        received, self._received = self._received, set()
+        failed, self._failed = self._failed, set()
+        return received, failed
+
     def take_refusal(self) -> LoadRefused | None:
         """Tells once that loads were refused, if any were since the last call."""
         refusal, self._refusal = self._refusal, None
@@ -256,16 +272,21 @@ class WorkerHalf:
         tokens, except the first layer's input: only that layer is compared. Drafting layers are left out: their KV
         depends on later tokens, and drafts are verified.
         """
-        return max(
-            relative_difference(tokens_of(pool, pages_a, num_tokens), tokens_of(pool, pages_b, num_tokens))
-            for layer in (self._compared[:1] if one_token and self._has_sinks else self._compared)
-            for pool in (layer.key_pool, layer.value_pool)
-        )
+        layers = self._compared[:1] if one_token and self._has_sinks else self._compared
+        return largest_difference(pools_of(layers).values(), pages_a, pages_b, num_tokens)
 
     @property
     def device(self) -> torch.device:
         """The pool's device."""
         return self.copier.layers[0].key_pool.device
+
+    def _moved(self, transfers: Sequence[BlockTransfer]) -> Iterator[tuple[KVCopier, MovedTokens]]:
+        """The tokens that ``transfers`` move, and the copier for them, table by table."""
+        if not self.tables:
+            yield self.copier, moved_tokens(transfers, self.page_tokens, self.engine_block_size)
+        for number, (copier, table) in enumerate(zip(self._copiers, self.tables, strict=True)):
+            of_table = [transfer for transfer in transfers if transfer.table == number]
+            yield copier, moved_tokens(of_table, self.page_tokens, table.block_tokens)
 
     def _refuse(self, blocks: Iterable[int], tags: set[int]) -> None:
         """Fails the requests of ``blocks``, whose KV is wrong since pages don't have ``tags``."""
@@ -276,18 +297,3 @@ class WorkerHalf:
 
     def _count(self, verb: Literal["load", "save"], started: float, num_tokens: int) -> None:
         self._stats.moved(verb, time.perf_counter() - started, num_tokens, num_tokens * self.token_bytes)
-
-
-def pools_of(layers: Sequence[LayerKV]) -> dict[str, Tensor]:
-    """Pools of each layer's K and V by name, ``[pages, page_tokens, heads, size]``."""
-    return {
-        f"{number}.{name}": pool
-        for number, layer in enumerate(layers)
-        for name, pool in (("key", layer.key_pool), ("value", layer.value_pool))
-    }
-
-
-def _allocate(layer: AttentionLayer, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:
-    keys, values = layout.key_view(layer.cache.key_cache), layout.value_view(layer.cache.value_cache)
-    key_pool, value_pool = (make_pool(blocks, num_pages, page_tokens) for blocks in (keys, values))
-    return LayerKV(keys, values, key_pool, value_pool, layer.frequencies)

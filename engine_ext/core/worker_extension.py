@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods that vLLM adds to each of its workers, called from the app by ``collective_rpc``."""
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from engine_ext.core import ascend
 from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSelection
@@ -18,11 +19,11 @@ from engine_ext.core.attention.probes import Probes
 from engine_ext.core.attention.requests import attention_reason
 from engine_ext.core.connector import ChunkCacheConnector
 from engine_ext.core.file_server import TransferServer, listen, make_chain
-from engine_ext.core.layers import UnsupportedModelError, attention_layers
+from engine_ext.core.layers import UnsupportedModelError, attention_layers, specs_of
 from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
 from engine_ext.wire.prefix import blocks_address
-from engine_ext.wire.vllm_compat import draft_model_of
+from engine_ext.wire.vllm_compat import DROPS_BLOCKS, draft_model_of
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
 from kernels.selection import POLICIES
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+_DROPPED: Final = "layers with windows drop blocks"
 
 
 class ChunkCacheWorkerExtension:
@@ -49,10 +52,13 @@ class ChunkCacheWorkerExtension:
         Returns the pool's description as a dict, or ``{"reason": why not}``.
         """
         connector = chunk_connector()
+        half = _worker_half()
         if reason := _unsupported_groups(connector.kv_cache_groups):
             return {"reason": reason}
+        if half.tables and not DROPS_BLOCKS:
+            return {"reason": f"{_DROPPED}, after which this version of vLLM can't fail a load"}
         try:
-            return asdict(self._prepare(_worker_half()))
+            return asdict(self._prepare(half))
         except (UnsupportedModelError, UnsupportedKVError, LayoutProbeError, PoolSizeError) as error:
             return {"reason": str(error)}
         except Exception as error:
@@ -68,6 +74,8 @@ class ChunkCacheWorkerExtension:
 
     def _attention_reason(self, half: WorkerHalf) -> str | None:
         """The reason why attention layers can't read more than the requests' blocks, if any."""
+        if half.tables:
+            return _DROPPED
         return attention_reason({name: self._modules[name] for name in half.kv_caches})
 
     def _request_ids(self) -> list[str]:
@@ -95,6 +103,10 @@ class ChunkCacheWorkerExtension:
         layers = attention_layers(model, modules, half.kv_caches, drafter)
         with ascend.pool_memory(self.vllm_config):
             return half.prepare(layers, ascend.reshape_and_cache())
+
+    def chunk_cache_in_place_reason(self) -> str | None:
+        """The reason why requests can't share blocks, if any."""
+        return _DROPPED if _worker_half().tables else None
 
     def chunk_cache_prepare_attention(self) -> str | None:
         """Lets requests attend to the pool; returns the reason if they can't. After :meth:`chunk_cache_prepare`."""
@@ -153,8 +165,14 @@ class ChunkCacheWorkerExtension:
         return _probes().take(probe)
 
     def chunk_cache_describe(self) -> dict[str, str]:
-        """Human-readable ``copier`` and ``layout`` of the engine's blocks."""
-        return _worker_half().describe()
+        """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks."""
+        copier = _worker_half().copier
+        layers, blocks = copier.layers, copier.layers[0].key_blocks
+        layout = (
+            f"{len(layers)} layers; in the first {blocks.shape[1]} tokens per block, K {tuple(blocks.shape[2:])} "
+            f"{blocks.dtype} on {blocks.device}, strides {blocks.stride()} of K, {layers[0].value_blocks.stride()} of V"
+        )
+        return {"copier": copier.name, "layout": layout}
 
     def chunk_cache_serve_transfers(
         self, folder: str, fingerprint: str, tier_urls: Sequence[str], tier_timeout_s: float, keeps_prefixes: bool
@@ -189,16 +207,11 @@ class ChunkCacheWorkerExtension:
 
 
 def _unsupported_groups(groups: Sequence[Any]) -> str | None:
-    """The reason why tokens' KV is not all in one table of blocks, if any."""
-    if len(groups) != 1:
-        return f"the model has {len(groups)} KV cache groups, not one"
-    spec = groups[0].kv_cache_spec
-    specs = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
-    for each in specs:
+    """The reason why a layer's KV can't be read from blocks, if any."""
+    for spec in itertools.chain.from_iterable(map(specs_of, groups)):
         # Not isinstance: vLLM's subclasses keep other data as well, or drop some.
-        if type(each) not in (FullAttentionSpec, MLAAttentionSpec):
-            window = getattr(each, "sliding_window", None)
-            return f"sliding-window attention in every layer ({window} tokens)" if window else type(each).__name__
+        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec):
+            return type(spec).__name__
     return None
 
 

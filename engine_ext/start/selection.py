@@ -46,7 +46,10 @@ async def prepare_decoding(llm: AsyncLLM, budget: DecodingBudget | None, *, atte
 
 async def refused(llm: AsyncLLM, method: str, *args: Any) -> str | None:
     """Prepares the workers' attention by ``method``; returns the engine's or the first worker's reason against it."""
-    if reason := attention_reason(llm.vllm_config):
-        return reason
+    return attention_reason(llm.vllm_config) or await workers_reason(llm, method, *args)
+
+
+async def workers_reason(llm: AsyncLLM, method: str, *args: Any) -> str | None:
+    """The first worker's reason that ``method`` returns, if any does."""
     reasons: list[str | None] = await llm.collective_rpc(method, args=args)
     return next(filter(None, reasons), None)

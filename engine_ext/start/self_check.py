@@ -44,10 +44,14 @@ class SelfCheckError(Exception):
 
 
 class SelfCheck:
-    """Runs before the engine serves requests, on pages of the empty pool."""
+    """Runs before the engine serves requests, on pages of the empty pool.
 
-    def __init__(self, llm: AsyncLLM, config: ChunkCacheConfig) -> None:
+    ``window``: the tokens that attention of some layers is limited to, behind which vLLM may drop blocks.
+    """
+
+    def __init__(self, llm: AsyncLLM, config: ChunkCacheConfig, window: int | None = None) -> None:
         self._llm = llm
+        self._window = window
         self._config = config
         self._pool = ChunkBlockPool(config.num_pages)
         self._random = random.Random(0)
@@ -122,7 +126,7 @@ class SelfCheck:
                 raise
             # Behind the very blocks of the fill, which vLLM's prefix cache has, the engine computes as many tokens at
             # once as behind loaded ones.
-            same_sizes = self._span(0, len(prompt))
+            same_sizes = self._compared(prompt)
             plan = TransferPlan(saves=(same_sizes,))
             await run_prefill(self._llm, prompt, plan, "self-check-reuse-cached", self._salt("reuse-fill"))
             await self._compare("reuse", same_sizes, loaded, one_token=False)
@@ -145,10 +149,15 @@ class SelfCheck:
         loads = [context]
         if repeat_chunk:
             loads.append(self._repeat(context))
-        computed, loaded = self._span(0, len(prompt)), self._span(0, len(prompt))
+        computed, loaded = self._compared(prompt), self._compared(prompt)
         await self._request(prompt, f"{name}-computed", TransferPlan(saves=(computed,)))
         await self._request(prompt, f"{name}-loaded", TransferPlan(tuple(loads), (loaded,)))
         return computed, loaded
+
+    def _compared(self, prompt: Sequence[int]) -> Span:
+        """The tokens of ``prompt`` to save: all, or the last, which have blocks whatever the window."""
+        start = _SYSTEM + _CHUNK if self._window and self._window < len(prompt) else 0
+        return self._span(start, len(prompt) - start)
 
     @property
     def _is_coarse(self) -> bool:

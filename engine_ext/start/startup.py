@@ -33,10 +33,10 @@ from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint
 from engine_ext.start.memory import make_room
 from engine_ext.start.plugin import extend_backend
 from engine_ext.start.positions import extend_positions
-from engine_ext.start.selection import prepare_decoding, prepare_scoring, refused
+from engine_ext.start.selection import prepare_decoding, prepare_scoring, refused, workers_reason
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.stages import CHECKING
-from engine_ext.start.support import in_place_reason, is_quantized, turning_reason, unsupported_reason
+from engine_ext.start.support import drops_blocks, in_place_reason, is_quantized, turning_reason, unsupported_reason
 from engine_ext.wire.position_limit import window_of
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
 from tools.process_watch import mark_engine
@@ -127,10 +127,17 @@ def _attached_connector(
         extend_positions(engine_args)
     model = engine_args.create_model_config()
     strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
-    if reason := unsupported_reason(engine_args, model) or make_room(engine_args, options.pool_bytes):
+    reads_all = options.placement != "copy" or bool(options.scoring or options.decoding)
+    drops = drops_blocks(engine_args, model, reads_all=reads_all)
+    reason = unsupported_reason(engine_args, model, drops_blocks=drops) or make_room(engine_args, options.pool_bytes)
+    if reason is not None:
         return strategy, reason
+    engine_args.disable_hybrid_kv_cache_manager = not drops
+    if drops and options.tiers:
+        logger.warning("only chunks are kept in tiers, not other prompts: vLLM drops blocks behind attention windows")
     extra_config = {"pool_bytes": options.pool_bytes, "page_tokens": options.page_tokens}
-    attach_connector(engine_args, options.connector_class, extra_config, folder if options.tiers else None)
+    prefix_folder = folder if options.tiers and not drops else None
+    attach_connector(engine_args, options.connector_class, extra_config, prefix_folder)
     engine_args.worker_extension_cls = options.worker_extension_class
     if options.placement == "attend" or options.scoring or options.decoding:
         extend_backend()
@@ -219,7 +226,7 @@ async def prepare_pool(llm: AsyncLLM, options: ChunkCacheOptions, weights: str |
         max_pinned_share=options.max_pinned_share,
         page_bytes=sum(pool["page_bytes"] for pool in pools),
     )
-    if reason := await _failure(SelfCheck(llm, config).run()):
+    if reason := await _failure(SelfCheck(llm, config, llm.model_config.get_sliding_window()).run()):
         return reason
     tokens = config.num_pages * options.page_tokens
     logger.info("chunk cache on: %d tokens in %d pages, self-check passed", tokens, config.num_pages)
@@ -236,7 +243,8 @@ async def _reindexer(
         case "copy":
             return _copying(config)
         case "in-place":
-            reason = in_place_reason(config) or await _failure(check.run_in_place(block_tokens))
+            reason = in_place_reason(config) or await workers_reason(llm, "chunk_cache_in_place_reason")
+            reason = reason or await _failure(check.run_in_place(block_tokens))
             if reason is None and strategy.strategy is not PositionStrategy.PARALLEL:
                 logger.warning(
                     "requests copy their chunks unless they ask for parallel positions; the default is %s", strategy.why

@@ -13,7 +13,8 @@ from vllm.platforms import current_platform
 from cache.positions.layout import PositionStrategy
 from cache.positions.strategy import DefaultStrategy
 from engine_ext.core.layers import QUANTIZED
-from engine_ext.start.connectors import others_reason, pass_on_blocks
+from engine_ext.start.connectors import other_connectors, others_reason, pass_on_blocks
+from engine_ext.wire.vllm_compat import DROPS_BLOCKS
 
 _ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -39,9 +40,21 @@ def check_flags(args: argparse.Namespace) -> None:
             raise UnsupportedFlagError(f"--{name}: Tessera serves HTTP from the process that owns the engine")
 
 
-def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig) -> str | None:
-    """The reason why chunks of this model can't be re-positioned exactly, if any."""
-    return _flag_reason(engine_args) or _model_reason(model)
+def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig, *, drops_blocks: bool = False) -> str | None:
+    """The reason why chunks of this model can't be re-positioned exactly, if any.
+
+    ``drops_blocks`` is :func:`drops_blocks`.
+    """
+    return _flag_reason(engine_args) or _model_reason(model) or (None if drops_blocks else _keeping_reason(model))
+
+
+def drops_blocks(args: AsyncEngineArgs, model: ModelConfig, *, reads_all: bool) -> bool:
+    """Whether vLLM may drop blocks behind attention windows; not if requests read blocks where they are.
+
+    That takes vLLM's hybrid KV cache manager, which keeps a table of blocks for each kind of layer.
+    """
+    is_possible = DROPS_BLOCKS and not reads_all and not other_connectors(args)
+    return is_possible and not args.disable_hybrid_kv_cache_manager and bool(model.get_sliding_window())
 
 
 def is_quantized(config: VllmConfig) -> bool:
@@ -134,14 +147,21 @@ def _model_reason(model: ModelConfig) -> str | None:
             getattr(model.hf_text_config, "llama_4_scaling", None),
             "queries are scaled by their absolute position",
         ),
-        # vLLM 0.32.0 can't start such a model without its hybrid KV cache manager, which connectors like ours turn off.
-        (_shares_kv_of_two_sizes(model.hf_text_config), "layers that share KV have heads of two sizes"),
-        # Seen with vLLM 0.32.0 alone, when layers with windows keep all of their KV and there are two threads.
-        (
-            current_platform.is_cpu() and model.hf_text_config.model_type == "gpt_oss",
-            "beside a KV connector, vLLM's CPU attention is wrong for windows with attention sinks",
-        ),
         # vLLM-Ascend's decoding returns nothing for them beside a connector.
         (_has_int8_kv(Path(model.model)), "the weights have scales of an int8 KV cache (Ascend's C8)"),
+    ]
+    return _first(checks)
+
+
+def _keeping_reason(model: ModelConfig) -> str | None:
+    """The reason against the cache where all blocks stay, if any."""
+    checks: list[tuple[Any, str]] = [
+        # Seen with vLLM 0.32.0: without its hybrid KV cache manager it can't start such a model.
+        (_shares_kv_of_two_sizes(model.hf_text_config), "layers that share KV have heads of two sizes"),
+        # Seen with vLLM 0.32.0 alone, with two threads.
+        (
+            current_platform.is_cpu() and model.hf_text_config.model_type == "gpt_oss",
+            "without its hybrid KV cache manager, vLLM's CPU attention is wrong for windows with attention sinks",
+        ),
     ]
     return _first(checks)

@@ -181,13 +181,21 @@ def of_others(params: dict[str, Any] | None) -> dict[str, Any] | None:
 class BlockTransfer:
     """One request's spans together with the engine blocks that hold its tokens, in token order.
 
-    Only tokens ``[first_token, ...)`` of the spans are moved; earlier ones are in the blocks already.
+    Only tokens ``[first_token, end_token)`` of the spans are moved: earlier ones are in the blocks already, or behind a
+    window; later ones are computed in later steps. The blocks are those of one ``table``, a KV cache group of vLLM's:
+    layers with windows have tables of their own.
     """
 
     request_id: str
     block_ids: tuple[int, ...]
     first_token: int
     spans: tuple[Span, ...]
+    table: int = 0
+    end_token: int | None = None
+
+    def end_of(self, span: Span) -> int:
+        """One past the last token of ``span`` that is moved."""
+        return span.end if self.end_token is None else min(span.end, self.end_token)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 __all__ = [
     "COMBINES_CONNECTORS",
+    "DROPS_BLOCKS",
     "PROVEN_VLLM_VERSIONS",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
@@ -67,6 +68,8 @@ def _major_minor(name: str) -> tuple[int, ...]:
 VERSION = _major_minor(vllm_version())
 COMBINES_CONNECTORS = VERSION >= (0, 32)
 """Whether the chunk cache's connector was tried beside others."""
+DROPS_BLOCKS = VERSION >= (0, 32)
+"""Whether vLLM can fail a request by its id where it drops blocks behind attention windows."""
 
 if VERSION >= (0, 33):
     from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args

@@ -67,6 +67,11 @@ def assert_many_requests_at_once_are_exact(
 
 
 def test_workers_that_lost_their_pages_refuse_to_load_them(server: TesseraServer, oracle: Any, text: Text) -> None:
+    assert_lost_pages_are_refused(server, oracle("tiny-llama"), text)
+
+
+def assert_lost_pages_are_refused(server: TesseraServer, oracle: Oracle, text: Text) -> None:
+    """Needs a server with ``VLLM_SERVER_DEV_MODE``."""
     chunks, system = [text(200), text(37)], text(20)
     assert statuses(ask(server, "shared", chunks, text(15), system=system)) == ["filled"] * 2
     lost = server.client.post("/collective_rpc", json={"method": "chunk_cache_forget"})
@@ -76,9 +81,9 @@ def test_workers_that_lost_their_pages_refuse_to_load_them(server: TesseraServer
         "full",
         "a worker refused to load the cached chunks",
     )
-    expected = oracle("tiny-llama").score("full", segments(refused["cache"]), refused["choices"][0]["token_ids"])
+    expected = oracle.score("full", segments(refused["cache"]), refused["choices"][0]["token_ids"])
     assert token_logprobs(refused) == pytest.approx(expected.logprobs, abs=1e-4)
     for status in ("filled", "hit"):
         response = ask(server, "shared", chunks, text(15), system=system)
         assert statuses(response) == [status] * 2
-        assert_exact(response, oracle("tiny-llama"), "shared")
+        assert_exact(response, oracle, "shared")

@@ -9,10 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_ext.core.layers import BlockTable
 from engine_ext.core.pages import WrongPagesError, copy_tokens, fill_pages
-from engine_ext.core.worker import WorkerHalf, pools_of
+from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.plan import BlockTransfer, Span
-from kernels.paged import LayerKV, make_pool
+from kernels.dispatch import copier_for
+from kernels.paged import LayerKV, make_pool, pools_of
 from measuring.device.memory import frequencies
 
 PAGES, PAGE_TOKENS, HEADS, SIZE = 12, 4, 2, 6
@@ -105,13 +107,16 @@ def meanwhile(target, monkeypatch, name, move):
     return threads
 
 
-def test_a_late_save_to_pages_that_are_being_written_makes_them_nobodys(monkeypatch):
+@pytest.mark.parametrize("end_token", [None, 5])
+def test_a_late_save_to_pages_that_are_being_written_makes_them_nobodys(end_token, monkeypatch):
+    """A whole one, or a part of one."""
     half, saved = worker(), []
+    late = replace(transfer(7), end_token=end_token)
 
     def fill(*arguments):
         fill_pages(*arguments)
         if not saved:
-            saved.append(Thread(target=half.save, args=([transfer(7)],)))
+            saved.append(Thread(target=half.save, args=([late],)))
             saved[0].start()
             saved[0].join()
 
@@ -158,6 +163,35 @@ def test_of_two_saves_to_a_page_in_one_step_the_later_one_stays(monkeypatch):
     assert torch.equal(read(half, [3, 4], 8, 8)["1.value"], segment(8, seed=2)["1.value"])
     half.save([transfer(7), replace(transfer(8, (5, 6)), block_ids=(1,))])
     assert len(calls) == 3
+
+
+def test_pages_that_are_saved_in_several_steps_have_no_tag_before_the_last():
+    half = worker()
+    half.copier.layers[1].value_blocks[0, :8] = segment(8, seed=1)["1.value"]
+    half.save([replace(transfer(7), end_token=5)])
+    with pytest.raises(WrongPagesError):
+        read(half, [3, 4], 7, 8)
+    half.save([replace(transfer(7), first_token=5, end_token=8)])
+    assert torch.equal(read(half, [3, 4], 7, 8)["1.value"], segment(8, seed=1)["1.value"])
+
+
+def test_layers_with_windows_have_blocks_of_their_own():
+    half = worker()
+    kinds = ("all", "windowed")
+    half.tables = [BlockTable(frozenset({kind}), 16, None) for kind in kinds]
+    half._copiers = [copier_for([layer]) for layer in half.copier.layers]
+    half.write([3, 4], 7, 8, segment(8, seed=1))
+    everything, windowed = transfer(7), replace(transfer(7), block_ids=(1,), first_token=6, table=1)
+    half.load([everything, windowed])
+    blocks = [layer.value_blocks for layer in half.copier.layers]
+    assert torch.equal(blocks[0][0, :8], segment(8, seed=1)["0.value"])
+    assert torch.equal(blocks[1][1, 6:8], segment(8, seed=1)["1.value"][6:])
+    assert not blocks[1][1, :6].any()
+    assert half.take_received() == ({"r"}, set())
+    half.save([transfer(9, (5, 6)), replace(transfer(9, (5, 6)), block_ids=(1,), table=1)])
+    assert torch.equal(read(half, [5, 6], 9, 8)["1.value"][6:], segment(8, seed=1)["1.value"][6:])
+    half.load([transfer(8), replace(transfer(8), table=1)])
+    assert (half.take_received(), half.take_refused_blocks()) == (({"r"}, {"r"}), set())
 
 
 def test_a_refused_load_is_told_once():

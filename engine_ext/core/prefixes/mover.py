@@ -9,10 +9,10 @@ from torch import Tensor
 
 from engine_ext.core.moves import tokens_in
 from engine_ext.core.pages import check_tensors, fill_pages, tokens_of
-from engine_ext.core.worker import WorkerHalf, pools_of
+from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.prefix import blocks_per_file
 from kernels.dispatch import copier_for
-from kernels.paged import LayerKV, make_pool
+from kernels.paged import LayerKV, make_pool, pools_of
 
 
 class BlockMover:
