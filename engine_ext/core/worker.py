@@ -52,7 +52,7 @@ class WorkerHalf:
         self.tables = tables
         self.kv_caches: Mapping[str, KVCaches] = {}
         self.copier: KVCopier  # from prepare() on
-        self._copiers: Sequence[KVCopier] = ()  # likewise, one for each of ``tables``
+        self._copiers: Mapping[int, KVCopier] = {}  # likewise, by the number of a table
         self.reshape_and_cache: ReshapeAndCache | None = None
         self.tags = PageTags()
         # Pages may pass to another entry while an aborted request still saves to them or loads from them. Each load and
@@ -114,7 +114,7 @@ class WorkerHalf:
         self.attach(layers, reshape_and_cache)
         named = dict(zip((layer.cache.name for layer in attention_layers), layers, strict=True))
         by_table = [[kv for name, kv in named.items() if name in table.layers] for table in self.tables]
-        self._copiers = [copier_for(of_table, reshape_and_cache) for of_table in by_table]
+        self._copiers = {i: copier_for(kvs, reshape_and_cache) for i, kvs in enumerate(by_table) if kvs}
         self.token_bytes = token_bytes
         self._has_sinks = any(layer.has_sinks for layer in attention_layers)
         self._compared = [kv for layer, kv in zip(attention_layers, layers, strict=True) if not layer.is_draft]
@@ -284,9 +284,9 @@ class WorkerHalf:
         """The tokens that ``transfers`` move, and the copier for them, table by table."""
         if not self.tables:
             yield self.copier, moved_tokens(transfers, self.page_tokens, self.engine_block_size)
-        for number, (copier, table) in enumerate(zip(self._copiers, self.tables, strict=True)):
+        for number, copier in self._copiers.items():
             of_table = [transfer for transfer in transfers if transfer.table == number]
-            yield copier, moved_tokens(of_table, self.page_tokens, table.block_tokens)
+            yield copier, moved_tokens(of_table, self.page_tokens, self.tables[number].block_tokens)
 
     def _refuse(self, blocks: Iterable[int], tags: set[int]) -> None:
         """Fails the requests of ``blocks``, whose KV is wrong since pages don't have ``tags``."""

@@ -14,12 +14,17 @@ from engine_ext.wire.vllm_compat import tokens_input
 STEPS = 8
 
 
+def input_of(prompt: ChunkedPrompt, strategy: PositionStrategy) -> tuple[RequestContext, Any]:
+    """A request's context, which gets its report, and the engine's input."""
+    context = RequestContext(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
+    return context, {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(context, prompt)}
+
+
 async def ask_engine(
     engine: ChunkEngine, prompt: ChunkedPrompt, strategy: PositionStrategy = PositionStrategy.SHARED
 ) -> tuple[Report, list[int], list[float]]:
     """Report, tokens and log probabilities of one request."""
-    ticket = RequestContext(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
-    engine_input: Any = {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(ticket, prompt)}
+    ticket, engine_input = input_of(prompt, strategy)
     params = SamplingParams(
         max_tokens=STEPS, temperature=0, ignore_eos=True, logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY
     )

@@ -15,14 +15,22 @@ from tests.engine.sharing import SMALL_STEPS
 from tests.engine.test_cluster import until
 from tests.engine.test_concurrency import apart, rag_body, run
 from tests.engine.test_exactness import ask, assert_exact
+from tests.oracle import Oracle
 
 Text = Callable[[int], str]
 
 
-@pytest.mark.serve_with("--num-gpu-blocks-override", "24", "--block-size", "32", "--max-model-len", "640")
+FEW_BLOCKS = ("--num-gpu-blocks-override", "24", "--block-size", "32")
+
+
+@pytest.mark.serve_with(*FEW_BLOCKS, "--max-model-len", "640")
 def test_answers_stay_exact_under_preemption(server: TesseraServer, oracle: Any, text: Text) -> None:
     """With few KV blocks, vLLM preempts while decoding; preempted requests load again."""
-    # 24 blocks of 32 tokens; each of the 8 answers needs up to 9.
+    assert_exact_under_preemption(server, oracle("tiny-llama"), text)
+
+
+def assert_exact_under_preemption(server: TesseraServer, oracle: Oracle, text: Text) -> None:
+    """Needs a server with ``FEW_BLOCKS``, of which each of 8 answers needs up to 9."""
     system, chunks = text(10), [text(60), text(40)]
     warm = server.post("/v1/rag/chat", rag_body(system, chunks, "warm up", "shared"))
     assert warm["cache"]["mode"] == "chunked"
@@ -39,7 +47,7 @@ def test_answers_stay_exact_under_preemption(server: TesseraServer, oracle: Any,
         assert len(logprobs) == 90
         assert logprobs == pytest.approx(run(server, "/v1/rag/chat", apart(body), False)[0], abs=1e-4)
     response = ask(server, "shared", chunks, "after all", system=system)
-    assert_exact(response, oracle("tiny-llama"), "shared")
+    assert_exact(response, oracle, "shared")
     server.wait_idle()
 
 
@@ -65,21 +73,23 @@ async def _leave_while_decoding(server: TesseraServer, body: dict[str, Any]) -> 
 @SMALL_STEPS
 async def test_clients_that_leave_take_everything_with_them(server: TesseraServer, text: Text) -> None:
     """Disconnects during fill, load and decode leave no lease, engine request or page behind."""
-    server, source = (
-        server,
-        random.Random(3),
-    )
+    await assert_nothing_is_left_behind(server, text, longest=1200)
+
+
+async def assert_nothing_is_left_behind(server: TesseraServer, text: Text, longest: int) -> None:
+    """Needs a server with ``SMALL_STEPS``; ``longest`` is the length of a chunk."""
+    source = random.Random(3)
 
     def body(chunks: list[str]) -> dict[str, Any]:
-        return {**rag_body("System", chunks, text(10), "shared"), "max_tokens": 400}
+        return {**rag_body("System", chunks, text(10), "shared"), "max_tokens": longest // 3}
 
     for _ in range(4):
         leaving = [
-            _leave_after(server, body([text(1200), text(800)]), source.uniform(0.0, 0.6), stream=bool(i % 2))
+            _leave_after(server, body([text(longest), text(2 * longest // 3)]), source.uniform(0, 0.6), bool(i % 2))
             for i in range(6)
         ]
         await asyncio.gather(*leaving)
-    cached = [text(700), text(300)]
+    cached = [text(longest // 2), text(longest // 4)]
     await asyncio.to_thread(server.post, "/v1/rag/chat", {**body(cached), "max_tokens": 1})
     await asyncio.gather(*(_leave_after(server, body(cached), source.uniform(0, 0.2), True) for _ in range(6)))
     await asyncio.gather(*(_leave_while_decoding(server, body(cached)) for _ in range(4)))

@@ -179,7 +179,7 @@ def test_layers_with_windows_have_blocks_of_their_own():
     half = worker()
     kinds = ("all", "windowed")
     half.tables = [BlockTable(frozenset({kind}), 16, None) for kind in kinds]
-    half._copiers = [copier_for([layer]) for layer in half.copier.layers]
+    half._copiers = {number: copier_for([layer]) for number, layer in enumerate(half.copier.layers)}
     half.write([3, 4], 7, 8, segment(8, seed=1))
     everything, windowed = transfer(7), replace(transfer(7), block_ids=(1,), first_token=6, table=1)
     half.load([everything, windowed])
