@@ -74,8 +74,6 @@ class ChunkCacheWorkerExtension:
 
     def _attention_reason(self, half: WorkerHalf) -> str | None:
         """The reason why attention layers can't read more than the requests' blocks, if any."""
-        if half.tables:
-            return _DROPPED
         return attention_reason({name: self._modules[name] for name in half.kv_caches})
 
     def _request_ids(self) -> list[str]:

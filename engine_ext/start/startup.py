@@ -127,8 +127,7 @@ def _attached_connector(
         extend_positions(engine_args)
     model = engine_args.create_model_config()
     strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
-    reads_all = options.placement != "copy" or bool(options.scoring or options.decoding)
-    drops = drops_blocks(engine_args, model, reads_all=reads_all)
+    drops = drops_blocks(engine_args, model, in_place=options.placement == "in-place")
     reason = unsupported_reason(engine_args, model, drops_blocks=drops) or make_room(engine_args, options.pool_bytes)
     if reason is not None:
         return strategy, reason

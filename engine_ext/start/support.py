@@ -48,12 +48,12 @@ def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig, *, drop
     return _flag_reason(engine_args) or _model_reason(model) or (None if drops_blocks else _keeping_reason(model))
 
 
-def drops_blocks(args: AsyncEngineArgs, model: ModelConfig, *, reads_all: bool) -> bool:
-    """Whether vLLM may drop blocks behind attention windows; not if requests read blocks where they are.
+def drops_blocks(args: AsyncEngineArgs, model: ModelConfig, *, in_place: bool) -> bool:
+    """Whether vLLM may drop blocks behind attention windows; not if others read a request's blocks.
 
     That takes vLLM's hybrid KV cache manager, which keeps a table of blocks for each kind of layer.
     """
-    is_possible = DROPS_BLOCKS and not reads_all and not other_connectors(args)
+    is_possible = DROPS_BLOCKS and not in_place and not other_connectors(args)
     return is_possible and not args.disable_hybrid_kv_cache_manager and bool(model.get_sliding_window())
 
 

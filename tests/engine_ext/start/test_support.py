@@ -4,6 +4,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,14 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from cache.positions.layout import PositionStrategy
 from cache.positions.strategy import UNKNOWN, DefaultStrategy, strategy_for
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
-from engine_ext.start.support import attention_reason, in_place_reason, turning_reason, unsupported_reason
+from engine_ext.start.support import (
+    attention_reason,
+    drops_blocks,
+    in_place_reason,
+    turning_reason,
+    unsupported_reason,
+)
+from engine_ext.wire.vllm_compat import DROPS_BLOCKS
 from tests.engine_ext.core.test_ascend import Layer, Model, Rope
 from tools.random_model import build_preset
 
@@ -39,6 +47,24 @@ def test_weights_with_scales_of_an_int8_kv_cache(model: ModelConfig) -> None:
         description.write_text(json.dumps(content))
         assert ("int8 KV cache" in (reason(model) or "")) is is_refused
     description.unlink()
+
+
+@pytest.mark.parametrize(
+    ("window", "flags", "in_place", "drops"),
+    [
+        (48, {}, False, True),
+        (None, {}, False, False),
+        (48, {}, True, False),
+        (48, {"disable_hybrid_kv_cache_manager": True}, False, False),
+        (48, {"kv_offloading_size": 1}, False, False),
+    ],
+)
+def test_blocks_behind_windows_are_dropped_unless_others_read_them(
+    window: int | None, flags: dict[str, Any], in_place: bool, drops: bool
+) -> None:
+    model: Any = SimpleNamespace(get_sliding_window=lambda: window)
+    expected = drops and DROPS_BLOCKS
+    assert drops_blocks(AsyncEngineArgs(model="m", **flags), model, in_place=in_place) is expected
 
 
 def connector(name: str, **extra: Any) -> KVTransferConfig:
