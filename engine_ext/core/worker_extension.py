@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -202,6 +203,17 @@ class ChunkCacheWorkerExtension:
     ) -> float:
         """See :meth:`engine_ext.core.worker.WorkerHalf.compare`."""
         return _worker_half().compare(pages_a, pages_b, num_tokens, one_token=one_token)
+
+
+def __getattr__(name: str) -> type:
+    """The chunk cache's extension and another of the user's as one class.
+
+    vLLM has one place for both, and finds classes by module and name: here the other's path, with colons for dots.
+    """
+    module, _, other = name.replace(":", ".").rpartition(".")
+    if ":" not in name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return type("WorkerExtensions", (ChunkCacheWorkerExtension, getattr(import_module(module), other)), {})
 
 
 def _unsupported_groups(groups: Sequence[Any]) -> str | None:

@@ -137,10 +137,15 @@ def _attached_connector(
     extra_config = {"pool_bytes": options.pool_bytes, "page_tokens": options.page_tokens}
     prefix_folder = folder if options.tiers and not drops else None
     attach_connector(engine_args, options.connector_class, extra_config, prefix_folder)
-    engine_args.worker_extension_cls = options.worker_extension_class
+    engine_args.worker_extension_cls = beside(options.worker_extension_class, engine_args.worker_extension_cls)
     if options.placement == "attend" or options.scoring or options.decoding:
         extend_backend()
     return strategy, None
+
+
+def beside(extension: str, other: str) -> str:
+    """The path of an extension and ``other``, if there is one, as one class."""
+    return f"{extension.rpartition('.')[0]}.{other.replace('.', ':')}" if other else extension
 
 
 @dataclass(frozen=True, slots=True)

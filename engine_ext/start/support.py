@@ -111,8 +111,6 @@ def _first(checks: list[tuple[Any, str]]) -> str | None:
 def _flag_reason(args: AsyncEngineArgs) -> str | None:
     if reason := others_reason(args):
         return reason
-    if args.worker_extension_cls:
-        return "--worker-extension-cls is set: the chunk cache needs that place"
     if args.kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16", *QUANTIZED):
         return f"--kv-cache-dtype={args.kv_cache_dtype}: chunks can be reused in fp8_e4m3, not in this type"
     if "expandable_segments:True" in os.environ.get(_ALLOCATOR, "") and not args.enable_sleep_mode:

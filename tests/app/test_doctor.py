@@ -79,7 +79,6 @@ def test_findings_as_json(doctor: Callable[..., tuple[int, str]]) -> None:
     ("arguments", "reason", "fix"),
     [
         (["--no-chunk-cache"], "switched off", "leave out --no-chunk-cache"),
-        (["--worker-extension-cls", "a.B"], "--worker-extension-cls is set", "leave it out"),
     ],
 )
 def test_what_is_refused_before_the_start(
@@ -383,7 +382,6 @@ def test_advice_is_for_reasons_that_are_given(words: str) -> None:
         {"kv_transfer_config": KVTransferConfig(kv_connector="Unheard", kv_role="kv_both")},
         {"kv_transfer_config": KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both")},
         {"kv_offloading_size": 1, "kv_offloading_backend": "lmcache"},
-        {"worker_extension_cls": "a.B"},
         {"kv_cache_dtype": "fp8_e5m2"},
         {"decode_context_parallel_size": 2},
         {"prefill_context_parallel_size": 2},

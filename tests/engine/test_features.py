@@ -4,6 +4,7 @@
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +122,15 @@ def test_without_vllms_prefix_cache(strategy: str, scheduled: TesseraServer, ora
         assert statuses(response) == [status] * 2
         assert_exact(response, oracle("tiny-llama"), strategy)
     assert response["cache"]["tokens"]["computed"] == len(segments(response["cache"])[2])
+
+
+@pytest.mark.matrix
+def test_beside_another_worker_extension(serve: Any, oracle: Any, text: Text, tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text("class Extension:\n    def hello(self):\n        return 'hello'\n")
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(tmp_path)}
+    server = serve("tiny-llama", "--worker-extension-cls", "theirs.Extension", environment=environment)
+    assert server.client.post("/collective_rpc", json={"method": "hello"}).json() == {"results": ["hello"]}
+    assert_exact(ask(server, "offset", [text(60), text(40)], text(10)), oracle("tiny-llama"), "offset")
 
 
 @pytest.mark.matrix

@@ -16,7 +16,6 @@ ADVICE: Final = {
     "not known to find KV by request": _CONNECTOR,
     "it names no connector": "leave it out",
     "not tried with several connectors": "leave it out, or install vLLM 0.32",
-    "--worker-extension-cls is set": "leave it out",
     "chunks can be reused in fp8_e4m3": "--kv-cache-dtype fp8, or leave it out",
     "positions turn keys, which rounds": "tessera calibrate measures what reuse costs at each position",
     "has a quantized KV cache (": "--kv-cache-dtype fp8 or bfloat16",

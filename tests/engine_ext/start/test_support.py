@@ -101,7 +101,6 @@ def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
     [
         ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype=fp8_e5m2: chunks can be reused in fp8_e4m3"),
         ({"decode_context_parallel_size": 2}, "context parallelism"),
-        ({"worker_extension_cls": "a.B"}, "--worker-extension-cls"),
         (
             {"kv_transfer_config": connector("ExampleConnector")},
             "--kv-transfer-config: ExampleConnector: it finds KV by token ids",
