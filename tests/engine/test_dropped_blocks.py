@@ -8,12 +8,18 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.cores import all_cores
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 from tests.engine.sharing import SMALL_STEPS
 from tests.engine.test_exactness import assert_filled_hit_and_mixed_are_exact
 from tests.engine.test_faults import FEW_BLOCKS, assert_exact_under_preemption, assert_nothing_is_left_behind
-from tests.engine.test_parallel import assert_lost_pages_are_refused, assert_many_requests_at_once_are_exact
+from tests.engine.test_parallel import (
+    ENVIRONMENT,
+    WORKERS,
+    assert_lost_pages_are_refused,
+    assert_many_requests_at_once_are_exact,
+)
 from tests.families import FAMILIES, MAX_POSITIONS
 from tests.oracle import Oracle
 
@@ -34,10 +40,12 @@ MODELS = ["Gemma 3", pytest.param("Mistral, sliding", marks=pytest.mark.matrix)]
 
 
 @contextmanager
-def started(name: str, folder: Path, *flags: str) -> Iterator[Windowed]:
+def started(name: str, folder: Path, *flags: str, **environment: str) -> Iterator[Windowed]:
     model = FAMILIES[name].build(folder / "model")
     with ExitStack() as stack:
-        server = TesseraServer(folder / "log", str(model), *FLAGS, *flags, environment={"VLLM_SERVER_DEV_MODE": "1"})
+        server = TesseraServer(
+            folder / "log", str(model), *FLAGS, *flags, environment={"VLLM_SERVER_DEV_MODE": "1", **environment}
+        )
         stack.callback(server.stop)
         yield Windowed(server.wait_ready(), Oracle(model))
 
@@ -69,3 +77,11 @@ async def test_clients_that_leave_take_everything_with_them(windowed: Windowed, 
 def test_answers_stay_exact_under_preemption(name: str, text: Text, tmp_path: Path) -> None:
     with started(name, tmp_path, *FEW_BLOCKS, "--max-model-len", "512") as windowed:
         assert_exact_under_preemption(windowed.server, windowed.oracle, text)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", WORKERS)
+def test_two_workers(kind: str, text: Text, tmp_path: Path) -> None:
+    with all_cores(), started("Gemma 3", tmp_path, *WORKERS[kind], **ENVIRONMENT) as windowed:
+        assert_filled_hit_and_mixed_are_exact(windowed.server, windowed.oracle, text)
+        assert_lost_pages_are_refused(windowed.server, windowed.oracle, text)
