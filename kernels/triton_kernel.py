@@ -130,23 +130,28 @@ def move_tokens(
             if table < 0:
                 _copy_dims(read, write, is_token, source_dim, target_dim, 0, 2 * PAIRS, WIDTH)
             else:
-                pairs = tl.arange(0, PAIRS_WIDTH)
-                if IS_NEOX:
-                    one, other = pairs, pairs + PAIRS
-                else:
-                    one, other = 2 * pairs, 2 * pairs + 1
+                pairs, dims = tl.arange(0, PAIRS_WIDTH), tl.arange(0, 2 * PAIRS_WIDTH)
                 mask = is_token[:, None] & (pairs < PAIRS)[None, :]
                 turn = tl.load(turns + at, mask=is_token, other=-1)
                 row = table * num_turns + tl.where(turn < 0, 0, turn)
                 c = tl.load(cos + row[:, None] * PAIRS + pairs[None, :], mask=mask)
                 s = tl.load(sin + row[:, None] * PAIRS + pairs[None, :], mask=mask)
-                x = tl.load(read[:, None] + one[None, :] * source_dim, mask=mask)
-                y = tl.load(read[:, None] + other[None, :] * source_dim, mask=mask)
+                if IS_NEOX:
+                    x = tl.load(read[:, None] + pairs[None, :] * source_dim, mask=mask)
+                    y = tl.load(read[:, None] + (pairs + PAIRS)[None, :] * source_dim, mask=mask)
+                else:  # as neighbours, which are moved many at once
+                    is_turned = is_token[:, None] & (dims < 2 * PAIRS)[None, :]
+                    both = tl.load(read[:, None] + dims[None, :] * source_dim, mask=is_turned)
+                    x, y = tl.split(tl.reshape(both, (TILE, PAIRS_WIDTH, 2)))
                 x32, y32 = x.to(tl.float32), y.to(tl.float32)
                 is_still = (turn < 0)[:, None]
                 x = tl.where(is_still, x, (x32 * c - y32 * s).to(x.dtype))
                 y = tl.where(is_still, y, (y32 * c + x32 * s).to(y.dtype))
-                tl.store(write[:, None] + one[None, :] * target_dim, x, mask=mask)
-                tl.store(write[:, None] + other[None, :] * target_dim, y, mask=mask)
+                if IS_NEOX:
+                    tl.store(write[:, None] + pairs[None, :] * target_dim, x, mask=mask)
+                    tl.store(write[:, None] + (pairs + PAIRS)[None, :] * target_dim, y, mask=mask)
+                else:
+                    both = tl.reshape(tl.join(x, y), (TILE, 2 * PAIRS_WIDTH))
+                    tl.store(write[:, None] + dims[None, :] * target_dim, both, mask=is_turned)
         if 2 * PAIRS < HEAD_SIZE:
             _copy_dims(read, write, is_token, source_dim, target_dim, 2 * PAIRS, HEAD_SIZE, WIDTH)

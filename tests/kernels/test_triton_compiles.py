@@ -43,7 +43,6 @@ def test_it_compiles(case: str, capability: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     code = json.loads(done.stdout)
     assert code["machine_code"] > 1000
-    if CASES[case]["is_neox"]:
-        # 16 bytes at once (8 for a few pairs); interleaved pairs are read one element at a time.
-        assert "v4.b32" in code["ld"]
-        assert {"v4.b32"} <= set(code["st"]) <= {"v4.b32", "v2.b32"}
+    # 16 bytes at once (8 for a few pairs).
+    assert "v4.b32" in code["ld"]
+    assert {"v4.b32"} <= set(code["st"]) <= {"v4.b32", "v2.b32"}
