@@ -60,11 +60,11 @@ def test_weights_with_scales_of_an_int8_kv_cache(model: ModelConfig) -> None:
     ],
 )
 def test_blocks_behind_windows_are_dropped_unless_others_read_them(
-    window: int | None, flags: dict[str, Any], in_place: bool, drops: bool
+    window: int | None, flags: dict[str, Any], in_place: bool, drops: bool, model: ModelConfig
 ) -> None:
-    model: Any = SimpleNamespace(get_sliding_window=lambda: window)
+    windowed: Any = SimpleNamespace(get_sliding_window=lambda: window)
     expected = drops and DROPS_BLOCKS
-    assert drops_blocks(AsyncEngineArgs(model="m", **flags), model, in_place=in_place) is expected
+    assert drops_blocks(AsyncEngineArgs(model=model.model, **flags), windowed, in_place=in_place) is expected
 
 
 def connector(name: str, **extra: Any) -> KVTransferConfig:
