@@ -5,6 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
 
 from engine_ext.core.layers import BlockTable, block_tables
 from engine_ext.core.scheduler import SchedulerHalf
@@ -106,9 +108,6 @@ def test_fills_find_no_tokens_that_have_lost_their_blocks(num_tokens: int, finds
 
 
 def test_tables_of_groups() -> None:
-    import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
-
     shape: Any = {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
     full = KVCacheGroupSpec(["a", "b"], FullAttentionSpec(**shape))
     windowed = KVCacheGroupSpec(["c"], SlidingWindowSpec(**shape, sliding_window=48))
