@@ -168,8 +168,9 @@ class WorkerHalf:
                 if not (refused := self.tags.missing(transfer.spans)):
                     loads.append(transfer)
                 elif self.tables:  # block ids alone don't tell the request
+                    if transfer.request_id not in self._failed:  # of all its tables, counted once
+                        self._refuse((), refused)
                     self._failed.add(transfer.request_id)
-                    self._refuse((), refused)
                 else:
                     # Blocks before the first token to load are shared with other requests, and valid.
                     self._refuse(transfer.block_ids[transfer.first_token // self.engine_block_size :], refused)

@@ -192,6 +192,7 @@ def test_layers_with_windows_have_blocks_of_their_own():
     assert torch.equal(read(half, [5, 6], 9, 8)["1.value"][6:], segment(8, seed=1)["1.value"][6:])
     half.load([transfer(8), replace(transfer(8), table=1)])
     assert (half.take_received(), half.take_refused_blocks()) == (({"r"}, {"r"}), set())
+    assert half.take_stats().data["worker_refused_loads"] == 1
 
 
 def test_a_refused_load_is_told_once():
