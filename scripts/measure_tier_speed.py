@@ -6,9 +6,9 @@
     .venv/bin/python scripts/measure_tier_speed.py --only objects --model MODEL
 
 Times to first token over eight chunks of 512 tokens, with rounds that alternate between the pool and another place:
-host memory, a directory in the page cache, an object store that answers each request 20 ms late, another replica. Of
-directory and object store also with a plan that starts the loads 200 ms ahead of the question. Then, the time per
-output token of two answers, while 200 chunks load.
+host memory, a directory in the page cache, an object store that answers each request 20 ms late, another replica. Each
+question comes to an idle server. Of directory and object store also with a plan that starts the loads 200 ms ahead of
+the question. Then, the time per output token of two answers, while 200 chunks load.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import boto3
+from aiohttp import web
 
 from measuring.kit.client import Client
 from measuring.kit.texts import Texts
@@ -33,7 +33,10 @@ from tools.redis_process import RedisProcess
 from tools.server_process import ServerProcess, free_port, is_free
 
 ROUNDS, CHUNKS, TOKENS, DELAY_S, AHEAD_S, LOADED = 8, 8, 512, 0.02, 0.2, 200
-FLAGS: Final = ("--dtype", "float32", "--max-model-len", "8192", "--chunk-cache-memory", "4GiB")
+IDLE_S: Final = 1.5
+"""Pause before each question: for a second after a step, vLLM's workers keep a core busy with waiting."""
+FLAGS: Final = ("--max-model-len", "8192", "--chunk-cache-memory", "4GiB")
+NO_OBJECTS: Final = "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
 Start = Callable[..., str]
 """Starts a server; returns its URL."""
@@ -41,31 +44,42 @@ Start = Callable[..., str]
 
 @contextmanager
 def slow_store(port: int) -> Iterator[str]:
-    """The address of a local S3 server with a bucket, in a process of its own."""
+    """The address of a local object store that speaks as much of S3 as tiers need, in a process of its own."""
     process = subprocess.Popen([sys.executable, __file__, "--store", str(port)], stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     os.environ |= CREDENTIALS
     try:
         while is_free(port):
             time.sleep(0.05)
-        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
         yield url
     finally:
         process.terminate()
 
 
 def serve_store(port: int) -> None:
-    """Serves objects from memory until the process ends; each answer begins late."""
-    from moto.server import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import make_server
+    """Serves objects from files until the process ends; each answer begins late.
 
-    app = DomainDispatcherApplication(create_backend_app)
+    As light as can be, since it shares its cores with the engine: files go from the page cache to the socket.
+    """
+    with tempfile.TemporaryDirectory() as folder:
 
-    def answer(environ: dict[str, Any], start_response: Any) -> Any:
-        time.sleep(DELAY_S)
-        return app(environ, start_response)
+        def file_of(request: web.Request) -> Path:
+            return Path(folder, request.path.replace("/", "~"))
 
-    make_server("127.0.0.1", port, answer, threaded=True).serve_forever()
+        async def get(request: web.Request) -> web.StreamResponse:
+            await asyncio.sleep(DELAY_S)
+            if "list-type" in request.query:
+                return web.Response(text=NO_OBJECTS, content_type="application/xml")
+            return web.FileResponse(file_of(request)) if file_of(request).exists() else web.Response(status=404)
+
+        async def put(request: web.Request) -> web.Response:
+            await asyncio.sleep(DELAY_S)
+            file_of(request).write_bytes(await request.read())
+            return web.Response(headers={"etag": '"1"'})
+
+        app = web.Application(client_max_size=1 << 30)
+        app.add_routes([web.get("/{name:.*}", get), web.put("/{name:.*}", put)])
+        web.run_app(app, host="127.0.0.1", port=port, print=None)
 
 
 class Asked:
@@ -78,6 +92,7 @@ class Asked:
 
     async def ask(self, client: Client, status: str, *, is_planned: bool = False) -> float:
         """Seconds to the first token, once the chunks have this status; with a plan some time before."""
+        await asyncio.sleep(IDLE_S)
         question = {"chunks": self._texts.shuffled(self._chunks), "question": self._texts.text(40), "max_tokens": 4}
         if is_planned:
             await client.post("/v1/rag/plan", {**question, "prefetch": True})
@@ -190,6 +205,7 @@ def main() -> None:
     """Runs one or all measurements."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", help="default: a random one of 100 million parameters")
+    parser.add_argument("--dtype", default="bfloat16", help="of the model and its KV (default: %(default)s)")
     parser.add_argument("--only", choices=("host", "directory", "objects", "replicas", "beside"))
     parser.add_argument("--store", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -208,7 +224,9 @@ def main() -> None:
                 with ExitStack() as stack:
 
                     def start(*flags: str, stack: ExitStack = stack, **options: Any) -> str:
-                        server = ServerProcess(folder / "server.log", model, *FLAGS, *flags, **options)
+                        server = ServerProcess(
+                            folder / "server.log", model, "--dtype", args.dtype, *FLAGS, *flags, **options
+                        )
                         stack.callback(server.stop)
                         return server.wait_ready().url
 

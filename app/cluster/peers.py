@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 PATH: Final = "/peer/chunks/{key}"
 FILL_PATH: Final = "/peer/fills"
 FINGERPRINT_HEADER: Final = "x-tessera-fingerprint"
-MOST_AT_ONCE: Final = 4
+MOST_AT_ONCE: Final = 8
 """Segments fetched concurrently, each held in a worker's memory as a whole."""
 _POLL_S, _KNOWN_S, _LEAST_S = 0.05, 1.0, 0.01
 _PUBLISHED_S = 0.25
@@ -114,25 +114,33 @@ class Peers:
         if (transfers := self._transfers()) is None:
             return False
         started = time.perf_counter()
-        try:
-            for entry in job.entries:
-                url = peer.url + PATH.format(key=entry.key)
-                async with self._turns:
-                    left = max(deadline - time.monotonic(), _LEAST_S)
-                    answers = await transfers.fetch(entry, url, self._headers, left)
-                outcomes = {answer.fetched for answer in answers}
-                if outcomes != {"fetched"}:
-                    self._count("absent" if outcomes <= {"fetched", "absent"} else "failed")
-                    return False
-        except TransferError as error:
+        async with asyncio.TaskGroup() as group:  # waits for all: pages that are written must not be reused
+            fetches = [group.create_task(self._fetched_one(transfers, each, peer, deadline)) for each in job.entries]
+        outcomes = set[str]().union(*(fetch.result() for fetch in fetches))
+        if "refused" in outcomes:
             self._count("refused")
-            logger.warning("chunks of replica %s are unusable: %s", peer.name, error)
+            return False
+        if outcomes != {"fetched"}:
+            self._count("absent" if outcomes <= {"fetched", "absent"} else "failed")
             return False
         self._count("fetched")
         num_bytes = self._bytes(job.entries)
         self._metrics.fetched_bytes += num_bytes
         self._costs.fetching.observe(num_bytes, time.perf_counter() - started)
         return True
+
+    async def _fetched_one(
+        self, transfers: PoolTransfers, entry: ChunkKVCache, peer: Replica, deadline: float
+    ) -> set[str]:
+        """The outcomes of all workers' fetches of a segment, or ``refused``."""
+        url = peer.url + PATH.format(key=entry.key)
+        async with self._turns:
+            left = max(deadline - time.monotonic(), _LEAST_S)
+            try:
+                return {str(answer.fetched) for answer in await transfers.fetch(entry, url, self._headers, left)}
+            except TransferError as error:
+                logger.warning("chunks of replica %s are unusable: %s", peer.name, error)
+                return {"refused"}
 
     async def others(self) -> dict[str, Replica]:
         """Other replicas with the same fingerprint, by id; at most a second old."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves cached chunks to other replicas of the same model (:mod:`app.cluster.peers`)."""
 
+from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Header, Path, Query
 from fastapi.responses import StreamingResponse
@@ -23,6 +24,9 @@ from engine_ext.wire.request import FullAttentionError
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(include_in_schema=False)
+
+_PART_BYTES: Final = 1 << 20
+"""Bytes sent without a look whether the other side takes them."""
 
 
 @router.get(PATH)
@@ -49,8 +53,8 @@ async def chunk(
         raise GracefulHTTPError(str(error), HTTPStatus.NOT_FOUND) from error
     finally:
         cache.release(lease)
-    headers = {"content-length": str(len(file.data))}
-    return StreamingResponse(file.parts(), media_type="application/octet-stream", headers=headers)
+    headers = {"content-length": str(len(file))}
+    return StreamingResponse(_parts(file), media_type="application/octet-stream", headers=headers)
 
 
 @router.post(FILL_PATH, status_code=HTTPStatus.NO_CONTENT)
@@ -71,6 +75,11 @@ async def fill(
         raise GracefulHTTPError(str(error), HTTPStatus.BAD_REQUEST) from error
     except FullAttentionError as error:
         raise GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
+
+
+async def _parts(file: memoryview) -> AsyncIterator[memoryview]:
+    for start in range(0, len(file), _PART_BYTES):
+        yield file[start : start + _PART_BYTES]
 
 
 def _check_fingerprint(given: str | None, own: str | None) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Missing segments from tiers, where that is quicker than to compute them."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,45 +45,58 @@ class TierSource:
         self._num_loading = 0
 
     async def fetch(self, job: FillJob, documents: Mapping[ChunkKVCache, DocumentKey]) -> SourceResult | None:
-        """All of the job's segments or none."""
+        """All of the job's segments or none, at once."""
         if (transfers := self._transfers()) is None:
             return None
-        slowest = 0
-        for entry in job.entries:
-            num_tokens, num_bytes = entry.num_tokens, entry.num_pages * self._manager.config.page_bytes
-            worth = [name for name in self._names if self._costs.is_worth_loading(name, num_tokens, num_bytes)]
-            if not worth:
-                return SourceResult(ChunkStatus.FILLED, why=self._why(num_tokens, num_bytes))
-            started, self._num_loading = time.perf_counter(), self._num_loading + 1
-            at_once = self._num_loading
-            computing = self._costs.computing.seconds(num_tokens)
-            if computing is None or self._costs.loading[worth[-1]].seconds(num_bytes) is None:
-                limit_s = 0.0  # the first load tells the pace
-            else:
-                # Fills of as many chunks would take their time one after the other.
-                limit_s = max(_LEAST_LIMIT_S, at_once * computing)
-            try:
-                answers = await transfers.load(entry, worth, limit_s)
-            except TransferError as error:
-                logger.warning("can't import a chunk: %s", error)
-                return None
-            finally:
-                at_once, self._num_loading = max(at_once, self._num_loading), self._num_loading - 1
-            note_events(self._manager.metrics, answers)
-            for late in {tier for answer in answers for tier, word in answer.events if word == "late"}:
-                self._costs.loading[late].given_up(num_bytes, limit_s)
-            tiers = {answer.tier for answer in answers}
-            if None in tiers:
-                return None
-            last = max(self._names.index(str(tier)) for tier in tiers)
-            seconds = time.perf_counter() - started
-            # Loads at once share the time that they take; fills of as many chunks would add up.
-            self._costs.loading[self._names[last]].observe(num_bytes, seconds / at_once)
-            self._manager.metrics.tier_load_seconds.labels(self._names[last]).observe(seconds)
-            # What was read from a tier is written to the faster ones.
-            entry.tiers = tuple(self._names[: last + 1])
-            slowest = max(slowest, last)
-        return SourceResult(ChunkStatus.LOADED, origin=self._names[slowest])
+        worth = {entry: self._worth(entry) for entry in job.entries}
+        for entry, names in worth.items():
+            if not names:
+                return SourceResult(ChunkStatus.FILLED, why=self._why(entry.num_tokens, self._bytes(entry)))
+        async with asyncio.TaskGroup() as group:  # waits for all: pages that are written must not be reused
+            loads = [group.create_task(self._load(transfers, entry, names)) for entry, names in worth.items()]
+        found = [number for load in loads if (number := load.result()) is not None]
+        return SourceResult(ChunkStatus.LOADED, origin=self._names[max(found)]) if len(found) == len(loads) else None
+
+    async def _load(self, transfers: PoolTransfers, entry: ChunkKVCache, worth: Sequence[str]) -> int | None:
+        """Loads a segment; returns the number of the slowest tier that had a part, ``None`` if it is nowhere."""
+        num_tokens, num_bytes = entry.num_tokens, self._bytes(entry)
+        started, self._num_loading = time.perf_counter(), self._num_loading + 1
+        at_once = self._num_loading
+        computing = self._costs.computing.seconds(num_tokens)
+        if computing is None or self._costs.loading[worth[-1]].seconds(num_bytes) is None:
+            limit_s = 0.0  # the first load tells the pace
+        else:
+            # Fills of as many chunks would take their time one after the other.
+            limit_s = max(_LEAST_LIMIT_S, at_once * computing)
+        try:
+            answers = await transfers.load(entry, worth, limit_s)
+        except TransferError as error:
+            logger.warning("can't import a chunk: %s", error)
+            return None
+        finally:
+            at_once, self._num_loading = max(at_once, self._num_loading), self._num_loading - 1
+        note_events(self._manager.metrics, answers)
+        for late in {tier for answer in answers for tier, word in answer.events if word == "late"}:
+            self._costs.loading[late].given_up(num_bytes, limit_s)
+        tiers = {answer.tier for answer in answers}
+        if None in tiers:
+            return None
+        last = max(self._names.index(str(tier)) for tier in tiers)
+        seconds = time.perf_counter() - started
+        # Loads at once share the time that they take; fills of as many chunks would add up.
+        self._costs.loading[self._names[last]].observe(num_bytes, seconds / at_once)
+        self._manager.metrics.tier_load_seconds.labels(self._names[last]).observe(seconds)
+        # What was read from a tier is written to the faster ones.
+        entry.tiers = tuple(self._names[: last + 1])
+        return last
+
+    def _worth(self, entry: ChunkKVCache) -> list[str]:
+        """The tiers from which loading takes less time than computing."""
+        num_bytes = self._bytes(entry)
+        return [name for name in self._names if self._costs.is_worth_loading(name, entry.num_tokens, num_bytes)]
+
+    def _bytes(self, entry: ChunkKVCache) -> int:
+        return entry.num_pages * self._manager.config.page_bytes
 
     def _why(self, num_tokens: int, num_bytes: int) -> str:
         computing = self._costs.computing.seconds(num_tokens) or 0.0

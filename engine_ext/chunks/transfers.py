@@ -22,8 +22,7 @@ from engine_ext.wire.prefix import BlockCommand, blocks_address
 
 logger = logging.getLogger(__name__)
 
-_PART_BYTES = 1 << 20
-_AT_ONCE = 8
+_AT_ONCE = 16
 """Segments that move at once, beside one that is stored."""
 
 
@@ -52,7 +51,7 @@ class PoolTransfers:
         self._workers = [worker for lane in (*lanes, self._storing, self._of_blocks) for worker in lane]
         self._threads = threads
 
-    async def read(self, entry: ChunkKVCache, rank: int) -> "LentFile":
+    async def read(self, entry: ChunkKVCache, rank: int) -> memoryview:
         """One worker's file of a segment that the caller leases; raises :class:`TransferError`."""
         async with self._lane() as workers:
             _, file = await workers[rank].ask(self._transfer("read", entry, rank))
@@ -104,8 +103,7 @@ class PoolTransfers:
             answer, file = await workers[0].ask(Transfer("find", label, [], 0))
         if answer.tier is None or file is None:
             return None, b""
-        record = record_of(unpack_file(file.data, label))
-        file.give_back()
+        record = record_of(unpack_file(file, label))
         return answer.tier, record
 
     async def list_records(self) -> list[ChunkHash]:
@@ -167,28 +165,6 @@ class PoolTransfers:
         return Transfer(verb, label, entry.pages, entry.tag, **fields)
 
 
-class LentFile:
-    """A file in memory that others get once it is given back."""
-
-    def __init__(self, num_bytes: int, memory: KeptMemory) -> None:
-        self._memory = memory
-        self._lent = memory.take(num_bytes)
-        self.data = self._lent[:num_bytes]
-        """The file, until it is given back."""
-
-    def give_back(self) -> None:
-        """Ends the use of the memory."""
-        self._memory.give(self._lent)
-
-    async def parts(self) -> AsyncIterator[bytes]:
-        """The file's bytes, copied, since a connection may keep what it sends; then gives the memory back."""
-        try:
-            for start in range(0, len(self.data), _PART_BYTES):
-                yield bytes(self.data[start : start + _PART_BYTES])
-        finally:
-            self.give_back()
-
-
 class _Worker:
     """A connection to one worker, for one transfer at a time."""
 
@@ -198,15 +174,15 @@ class _Worker:
         self._connection = Client(address, "AF_UNIX")
         self._turn = asyncio.Lock()
 
-    async def ask(self, transfer: Transfer | BlockCommand, file: Buffer = b"") -> tuple[Answer, LentFile | None]:
+    async def ask(self, transfer: Transfer | BlockCommand, file: Buffer = b"") -> tuple[Answer, memoryview | None]:
         """The answer, and the file if any. Continues when cancelled: the next answer would else be this one."""
         return await asyncio.shield(asyncio.create_task(self._ask(transfer, file)))
 
-    async def _ask(self, transfer: Transfer | BlockCommand, file: Buffer) -> tuple[Answer, LentFile | None]:
+    async def _ask(self, transfer: Transfer | BlockCommand, file: Buffer) -> tuple[Answer, memoryview | None]:
         async with self._turn:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._exchange, transfer, file)
 
-    def _exchange(self, transfer: Transfer | BlockCommand, data: Buffer) -> tuple[Answer, LentFile | None]:
+    def _exchange(self, transfer: Transfer | BlockCommand, data: Buffer) -> tuple[Answer, memoryview | None]:
         try:
             self._connection.send_bytes(transfer.to_bytes())
             if transfer.takes_file:
@@ -216,8 +192,8 @@ class _Worker:
                 raise TransferError(answer.error)
             if not transfer.sends_file:
                 return answer, None
-            file = LentFile(answer.num_bytes, self._memory)
-            receive_file(self._connection, file.data)
+            file = self._memory.take(answer.num_bytes)
+            receive_file(self._connection, file)
             return answer, file
         except (EOFError, OSError) as error:
             raise TransferError(f"a worker has ended: {error!r}") from error

@@ -8,9 +8,9 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, Listener
 from typing import Any, Final
@@ -36,6 +36,18 @@ _NICE: Final = 5
 _LOADS_AT_ONCE: Final = 16
 
 
+@contextmanager
+def on_all_cores() -> Iterator[None]:
+    """Lets threads that start within the context run on every core: vLLM binds workers, and threads inherit that."""
+    bound = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
+
+
 def listen(address: str, answer: Callable[[Connection], None]) -> None:
     """Serves clients at a Unix socket, each in a thread, until the process ends.
 
@@ -45,8 +57,6 @@ def listen(address: str, answer: Callable[[Connection], None]) -> None:
 
     def serve(connection: Connection) -> None:
         torch.set_num_threads(1)  # of this thread: more would slow the engine
-        with suppress(OSError):  # vLLM binds workers to cores, and their threads inherit that
-            os.sched_setaffinity(0, range(os.cpu_count() or 1))
         with connection:
             while True:
                 try:
@@ -80,20 +90,19 @@ class TransferServer:
         """Carries out one transfer."""
         transfer = Transfer.from_bytes(connection.recv_bytes())
         file = connection.recv_bytes() if transfer.takes_file else b""
-        with ExitStack() as lent:
-            if transfer.verb == "load":
-                answer, found = self._loading.submit(self._carried_out, transfer, file, lent).result()
-            else:
-                answer, found = self._carried_out(transfer, file, lent)
-            answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
-            connection.send_bytes(answer.to_bytes())
-            if transfer.sends_file and not answer.error:
-                send_file(connection, found)
+        if transfer.verb == "load":
+            answer, found = self._loading.submit(self._carried_out, transfer, file).result()
+        else:
+            answer, found = self._carried_out(transfer, file)
+        answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
+        connection.send_bytes(answer.to_bytes())
+        if transfer.sends_file and not answer.error:
+            send_file(connection, found)
 
-    def _carried_out(self, transfer: Transfer, file: bytes, lent: ExitStack) -> tuple[Answer, Buffer]:
+    def _carried_out(self, transfer: Transfer, file: bytes) -> tuple[Answer, Buffer]:
         answer = Answer()
         try:
-            return answer, self._carry_out(transfer, file, answer, lent)
+            return answer, self._carry_out(transfer, file, answer)
         except (WrongPagesError, ChunkFileError) as error:
             answer.error = str(error)
         except Exception as error:
@@ -101,8 +110,8 @@ class TransferServer:
             answer.error = repr(error)
         return answer, b""
 
-    def _carry_out(self, transfer: Transfer, file: Buffer, answer: Answer, lent: ExitStack) -> Buffer:
-        """Returns the file that follows the answer, if any. ``lent`` ends when the answer is sent."""
+    def _carry_out(self, transfer: Transfer, file: Buffer, answer: Answer) -> Buffer:
+        """Returns the file that follows the answer, if any."""
         label, num_tokens = transfer.label, packed_length(bytes.fromhex(transfer.label.tokens))
         address, events = Address(label.key, label.rank, label.ranks), Events(answer.events)
         if transfer.verb == "drop":
@@ -120,7 +129,7 @@ class TransferServer:
             found = self._chain.addresses(lambda each: is_record_of(each.key, label.fingerprint), events)
             answer.keys = sorted({each.key for each in found})
         elif transfer.verb == "fetch":
-            self._fetch(transfer, num_tokens, answer, lent)
+            self._fetch(transfer, num_tokens, answer)
         elif transfer.verb == "load":
             largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
             loaded = self._chain.get(
@@ -135,9 +144,7 @@ class TransferServer:
                 answer.tier, (answer.num_bytes, tensors) = loaded
                 self._half.write(transfer.pages, transfer.tag, num_tokens, tensors)
         else:
-            # A tier that hangs may hold what it was given to store for longer than this call.
-            allocate = self._memory_for(lent) if transfer.verb == "read" else bytearray
-            blank = BlankFile(label, self._half.forms(num_tokens), allocate)
+            blank = BlankFile(label, self._half.forms(num_tokens), self._memory.take)
             self._half.read(transfer.pages, transfer.tag, blank.tensors)
             file = blank.seal()
             answer.num_bytes = len(file)
@@ -145,11 +152,11 @@ class TransferServer:
                 self._chain.put(address, file, events)
         return file
 
-    def _fetch(self, transfer: Transfer, num_tokens: int, answer: Answer, lent: ExitStack) -> None:
+    def _fetch(self, transfer: Transfer, num_tokens: int, answer: Answer) -> None:
         largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
-        url, room = f"{transfer.url}?rank={transfer.label.rank}", self._memory_for(lent)
+        url = f"{transfer.url}?rank={transfer.label.rank}"
         try:
-            file = fetch_file(url, transfer.headers, largest, transfer.limit_s, room)
+            file = fetch_file(url, transfer.headers, largest, transfer.limit_s, self._memory.take)
         except PeerFileError as error:
             logger.warning("a replica's chunk: %s", error)
             answer.fetched = "failed"
@@ -157,9 +164,6 @@ class TransferServer:
         answer.fetched = "absent" if file is None else "fetched"
         if file is not None:
             self._half.write(transfer.pages, transfer.tag, num_tokens, unpack_file(file, transfer.label))
-
-    def _memory_for(self, lent: ExitStack) -> Callable[[int], memoryview]:
-        return lambda num_bytes: lent.enter_context(self._memory.lend(num_bytes))
 
 
 def _give_way() -> None:

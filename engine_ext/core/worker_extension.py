@@ -19,7 +19,7 @@ from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSele
 from engine_ext.core.attention.probes import Probes
 from engine_ext.core.attention.requests import attention_reason
 from engine_ext.core.connector import ChunkCacheConnector
-from engine_ext.core.file_server import TransferServer, listen, make_chain
+from engine_ext.core.file_server import TransferServer, listen, make_chain, on_all_cores
 from engine_ext.core.layers import UnsupportedModelError, attention_layers, specs_of
 from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
@@ -180,14 +180,15 @@ class ChunkCacheWorkerExtension:
         if not Path(folder).is_dir():
             return None
         address, half = f"{folder}/{self.rank}", _worker_half()
-        chain = make_chain(half, tier_urls, tier_timeout_s)
-        listen(address, TransferServer(half, chain).answer)
-        if keeps_prefixes:
-            # Not before: versions of vLLM without offloading don't have the names that it imports.
-            from engine_ext.core.prefixes.worker import serve_blocks
+        with on_all_cores():
+            chain = make_chain(half, tier_urls, tier_timeout_s)
+            listen(address, TransferServer(half, chain).answer)
+            if keeps_prefixes:
+                # Not before: versions of vLLM without offloading don't have the names that it imports.
+                from engine_ext.core.prefixes.worker import serve_blocks
 
-            engine = (fingerprint, self.rank, self.vllm_config.parallel_config.world_size)
-            listen(blocks_address(address), serve_blocks(half, chain, engine, tier_timeout_s))
+                engine = (fingerprint, self.rank, self.vllm_config.parallel_config.world_size)
+                listen(blocks_address(address), serve_blocks(half, chain, engine, tier_timeout_s))
         return address
 
     def chunk_cache_forget(self) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Missing segments are loaded where that is quicker than computing, and given up where it turns out not to be."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from cache.config import ChunkCacheConfig
@@ -8,6 +10,7 @@ from cache.costs import Costs
 from cache.lease import ChunkStatus
 from cache.manager import ChunkCacheManager
 from engine_ext.chunks.tier_source import TierSource
+from engine_ext.chunks.transfers import TransferError
 from engine_ext.wire.file_transfer import Answer
 from tests.cache.helpers import PAGE_TOKENS, acquire, tokens
 
@@ -26,9 +29,9 @@ class FakeTransfers:
         return [self.answer]
 
 
-def source(transfers: Any, costs: Costs) -> tuple[TierSource, Any]:
+def source(transfers: Any, costs: Costs, system: Sequence[int] = ()) -> tuple[TierSource, Any]:
     manager = ChunkCacheManager(ChunkCacheConfig(12, PAGE_TOKENS, "engine", page_bytes=100))
-    (job, *_) = acquire(manager, A, system=()).fills
+    (job, *_) = acquire(manager, A, system=system).fills
     return TierSource(["host", "file"], manager, lambda: transfers, costs), job
 
 
@@ -40,6 +43,41 @@ async def test_what_a_tier_has_is_loaded_and_known_to_be_in_the_faster_ones_too(
     assert (found.status, found.origin) == (ChunkStatus.LOADED, "file")
     assert job.entries[0].tiers == ("host", "file")
     assert transfers.limits == [0.0]  # nobody knows how long computing takes
+
+
+class MeetingTransfers(FakeTransfers):
+    """Ends no load before as many have begun as a job has segments; the first fails at once."""
+
+    def __init__(self, expected: int, failed: int = 0) -> None:
+        super().__init__("file", ("file", "loaded"))
+        self._meeting = asyncio.Barrier(expected - failed)
+        self._failing = failed
+        self.ended = 0
+
+    async def load(self, entry: Any, tiers: Any, limit_s: float) -> list[Answer]:
+        if self._failing:
+            self._failing -= 1
+            raise TransferError("a worker can't")
+        await self._meeting.wait()
+        await asyncio.sleep(0)
+        self.ended += 1
+        return await super().load(entry, tiers, limit_s)
+
+
+async def test_a_chunk_and_the_system_prompt_before_it_load_at_once() -> None:
+    tiers, job = source(MeetingTransfers(2), Costs(), system=tokens(1, 4))
+    assert len(job.entries) == 2
+    async with asyncio.timeout(10):
+        found = await tiers.fetch(job, {})
+    assert found is not None
+    assert found.status is ChunkStatus.LOADED
+
+
+async def test_a_failed_load_waits_for_the_others_whose_pages_are_being_written() -> None:
+    transfers = MeetingTransfers(2, failed=1)
+    tiers, job = source(transfers, Costs(), system=tokens(1, 4))
+    assert await tiers.fetch(job, {}) is None
+    assert transfers.ended == 1
 
 
 async def test_the_first_load_from_a_tier_tells_its_pace() -> None:

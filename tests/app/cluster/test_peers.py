@@ -30,7 +30,7 @@ from cache.segments.holdings import DocumentKey, Holding, Tier
 from cache.tiers.kept import KeptMemory
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.fills import FillLimits
-from engine_ext.chunks.transfers import LentFile, TransferError
+from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.file_transfer import Answer
 from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
@@ -70,9 +70,7 @@ class FakeTransfers:
         pages = [self.llm.pages[page] for page in entry.pages]
         assert {tag for tag, _ in pages} == {entry.tag}
         content = json.dumps(["damaged" if self.damaged else str(entry.key), pages[0][1]]).encode()
-        file = LentFile(len(content), KeptMemory())
-        file.data[:] = content
-        return file
+        return memoryview(content)
 
     async def fetch(self, entry, url, headers, limit_s):
         """As a worker does; if cancelled, it ends nevertheless."""
@@ -216,6 +214,18 @@ async def test_what_another_replica_has_is_fetched(nodes):
     assert b.manager.metrics.fetches == {"fetched": 2}
     assert b.manager.metrics.fills == {"fetched": 2}
     assert b.manager.metrics.fetched_bytes > 0
+
+
+async def test_a_chunk_and_the_system_segment_before_it_are_fetched_at_once(nodes):
+    a, b = await nodes("a", "b")
+    await a.ask(A)
+    a.transfers.may_end.clear()
+    asked = asyncio.create_task(b.ask(A))
+    async with asyncio.timeout(10):
+        while a.transfers.reads < 2:
+            await asyncio.sleep(0)
+    a.transfers.may_end.set()
+    assert await asked == [("fetched", "a")]
 
 
 async def test_a_system_segment_that_nobody_has_is_computed_with_a_chunk(nodes):
