@@ -8,20 +8,25 @@ import pytest
 
 from engine_ext.core.file_server import on_all_cores
 
-ALL = os.sched_getaffinity(0)
 
-
-@pytest.mark.skipif(len(ALL) < 2, reason="one core")
-def test_threads_of_a_worker_that_vllm_binds_run_on_every_core():
-    found = []
-    bound = {min(ALL)}
+@pytest.fixture
+def every_core():
+    """The cores that this process may use; parallel tests are bound to some of them."""
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count()))
+    yield os.sched_getaffinity(0)
     os.sched_setaffinity(0, bound)
-    try:
-        with on_all_cores():
-            thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
-            thread.start()
-        thread.join()
-        assert os.sched_getaffinity(0) == bound
-    finally:
-        os.sched_setaffinity(0, ALL)
-    assert found == [ALL]
+
+
+def test_threads_of_a_worker_that_vllm_binds_run_on_every_core(every_core):
+    if len(every_core) < 2:
+        pytest.skip("one core")
+    found = []
+    bound = {min(every_core)}
+    os.sched_setaffinity(0, bound)
+    with on_all_cores():
+        thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
+        thread.start()
+    thread.join()
+    assert os.sched_getaffinity(0) == bound
+    assert found == [every_core]
