@@ -26,7 +26,7 @@ from engine_ext.wire.vllm_compat import GracefulHTTPError
 router = APIRouter(include_in_schema=False)
 
 _PART_BYTES: Final = 1 << 20
-"""Bytes sent without a look whether the other side takes them."""
+"""Bytes handed to the connection at once."""
 
 
 @router.get(PATH)

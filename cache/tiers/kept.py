@@ -20,7 +20,7 @@ class KeptMemory:
     def __init__(self, allocate: Callable[[int], memoryview] | None = None) -> None:
         """``allocate`` gives memory, pinned for instance."""
         self._allocate = allocate or (lambda size: memoryview(bytearray(size)))
-        # Without a lock: a piece may come back amid a call, whenever Python collects what refers to it.
+        # A deque needs no lock, which a finalizer that runs during a call would wait for in vain.
         self._kept = deque[memoryview](maxlen=_MOST)
 
     def take(self, num_bytes: int) -> memoryview:
