@@ -19,6 +19,15 @@ _PROCESS: Final[Any] = ctypes.CDLL(None)
 """
 
 
+def use_one_thread() -> None:
+    """Keeps torch's operations in the calling thread to itself, on any core.
+
+    Otherwise OpenMP binds the thread to a core. On CPUs vLLM replaces ``torch.set_num_threads`` by a function that does
+    nothing.
+    """
+    torch._C.set_num_threads(1)
+
+
 def in_torch_threads(compute: Callable[[int, int], None], count: int) -> None:
     """Calls ``compute(first, end)`` for parts of ``range(count)``, each in another of torch's threads.
 

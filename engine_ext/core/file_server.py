@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -27,13 +27,13 @@ from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.chunk_file import LONGEST_HEADER, BlankFile, ChunkFileError, ChunkFileLabel, unpack_file
 from engine_ext.wire.file_transfer import Answer, Transfer, send_file
 from engine_ext.wire.id_record import LARGEST_RECORD, is_record_of
+from kernels.threads import use_one_thread
 from replicas.peer_file import PeerFileError, fetch_file
 
 logger = logging.getLogger(__name__)
 
 _NICE: Final = 5
-"""Niceness of threads that load from tiers: a third of the engine's share of a core that both want."""
-_LOADS_AT_ONCE: Final = 16
+"""Niceness of threads that import files: a third of the engine's share of a core that both want."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def listen(address: str, answer: Callable[[Connection], None]) -> None:
     listener = Listener(address, "AF_UNIX")
 
     def serve(connection: Connection) -> None:
-        torch.set_num_threads(1)  # of this thread: more would slow the engine
+        use_one_thread()
         with connection:
             while True:
                 try:
@@ -83,17 +83,14 @@ class TransferServer:
         self._half = half
         self._chain = chain
         self._memory = KeptMemory(_allocator(half))
-        # Steps of running answers go before checking what was loaded, and copying it.
-        self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="loads", initializer=_give_way)
+        # More threads than cores would wait for each other; the steps of running answers go first.
+        self._imports = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="imports", initializer=_give_way)
 
     def answer(self, connection: Connection) -> None:
         """Carries out one transfer."""
         transfer = Transfer.from_bytes(connection.recv_bytes())
         file = connection.recv_bytes() if transfer.takes_file else b""
-        if transfer.verb == "load":
-            answer, found = self._loading.submit(self._carried_out, transfer, file).result()
-        else:
-            answer, found = self._carried_out(transfer, file)
+        answer, found = self._carried_out(transfer, file)
         answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
         connection.send_bytes(answer.to_bytes())
         if transfer.sends_file and not answer.error:
@@ -136,13 +133,13 @@ class TransferServer:
                 address,
                 largest,
                 transfer.tiers,
-                lambda data: (len(data), unpack_file(data, label)),
+                lambda data: (len(data), self._unpack(data, label)),
                 events,
                 transfer.limit_s or math.inf,
             )
             if loaded is not None:
                 answer.tier, (answer.num_bytes, tensors) = loaded
-                self._half.write(transfer.pages, transfer.tag, num_tokens, tensors)
+                self._write(transfer, num_tokens, tensors)
         else:
             blank = BlankFile(label, self._half.forms(num_tokens), self._memory.take)
             self._half.read(transfer.pages, transfer.tag, blank.tensors)
@@ -163,11 +160,17 @@ class TransferServer:
             return
         answer.fetched = "absent" if file is None else "fetched"
         if file is not None:
-            self._half.write(transfer.pages, transfer.tag, num_tokens, unpack_file(file, transfer.label))
+            self._write(transfer, num_tokens, self._unpack(file, transfer.label))
+
+    def _unpack(self, file: Buffer, label: ChunkFileLabel) -> dict[str, torch.Tensor]:
+        return self._imports.submit(unpack_file, file, label).result()
+
+    def _write(self, transfer: Transfer, num_tokens: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._imports.submit(self._half.write, transfer.pages, transfer.tag, num_tokens, tensors).result()
 
 
 def _give_way() -> None:
-    torch.set_num_threads(1)
+    use_one_thread()
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 

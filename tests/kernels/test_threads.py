@@ -21,6 +21,26 @@ in_torch_threads(lambda first, end: found.update({first: os.sched_getaffinity(0)
 print([sorted(found[part]) for part in sorted(found)])
 """
 
+_ALONE = """\
+import os, threading
+import torch
+from kernels.threads import use_one_thread
+torch.set_num_threads(2)
+torch.ones(1 << 20).sum()
+torch.set_num_threads = lambda number: None  # as vLLM does
+os.sched_setaffinity(0, [0, 1])  # the next thread has both
+def work():
+    use_one_thread()
+    torch.zeros(1 << 20).copy_(torch.ones(1 << 20))
+    print(sorted(os.sched_getaffinity(0)), torch.get_num_threads())
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+os.sched_setaffinity(0, [0, 1])
+torch.zeros(1 << 20).copy_(torch.ones(1 << 20))
+print(torch.get_num_threads())
+"""
+
 
 def parts(count: int) -> list[tuple[int, int]]:
     """The parts of a range, in order."""
@@ -58,17 +78,27 @@ def test_within_a_part_there_is_one_thread():
     assert all([number for part in each for number in range(*part)] == [0, 1, 2] for each in found)
 
 
-def test_parts_run_on_the_cores_that_torchs_threads_are_bound_to():
+def told_with_bound_threads(script: str) -> str:
+    """What a script says whose OpenMP threads are bound to two cores."""
     cores = [0, 1]
     if (os.cpu_count() or 1) < 2:
         pytest.skip("one core")
     bound = {"GOMP_CPU_AFFINITY": " ".join(map(str, cores)), "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
-        [sys.executable, "-c", _CORES],
+        [sys.executable, "-c", script],
         env={**os.environ, **bound},
         # pytest's workers have a core each; an engine before may have set LD_PRELOAD, so OpenMP binds at once.
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
         capture_output=True,
         text=True,
     )
-    assert (done.stdout.strip(), done.returncode) == (str([[core] for core in cores]), 0), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_parts_run_on_the_cores_that_torchs_threads_are_bound_to():
+    assert told_with_bound_threads(_CORES) == "[[0], [1]]"
+
+
+def test_a_thread_alone_runs_on_every_core_and_leaves_the_others_their_threads():
+    assert told_with_bound_threads(_ALONE).split("\n") == ["[0, 1] 1", "2"]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Final, NamedTuple
 
-import torch
 from torch import Tensor
 
 from cache.tiers.chain import Events, TierChain
@@ -18,6 +17,7 @@ from engine_ext.core.prefixes.mover import BlockMover
 from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileLabel, pack_file, unpack_file
 from engine_ext.wire.file_transfer import Answer
 from engine_ext.wire.prefix import BlockCommand, file_key, is_block_of
+from kernels.threads import use_one_thread
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class BlockFiles:
         return 0
 
     def _write_all(self) -> None:
-        torch.set_num_threads(1)
+        use_one_thread()
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._waiting)
