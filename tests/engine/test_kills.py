@@ -210,7 +210,7 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
         thread.start()
     assert all(each.has_begun.wait(300) for each in (*streams, ingestion))
     last_thread.start()
-    until(lambda: any(chunk["num_tokens"] > 500 for chunk in being_computed(server)))  # none of the ingestion's
+    until(lambda: any(chunk["tokens"] > 500 for chunk in being_computed(server)))  # none of the ingestion's
     server.process.send_signal(signal.SIGTERM)
     until(lambda: health(server) != (200, ""))
     assert health(server) == (503, "The server is stopping.")
