@@ -32,7 +32,7 @@ from tools.random_model import build_preset
 from tools.redis_process import RedisProcess
 from tools.server_process import ServerProcess, free_port, is_free
 
-ROUNDS, CHUNKS, TOKENS, DELAY_S, AHEAD_S, LOADED = 8, 8, 512, 0.02, 0.2, 200
+ROUNDS, CHUNKS, TOKENS, DELAY_S, AHEAD_S, LOADED = 16, 8, 512, 0.02, 0.2, 200
 IDLE_S: Final = 1.5
 """Pause before each question: for a second after a step, vLLM's workers keep a core busy with waiting."""
 FLAGS: Final = ("--max-model-len", "8192", "--chunk-cache-memory", "4GiB")

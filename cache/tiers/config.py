@@ -32,10 +32,10 @@ def _host(url: SplitResult, max_bytes: int, options: Mapping[str, str], allocate
     return MemoryTier(max_bytes, allocate)
 
 
-def _directory(url: SplitResult, max_bytes: int, options: Mapping[str, str], _: Allocate | None) -> StorageTier:
+def _directory(url: SplitResult, max_bytes: int, options: Mapping[str, str], allocate: Allocate | None) -> StorageTier:
     if url.netloc or not url.path.startswith("/") or options:
         raise TierConfigError("file:// takes an absolute path (file:///var/cache/tessera) and a size")
-    return DirectoryTier(Path(unquote(url.path)), max_bytes)
+    return DirectoryTier(Path(unquote(url.path)), max_bytes, allocate)
 
 
 def _objects(url: SplitResult, max_bytes: int, options: Mapping[str, str], _: Allocate | None) -> StorageTier:

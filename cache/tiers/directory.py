@@ -12,11 +12,12 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from cache.tiers.kept import KeptMemory
 from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
 
 SUFFIX: Final = ".safetensors"
@@ -33,12 +34,17 @@ _READING: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class DirectoryTier:
-    """A :class:`cache.tiers.tier.StorageTier`. A file's modification time is the time of its last use."""
+    """A :class:`cache.tiers.tier.StorageTier`. A file's modification time is the time of its last use.
 
-    def __init__(self, root: Path, max_bytes: int, name: str = "file") -> None:
+    ``allocate`` gives memory, pinned for instance, for files that are read.
+    """
+
+    name = "file"
+
+    def __init__(self, root: Path, max_bytes: int, allocate: Callable[[int], memoryview] | None = None) -> None:
         """Raises :class:`TierConfigError` if the directory can't be made or written to."""
-        self.name = name
         self.max_bytes = max_bytes
+        self._memory = KeptMemory(allocate)
         self.root = root
         self.num_bytes = 0
         try:
@@ -76,15 +82,14 @@ class DirectoryTier:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise TierError(f"{path} is no file")
-                data = bytearray(min(found.st_size, max_bytes))
-                view, read = memoryview(data), 0
-                while (count := file.readinto(view[read:])) not in (0, None):
+                data, read = self._memory.take(min(found.st_size, max_bytes)), 0
+                while (count := file.readinto(data[read:])) not in (0, None):
                     read += count
         except FileNotFoundError:
             return None
         with suppress(OSError):  # a read-only directory can still serve
             os.utime(path)
-        return data[:read] if read < len(data) else data
+        return data[:read]
 
     def stat(self, address: Address) -> Stored | None:
         try:

@@ -28,7 +28,7 @@ class KeptMemory:
         try:
             memory = self._kept.pop()
         except IndexError:
-            memory = memoryview(b"")
+            memory = memoryview(bytearray())
         if len(memory) < num_bytes:
             memory = self._allocate(num_bytes)
         lent = np.frombuffer(memory, np.uint8, num_bytes)

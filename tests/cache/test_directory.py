@@ -38,6 +38,13 @@ def test_what_others_have_in_the_directory_is_neither_counted_nor_deleted(tmp_pa
     assert all(path.read_bytes() == bytes(6000) for path in theirs)
 
 
+def test_a_file_that_lost_its_contents_is_read(tmp_path):
+    tier = DirectoryTier(tmp_path, MOST)
+    tier.put(address(1), b"KV")
+    tier.path(address(1)).write_bytes(b"")
+    assert bytes(tier.get(address(1), MOST)) == b""
+
+
 def test_a_sparse_file_of_a_terabyte_takes_no_memory(tmp_path):
     tier = DirectoryTier(tmp_path, 1 << 50)
     path = tier.path(address(1))

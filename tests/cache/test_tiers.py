@@ -149,6 +149,20 @@ def test_a_directory_is_found_again_and_leftovers_of_the_killed_are_collected(tm
     assert len(held(again)) == 2
 
 
+def test_files_of_a_directory_are_read_into_memory_that_is_used_again(tmp_path):
+    made = []
+
+    def allocate(num_bytes):
+        made.append(num_bytes)
+        return memoryview(bytearray(num_bytes))
+
+    tier = DirectoryTier(tmp_path, MOST, allocate)
+    for number, size in ((1, 3000), (2, 2000)):
+        tier.put(address(number), bytes([number]) * size)
+    assert [bytes(tier.get(address(number), MOST))[-3:] for number in (1, 2, 1)] == [b"\1\1\1", b"\2\2\2", b"\1\1\1"]
+    assert made == [3000]
+
+
 def test_a_directory_that_became_smaller_is_shrunk_at_the_start(tmp_path):
     for number in range(3):
         DirectoryTier(tmp_path, MOST).put(address(number), bytes(3000))
