@@ -20,10 +20,10 @@ _PROCESS: Final[Any] = ctypes.CDLL(None)
 
 
 def use_one_thread() -> None:
-    """Keeps torch's operations in the calling thread to itself, on any core.
+    """Makes the calling thread run its torch operations alone.
 
-    Otherwise OpenMP binds the thread to a core. On CPUs vLLM replaces ``torch.set_num_threads`` by a function that does
-    nothing.
+    In an operation of several threads, OpenMP would bind the calling thread to one core. ``torch.set_num_threads`` does
+    nothing here: vLLM replaces it on CPUs.
     """
     torch._C.set_num_threads(1)
 

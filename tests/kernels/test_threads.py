@@ -79,7 +79,7 @@ def test_within_a_part_there_is_one_thread():
 
 
 def told_with_bound_threads(script: str) -> str:
-    """What a script says whose OpenMP threads are bound to two cores."""
+    """Output of a script whose OpenMP threads are bound to two cores."""
     cores = [0, 1]
     if (os.cpu_count() or 1) < 2:
         pytest.skip("one core")
