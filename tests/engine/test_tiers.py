@@ -343,10 +343,14 @@ def test_replicas_that_share_a_directory_share_what_is_in_it_by_the_registry(
         answer, first = asked(document)
         assert origins(answer) == ["filled"]
         to_sleep(replicas[first])
-        time.sleep(1)  # the registry is told
-        claims = [redis_server.client.hgetall(key) for key in redis_server.client.scan_iter("tessera:d:*")]
-        # The system segment and the document are claimed once each, for the storage instead of replicas.
-        ((holder,), (also,)) = claims
+
+        def claims() -> list[tuple[bytes, ...]]:
+            """The holders of each claimed chunk."""
+            return [tuple(redis_server.client.hgetall(key)) for key in redis_server.client.scan_iter("tessera:d:*")]
+
+        # The system segment and the document are soon claimed once each, for the storage instead of replicas.
+        until(lambda: [len(holders) for holders in claims()] == [1, 1])
+        ((holder,), (also,)) = claims()
         assert holder == also
         listed = [json.loads(redis_server.client.get(key)) for key in redis_server.client.scan_iter("tessera:r:*")]
         assert [each["storages"] for each in listed] == [[holder.hex()]] * 2
