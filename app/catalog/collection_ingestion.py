@@ -16,6 +16,7 @@ from app.collections.passages import FileRecord, dropped_ids, split_into_passage
 from app.collections.store import About, Collections
 from app.documents.files import SUFFIXES, UnreadableFileError, text_of
 from app.documents.rag_request import IngestRequest, RagChunk
+from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import ErrorResponse
@@ -70,7 +71,7 @@ class CollectionIngestion:
         lines = await ingestion_of(request, self._state, self._manager)
         if isinstance(lines, ErrorResponse):
             return lines
-        return _with_files(results, [passage.file for passage in passages], lines)
+        return self._with_files(results, [passage.file for passage in passages], lines)
 
     async def drop(self, ids: Sequence[str]) -> None:
         """Drops the KV of passages that a collection no longer has."""
@@ -104,21 +105,24 @@ class CollectionIngestion:
             raise UnreadableFileError("there is no text in the file")
         return FileRecord(file.name, digest, len(file.content), most, passages)
 
+    async def _with_files(self, results: Sequence[FileResult], files: Sequence[str], lines: Lines) -> Lines:
+        """The lines of a call; ``files`` has the file of each passage."""
+        statuses = Counter(result.status for result in results)
+        removals = self._manager.metrics.removals
+        evicted_before = removals[Removal.EVICTED]
+        for result in results:
+            yield result.to_dict()
+        async for line in lines:
+            if (summary := line.get("summary")) is not None:
+                by_status = {name: statuses[name] for name in _STATUSES}
+                displaced = removals[Removal.EVICTED] - evicted_before
+                yield {"summary": {"files": by_status, **summary, "displaced": displaced}}
+            else:
+                yield {"file": files[line["index"]], **line}
+
 
 async def _text(file: GivenFile) -> str:
     suffix = PurePath(file.name).suffix.lower()
     if suffix not in SUFFIXES:
         raise UnreadableFileError(f"its type is not one of {', '.join(SUFFIXES)}")
     return await text_of(file.content, suffix)
-
-
-async def _with_files(results: Sequence[FileResult], files: Sequence[str], lines: Lines) -> Lines:
-    """The lines of a call; ``files`` has the file of each passage."""
-    statuses = Counter(result.status for result in results)
-    for result in results:
-        yield result.to_dict()
-    async for line in lines:
-        if (summary := line.get("summary")) is not None:
-            yield {"summary": {"files": {name: statuses[name] for name in _STATUSES}, **summary}}
-        else:
-            yield {"file": files[line["index"]], **line}

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from app.documents.files import SUFFIXES
 from tools.progress import say
 
-_STATUSES: Final = ("hit", "loaded", "filled", "waited", "failed")
+_COUNTED: Final = ("hit", "loaded", "filled", "waited", "failed", "displaced")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -81,9 +81,7 @@ def _ingest(args: argparse.Namespace, files: Sequence[Path]) -> int:
             bar.update(task, description=name)
             for line in _lines(client, args, name, path):
                 if "summary" in line:
-                    passages.update(
-                        {key: line["summary"][key] for key in ("hit", "loaded", "filled", "waited", "failed")}
-                    )
+                    passages.update({key: line["summary"][key] for key in _COUNTED})
                 elif "index" not in line:
                     statuses[line["status"]] += 1
                     if line["status"] == "failed":
@@ -94,6 +92,11 @@ def _ingest(args: argparse.Namespace, files: Sequence[Path]) -> int:
     say(f"{args.collection}: files: {counted}; passages: {passages['filled']} computed, {reused} already there")
     if passages["failed"]:
         say(f"{passages['failed']} passages could not be computed ahead; questions that need them compute them")
+    if passages["displaced"]:
+        say(
+            f"the pool was too small: {passages['displaced']} chunks left it meanwhile. Questions load them from a "
+            "tier, if the server has one, or compute them again (--chunk-cache-memory, --chunk-cache-tiers)"
+        )
     return int(statuses["failed"] > 0)
 
 

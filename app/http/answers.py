@@ -135,9 +135,10 @@ class FilesByStatus(Shape):
 
 
 class CollectionSummary(IngestSummary):
-    """Files, then passages as in ``POST /v1/rag/chunks``."""
+    """Files, then passages as in ``POST /v1/rag/chunks``. ``displaced``: chunks evicted from the pool meanwhile."""
 
     files: FilesByStatus
+    displaced: int
 
 
 class CollectionEnd(Shape):

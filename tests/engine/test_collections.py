@@ -189,18 +189,30 @@ def test_a_folder_is_ingested_from_the_shell(server: TesseraServer, tmp_path: Pa
     for name, content in {"a/falcon.md": FALCON, "owls.txt": OWLS, "x.bin": "x", ".git/y.txt": "y"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    command = [sys.executable, "-m", "app.cli", "ingest", str(tmp_path), "--collection", "shell", "--max-tokens", "48"]
-    command += ["--server", str(server.client.base_url), "--system", "You know birds."]
-
-    def run() -> tuple[int, str]:
-        result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-        return result.returncode, result.stderr
-
-    code, said = run()
-    assert (code, "files: 2 added" in said) == (0, True), said
-    code, said = run()
+    code, said = ingest(server, tmp_path)
+    assert (code, "files: 2 added" in said, "too small" in said) == (0, True, False), said
+    code, said = ingest(server, tmp_path)
     assert (code, "files: 2 unchanged; passages: 0 computed" in said) == (0, True), said
     assert [each["file"] for each in server.get("/v1/rag/collections/shell")["data"]] == ["a/falcon.md", "owls.txt"]
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xfd")
-    code, said = run()
+    code, said = ingest(server, tmp_path)
     assert (code, "bad.txt" in said, "not UTF-8" in said) == (1, True, True), said
+
+
+@pytest.mark.matrix
+def test_a_pool_that_is_too_small_for_a_folder_is_told(directory: Directory, tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"{number} owls hunt at night. Their faces are white. " * 8)
+    server = directory.start(directory.tiers, "--chunk-cache-memory", "4MiB")
+    code, said = ingest(server, tmp_path)
+    evicted = server.stats()["counters"]["removals"]["evicted"]
+    assert (code, f"the pool was too small: {evicted} chunks left it" in said, evicted > 0) == (0, True, True), said
+    server.stop()
+
+
+def ingest(server: TesseraServer, folder: Path) -> tuple[int, str]:
+    """The exit code of `tessera ingest`, and its words on one line."""
+    command = [sys.executable, "-m", "app.cli", "ingest", str(folder), "--collection", "shell", "--max-tokens", "48"]
+    command += ["--server", str(server.client.base_url), "--system", "You know birds."]
+    result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    return result.returncode, " ".join(result.stderr.split())
