@@ -246,6 +246,17 @@ def test_a_restart_keeps_the_collection_and_computes_nothing(demo, browser, tmp_
     context.close()
 
 
+def test_a_pool_that_is_too_small_is_told(collections):
+    def displacing(route: Route) -> None:
+        response = route.fetch()
+        route.fulfill(response=response, body=response.text().replace('"displaced": 0', '"displaced": 7'))
+
+    collections.route("**/v1/rag/collections/*", displacing)
+    collections.get_by_label("Name", exact=True).fill("large")
+    upload(collections, "mayors.txt")
+    expect(collections.locator("#upload-status")).to_contain_text("The pool was too small: 7 chunks left it")
+
+
 def test_the_page_takes_the_types_that_the_server_reads(page):
     types = page.evaluate("async () => (await import('/web/files.js')).TYPES")
     assert types == list(SUFFIXES)

@@ -146,10 +146,12 @@ function showProgress({ file, number, total, passage, passages }) {
   say(byId("upload-status"), `${file} (${number} of ${several(total, "file")}): ${passage} of ${several(passages, "passage")}`);
 }
 
-function showCounts({ added, changed, unchanged, failed, computed, kept, errors }) {
+function showCounts({ added, changed, unchanged, failed, computed, kept, displaced, errors }) {
   const files = Object.entries({ added, changed, unchanged, failed }).filter(([, number]) => number);
   const words = files.map(([status, number]) => `${count(number)} ${status}`).join(", ");
-  say(byId("upload-status"), `Files: ${words}. Passages: ${count(computed)} computed, ${count(kept)} already there.`);
+  const passages = `Passages: ${count(computed)} computed, ${count(kept)} already there.`;
+  const pool = displaced ? ` The pool was too small: ${several(displaced, "chunk")} left it (--chunk-cache-memory).` : "";
+  say(byId("upload-status"), `Files: ${words}. ${passages}${pool}`);
   const more = errors.length > MOST_ERRORS ? `; and ${errors.length - MOST_ERRORS} more` : "";
   say(byId("upload-problem"), `${errors.slice(0, MOST_ERRORS).join("; ")}${more}`);
 }

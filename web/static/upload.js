@@ -9,10 +9,10 @@ const ABOUT_ONE_FILE = [400, 413]; // other errors concern all files
 
 /**
  * Sends `files` to POST /v1/rag/collections/{name}; calls `onProgress({file, number, total, passage, passages})`.
- * Resolves to counts of files and passages, and `errors` of files. Throws ApiError or AbortError; stored files stay.
+ * Resolves to counts of files, passages and evicted chunks, and `errors` of files. Throws ApiError or AbortError; stored files stay.
  */
 export async function upload(files, { path, fields }, onProgress, signal) {
-  const counts = { added: 0, changed: 0, unchanged: 0, failed: 0, computed: 0, kept: 0, errors: [] };
+  const counts = { added: 0, changed: 0, unchanged: 0, failed: 0, computed: 0, kept: 0, displaced: 0, errors: [] };
   for (const [index, file] of files.entries()) {
     const at = { file: pathOf(file), number: index + 1, total: files.length };
     onProgress({ ...at, passage: 0, passages: 1 });
@@ -47,6 +47,7 @@ function take({ summary, status, key, error, progress, file }, counts) {
   if (summary) {
     counts.computed += summary.filled;
     counts.kept += summary.hit + summary.loaded + summary.waited;
+    counts.displaced += summary.displaced;
   } else if (progress) {
     remember(key, file);
     if (error) counts.errors.push(`${file}: ${error.message ?? error}`);
