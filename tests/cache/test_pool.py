@@ -17,13 +17,16 @@ def test_pages_come_sorted_and_come_back():
     assert (pool.num_free, pool.free_pages()) == (4, set(range(4)))
 
 
-def test_pages_freed_last_are_handed_out_first():
-    pool = ChunkBlockPool(6)
-    first, second = pool.allocate(2), pool.allocate(2)
-    pool.free(second)
-    pool.free(first)
-    assert pool.allocate(2) == first
-    assert pool.allocate(2) == second
+def test_pages_lie_side_by_side_if_so_many_do():
+    """Whatever was freed in whatever order: scattered pages take a copy each."""
+    pool = ChunkBlockPool(12)
+    held = [pool.allocate(size) for size in (2, 3, 2, 3, 2)]
+    for number in (3, 0, 2):
+        pool.free(held[number])
+    assert pool.allocate(5) == [5, 6, 7, 8, 9]
+    assert pool.allocate(1) == [0]
+    pool.free(held[4])
+    assert pool.allocate(3) == [1, 10, 11]  # no three lie side by side
 
 
 def test_exhaustion_takes_nothing():
