@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import psutil
+
 _END_S = 60
 
 
@@ -28,6 +30,16 @@ def end(process: "subprocess.Popen[Any]") -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
     kill_group(process.pid)
+
+
+@contextmanager
+def frozen(process: "subprocess.Popen[Any] | psutil.Process") -> Iterator[None]:
+    """Stops a process for the block: its sockets accept connections, but it never answers."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 def kill_group(group: int) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Redis (or Valkey) on the loopback interface."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import frozen
 from tools.redis_process import NoRedisError, RedisProcess
 
 
@@ -25,11 +25,8 @@ class RedisServer(RedisProcess):
     def frozen(self) -> Iterator[None]:
         """Freezes the server during the block: it accepts connections, but never answers."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        try:
+        with frozen(self.process):
             yield
-        finally:
-            self.process.send_signal(signal.SIGCONT)
 
     @contextmanager
     def configured(self, **settings: Any) -> Iterator[None]:

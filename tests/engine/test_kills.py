@@ -20,7 +20,7 @@ from tests.cores import all_cores
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, until, wait_until_gone
 from tests.engine.test_parallel import WORKERS
-from tests.processes import end
+from tests.processes import end, frozen
 
 Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
@@ -114,15 +114,6 @@ def named(name: str, processes: list[psutil.Process]) -> psutil.Process:
     return next(each for each in processes if name in each.name() or name in " ".join(each.cmdline()))
 
 
-@contextmanager
-def frozen(process: psutil.Process) -> Iterator[None]:
-    process.suspend()
-    try:
-        yield
-    finally:
-        process.resume()
-
-
 def assert_told(asked: list[Asked]) -> None:
     """Asserts that each request ended with an error, an error event or a lost connection, never as complete."""
     for each in asked:
@@ -212,22 +203,23 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
     waiting = Asked("/v1/rag/chat", {**rag, "chunks": [text(2000) for _ in range(3)]})
     streams = [Asked("/v1/rag/chat", {**rag, "stream": True}), Asked("/v1/chat/completions", {**chat, "stream": True})]
     ingestion = Asked("/v1/rag/chunks", {"chunks": [text(400) for _ in range(200)]})
-    *threads, last_thread = (
-        threading.Thread(target=each.run, args=(server.url,)) for each in (*streams, ingestion, waiting)
-    )
-    for thread in threads:
+    everything = (*streams, ingestion, waiting)
+    threads = [threading.Thread(target=each.run, args=(server.url,)) for each in everything]
+    *early_threads, last_thread = threads
+    for each, thread in zip((*streams, ingestion), early_threads, strict=True):  # the shortest is the last to begin
         thread.start()
-    assert all(each.has_begun.wait(300) for each in (*streams, ingestion))
+        assert each.has_begun.wait(300)
     with frozen(engine_core(server)):  # nothing is computed before the server stops
         last_thread.start()
         until(lambda: any(chunk["tokens"] > 500 for chunk in being_computed(server)))  # none of the ingestion's
         server.process.send_signal(signal.SIGTERM)
         until(lambda: health(server) != (200, ""))
         assert health(server) == (503, "The server is stopping.")
+        assert waiting.status == 0, "it was answered too early; the test shows nothing"
     late = server.client.post("/v1/rag/chat", json=rag)
     assert (late.status_code, late.json()["error"]["message"]) == (503, "The server is stopping.")
     assert server.process.wait(300) == 0
-    for thread in (*threads, last_thread):
+    for thread in threads:
         thread.join()
     for each in streams:
         assert each.text.rstrip().endswith("data: [DONE]")

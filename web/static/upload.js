@@ -9,7 +9,8 @@ const ABOUT_ONE_FILE = [400, 413]; // other errors concern all files
 
 /**
  * Sends `files` to POST /v1/rag/collections/{name}; calls `onProgress({file, number, total, passage, passages})`.
- * Resolves to counts of files, passages and evicted chunks, and `errors` of files. Throws ApiError or AbortError; stored files stay.
+ * Resolves to counts of files, passages and evicted chunks, and `errors` of files. Throws ApiError or AbortError;
+ * stored files stay.
  */
 export async function upload(files, { path, fields }, onProgress, signal) {
   const counts = { added: 0, changed: 0, unchanged: 0, failed: 0, computed: 0, kept: 0, displaced: 0, errors: [] };
