@@ -200,9 +200,9 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
     brief = {"max_tokens": 600, "temperature": 0, "ignore_eos": True}
     rag = {"chunks": [text(200)], "question": "What?", **brief}
     chat = {"messages": [{"role": "user", "content": text(50)}], **brief}
-    waiting = Asked("/v1/rag/chat", {**rag, "chunks": [text(2000) for _ in range(3)]})
+    waiting = Asked("/v1/rag/chat", {**rag, "chunks": [text(2300) for _ in range(3)]})
     streams = [Asked("/v1/rag/chat", {**rag, "stream": True}), Asked("/v1/chat/completions", {**chat, "stream": True})]
-    ingestion = Asked("/v1/rag/chunks", {"chunks": [text(400) for _ in range(200)]})
+    ingestion = Asked("/v1/rag/chunks", {"chunks": [text(2000) for _ in range(300)]})  # a minute at least
     everything = (*streams, ingestion, waiting)
     threads = [threading.Thread(target=each.run, args=(server.url,)) for each in everything]
     *early_threads, last_thread = threads
@@ -211,7 +211,7 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
         assert each.has_begun.wait(300)
     with frozen(engine_core(server)):  # nothing is computed before the server stops
         last_thread.start()
-        until(lambda: any(chunk["tokens"] > 500 for chunk in being_computed(server)))  # none of the ingestion's
+        until(lambda: any(chunk["tokens"] > 2200 for chunk in being_computed(server)))  # none of the ingestion's
         server.process.send_signal(signal.SIGTERM)
         until(lambda: health(server) != (200, ""))
         assert health(server) == (503, "The server is stopping.")
