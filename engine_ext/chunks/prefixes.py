@@ -18,7 +18,7 @@ _LOOK_S: Final = 0.5
 _LEAST_PROMPT: Final = 256
 """Tokens of a prompt from which on a look-up, which takes some milliseconds, is worth its time."""
 _LEAST_BEHIND_CHUNKS: Final = 0.25
-"""Length of what follows the chunks, as a share of them, from which on a composed prompt is stored."""
+"""Length of what follows the chunks, as a share of them, from which on tiers may keep a composed prompt."""
 
 
 class Prefixes:
@@ -34,15 +34,17 @@ class Prefixes:
     def params(self, scope: CacheScope, num_prompt: int, num_chunked: int = 0) -> dict[str, Any]:
         """``kv_transfer_params`` of a request whose prefix may come from tiers.
 
-        The first ``num_chunked`` tokens of ``num_prompt`` are chunks, which tiers have anyway: such a prompt is stored
-        only if enough follows. Adapters' weights are known in this process only, so nothing behind them is kept.
+        The first ``num_chunked`` tokens of ``num_prompt`` are chunks, which tiers have anyway: such a prompt is stored,
+        and looked up, which takes a round trip, only if enough follows. Adapters' weights are known in this process
+        only, so nothing behind them is kept.
         """
         if scope.adapter or num_prompt < _LEAST_PROMPT or self._kept_by() is None:
             return {}
-        is_stored = num_prompt - num_chunked >= _LEAST_BEHIND_CHUNKS * num_chunked
+        if num_prompt - num_chunked < _LEAST_BEHIND_CHUNKS * num_chunked:
+            return {}
         self._num_marked += 1
         self.num_waiting = max(1, self.num_waiting)
-        return PrefixTag.of(scope.owner, num_chunked, is_stored=is_stored).to_params()
+        return PrefixTag.of(scope.owner, num_chunked).to_params()
 
     async def drop(self, namespace: str | None) -> None:
         """Drops a namespace's prefixes, or all, from the tiers."""

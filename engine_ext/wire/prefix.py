@@ -15,7 +15,7 @@ _BLOCK_BYTES, _SCOPE_BYTES = 17, 8
 
 @dataclass(frozen=True, slots=True)
 class PrefixTag:
-    """Marks a request whose prefix may come from tiers, and, if ``is_stored``, go there.
+    """Marks a request whose prefix may come from tiers, and goes there.
 
     ``namespace`` is a digest. Of a prefix that ends before token ``at_least`` nothing is used: the rest of the chunks
     would be computed as if they saw one another.
@@ -23,16 +23,15 @@ class PrefixTag:
 
     namespace: str
     at_least: int = 0
-    is_stored: bool = True
 
     @classmethod
-    def of(cls, namespace: str, at_least: int = 0, *, is_stored: bool = True) -> Self:
+    def of(cls, namespace: str, at_least: int = 0) -> Self:
         """The tag of a request in this namespace."""
-        return cls(namespace_digest(namespace), at_least, is_stored)
+        return cls(namespace_digest(namespace), at_least)
 
     def to_params(self) -> dict[str, Any]:
         """The tag as ``kv_transfer_params``."""
-        return {PREFIX_KEY: [self.namespace, self.at_least, self.is_stored]}
+        return {PREFIX_KEY: [self.namespace, self.at_least]}
 
     @classmethod
     def from_params(cls, params: dict[str, Any] | None) -> "PrefixTag | None":

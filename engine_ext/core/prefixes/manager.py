@@ -116,7 +116,7 @@ class TierOffloadingManager(OffloadingManager):
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         prefix = req_context.get_state(_Prefix)
-        if prefix is None or not prefix.tag.is_stored:
+        if prefix is None:
             return PrepareStoreOutput([], BlocksInTiers("", "", ()), [])
         new = [key for key in keys if key not in self._known]
         return PrepareStoreOutput(new, prefix.in_tiers(new), [])

@@ -172,7 +172,6 @@ def test_others_find_nothing(
 
 def test_requests_without_a_tag_store_nothing(server: Server, tier: DirectoryTier) -> None:
     assert server.store(server.request(None), KEYS, SIX) == 0
-    assert server.store(server.request(PrefixTag.of("default", is_stored=False)), KEYS, SIX) == 0
     assert list(tier.list()) == []
 
 
