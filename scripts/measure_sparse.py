@@ -31,7 +31,7 @@ from measuring.quality.metrics import score
 from measuring.quality.questions.demo import demo_questions
 from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question
-from scripts.measure_temperature import interval, read_lines
+from scripts.measure_temperature import AT_ONCE, interval, read_lines
 from scripts.reader import KeysAndValues, Reader, Row
 
 BUDGETS: Final = (0.10, 0.25, 0.50)
@@ -59,7 +59,7 @@ class SparseReader(Reader):
     def __init__(self, folder: Path, *, closes_gaps: bool = False) -> None:
         super().__init__(folder, (1.0,), ())
         self._closes_gaps = closes_gaps
-        self._keeping: Sequence[Sequence[int]] = ()
+        self._keeping: Iterator[Sequence[Sequence[int]]] = iter(())
 
     @property
     def num_layers(self) -> int:
@@ -82,14 +82,29 @@ class SparseReader(Reader):
                 found[name, layer] = shares(POLICIES[name], queries, parts, scale) / len(prompt.question)
         return found
 
-    def answered(self, question: Question, keeping: Sequence[Sequence[int]], max_tokens: int) -> list[Any]:
-        """The answer and the log probability of the right one, with each of these sets of chunks."""
-        self._keeping = keeping
-        return self.answers([question], max_tokens)[0]
+    def choices(self, question: Question, layers: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """The chunks that are kept: all, and by policy and budget."""
+        scores = self.scores(question, POLICIES, layers)
+        lengths = [chunk.num_tokens for chunk in self.prompt(question).chunks]
+        kept = {"all": tuple(range(len(lengths)))}
+        for name in POLICIES:
+            mean = torch.stack([scores[name, layer] for layer in layers]).mean(0).tolist()
+            for budget in BUDGETS:
+                kept[f"{name} {budget:g}"] = tuple(choose(mean, lengths, Sparse(budget_share=budget)))
+        return kept
+
+    def answered(
+        self, questions: Sequence[Question], choices: Iterable[dict[str, tuple[int, ...]]], max_tokens: int
+    ) -> list[dict[tuple[int, ...], tuple[str, float | None]]]:
+        """For each question, by the chunks kept: the answer and the log probability of the right one."""
+        sets = [sorted(set(kept.values())) for kept in choices]
+        self._keeping = iter(sets)
+        answers = self.answers(questions, max_tokens)
+        return [dict(zip(*each, strict=True)) for each in zip(sets, answers, strict=True)]
 
     def _contexts(self, prompt: ChunkedPrompt) -> Iterator[KeysAndValues]:
         system, *chunks = self._parts(prompt, "offset")
-        for kept in self._keeping:
+        for kept in next(self._keeping):
             if self._closes_gaps:
                 shorter = prompt.keeping(kept)
                 left_out = prompt.num_context_tokens - shorter.num_context_tokens  # the question stays
@@ -147,29 +162,22 @@ def measure(
     """Appends a line to ``output`` for each question: each policy's and budget's chunks, and what they answer."""
     done = {line["id"] for line in read_lines([output])} if output.exists() else set()
     reader = SparseReader(folder, closes_gaps=closes_gaps)
-    questions = _questions(limit, calibration=False, demo=demo)
+    wanted = [each for each in _questions(limit, calibration=False, demo=demo) if each.id not in done]
     with output.open("a") as file:
-        for number, question in enumerate(questions, start=1):
-            if question.id in done:
-                continue
-            scores = reader.scores(question, POLICIES, layers)
-            lengths = [chunk.num_tokens for chunk in reader.prompt(question).chunks]
-            kept = {"all": list(range(len(lengths)))}
-            for name in POLICIES:
-                mean = torch.stack([scores[name, layer] for layer in layers]).mean(0).tolist()
-                for budget in BUDGETS:
-                    kept[f"{name} {budget:g}"] = choose(mean, lengths, Sparse(budget_share=budget))
-            distinct = sorted(set(map(tuple, kept.values())))
-            answers = dict(zip(distinct, reader.answered(question, distinct, max_tokens), strict=True))
-            rows = {}
-            for name, chunks in kept.items():
-                text, logprob = answers[tuple(chunks)]
-                accuracy = score(text, question.answers).accuracy
-                rows[name] = {"kept": chunks, "answer": text, "accuracy": accuracy, "logprob": logprob}
-            right = sorted(right_chunks(question))
-            line = {"id": question.id, "chunks": len(lengths), "right": right, "rows": rows}
-            print(json.dumps(line), file=file, flush=True)
-            print(f"\r{number} of {len(questions)}", end="", file=sys.stderr, flush=True)
+        for first in range(0, len(wanted), AT_ONCE):
+            batch = wanted[first : first + AT_ONCE]
+            choices = [reader.choices(question, layers) for question in batch]
+            told = reader.answered(batch, choices, max_tokens)
+            for question, kept, answers in zip(batch, choices, told, strict=True):
+                rows = {}
+                for name, chunks in kept.items():
+                    text, logprob = answers[chunks]
+                    accuracy = score(text, question.answers).accuracy
+                    rows[name] = {"kept": chunks, "answer": text, "accuracy": accuracy, "logprob": logprob}
+                right = sorted(right_chunks(question))
+                line = {"id": question.id, "chunks": len(question.chunks), "right": right, "rows": rows}
+                print(json.dumps(line), file=file, flush=True)
+            print(f"\r{first + len(batch)} of {len(wanted)}", end="", file=sys.stderr, flush=True)
 
 
 def table(paths: Iterable[Path]) -> None:

@@ -31,7 +31,7 @@ from scripts.reader import Reader
 
 CONTEXTS: Final = ("full", "offset")
 """Contexts by default; ``parallel`` and ``isolated``, the scope, are others."""
-_AT_ONCE: Final = 8
+AT_ONCE: Final = 8
 """Questions that are answered together."""
 
 
@@ -46,8 +46,8 @@ def measure(
     random.Random("temperature").shuffle(questions)  # an interrupted run has all numbers of chunks
     wanted = [question for question in questions if question.id not in done]
     with output.open("a") as file:
-        for first in range(0, len(wanted), _AT_ONCE):
-            batch = wanted[first : first + _AT_ONCE]
+        for first in range(0, len(wanted), AT_ONCE):
+            batch = wanted[first : first + AT_ONCE]
             for question, answers in zip(batch, reader.answers(batch, max_tokens), strict=True):
                 rows = {
                     name: {"answer": text, "accuracy": score(text, question.answers).accuracy, "logprob": logprob}
