@@ -31,7 +31,7 @@ from measuring.quality.metrics import score
 from measuring.quality.questions.demo import demo_questions
 from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question
-from scripts.measure_temperature import AT_ONCE, interval, read_lines
+from scripts.measure_temperature import batches, interval, read_lines
 from scripts.reader import KeysAndValues, Reader, Row
 
 BUDGETS: Final = (0.10, 0.25, 0.50)
@@ -54,7 +54,7 @@ class Probe(Row):
 
 
 class SparseReader(Reader):
-    """Answers one question in several rows, each with some of the chunks."""
+    """Answers each question in several rows, each with some of the chunks."""
 
     def __init__(self, folder: Path, *, closes_gaps: bool = False) -> None:
         super().__init__(folder, (1.0,), ())
@@ -160,12 +160,9 @@ def measure(
     closes_gaps: bool = False,
 ) -> None:
     """Appends a line to ``output`` for each question: each policy's and budget's chunks, and what they answer."""
-    done = {line["id"] for line in read_lines([output])} if output.exists() else set()
     reader = SparseReader(folder, closes_gaps=closes_gaps)
-    wanted = [each for each in _questions(limit, calibration=False, demo=demo) if each.id not in done]
     with output.open("a") as file:
-        for first in range(0, len(wanted), AT_ONCE):
-            batch = wanted[first : first + AT_ONCE]
+        for batch in batches(_questions(limit, calibration=False, demo=demo), output):
             choices = [reader.choices(question, layers) for question in batch]
             told = reader.answered(batch, choices, max_tokens)
             for question, kept, answers in zip(batch, choices, told, strict=True):
@@ -177,7 +174,6 @@ def measure(
                 right = sorted(right_chunks(question))
                 line = {"id": question.id, "chunks": len(question.chunks), "right": right, "rows": rows}
                 print(json.dumps(line), file=file, flush=True)
-            print(f"\r{first + len(batch)} of {len(wanted)}", end="", file=sys.stderr, flush=True)
 
 
 def table(paths: Iterable[Path]) -> None:

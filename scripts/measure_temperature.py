@@ -27,11 +27,12 @@ import torch
 from measuring.kit.statistics import mean_interval
 from measuring.quality.metrics import score
 from measuring.quality.questions.plain_english import plain_questions
+from measuring.quality.questions.questions import Question
 from scripts.reader import Reader
 
 CONTEXTS: Final = ("full", "offset")
 """Contexts by default; ``parallel`` and ``isolated``, the scope, are others."""
-AT_ONCE: Final = 8
+_AT_ONCE: Final = 8
 """Questions that are answered together."""
 
 
@@ -39,15 +40,12 @@ def measure(
     folder: Path, output: Path, limit: int, temperatures: Sequence[float], contexts: Sequence[str], max_tokens: int
 ) -> None:
     """Appends a line to ``output`` for each question: accuracy and log probability of each row."""
-    done = {each["id"] for each in read_lines([output])} if output.exists() else set()
     reader = Reader(folder, temperatures, contexts)
     names = [f"{context} {temperature:g}" for context in contexts for temperature in temperatures]
     questions = plain_questions(limit)
     random.Random("temperature").shuffle(questions)  # an interrupted run has all numbers of chunks
-    wanted = [question for question in questions if question.id not in done]
     with output.open("a") as file:
-        for first in range(0, len(wanted), AT_ONCE):
-            batch = wanted[first : first + AT_ONCE]
+        for batch in batches(questions, output):
             for question, answers in zip(batch, reader.answers(batch, max_tokens), strict=True):
                 rows = {
                     name: {"answer": text, "accuracy": score(text, question.answers).accuracy, "logprob": logprob}
@@ -55,7 +53,15 @@ def measure(
                 }
                 line = {"id": question.id, "chunks": len(question.chunks), "rows": rows}
                 print(json.dumps(line), file=file, flush=True)
-            print(f"\r{first + len(batch)} of {len(wanted)}", end="", file=sys.stderr, flush=True)
+
+
+def batches(questions: Iterable[Question], output: Path) -> Iterator[list[Question]]:
+    """Yields the questions without a line in ``output``, several at a time, and prints the progress."""
+    done = {line["id"] for line in read_lines([output])}
+    wanted = [question for question in questions if question.id not in done]
+    for first in range(0, len(wanted), _AT_ONCE):
+        yield (batch := wanted[first : first + _AT_ONCE])
+        print(f"\r{first + len(batch)} of {len(wanted)}", end="", file=sys.stderr, flush=True)
 
 
 def table(paths: Iterable[Path]) -> None:
