@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 PLUGIN: Final = "tessera"
@@ -44,6 +45,18 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and _ENGINE in os.environ:
         _end_after(parent.join)
+
+
+def unlink_shared_memory() -> None:
+    """Removes the names of the CPU workers' shared memory; call when all workers have opened it.
+
+    vLLM removes them in a worker's orderly end, which a killed or slow worker has not. Memory without a name goes
+    with its last process.
+    """
+    identity = os.environ.get("VLLM_DIST_IDENT")  # set by CPU workers alone
+    if identity is not None:
+        for path in Path("/dev/shm").glob(f"{identity}-*-cpushm_*"):
+            path.unlink(missing_ok=True)  # another worker may be quicker
 
 
 def starter_environment() -> dict[str, str]:

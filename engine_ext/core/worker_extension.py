@@ -28,6 +28,7 @@ from engine_ext.wire.vllm_compat import DROPS_BLOCKS, draft_model_of
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
 from kernels.selection import POLICIES
+from tools.process_watch import unlink_shared_memory
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -52,6 +53,7 @@ class ChunkCacheWorkerExtension:
 
         Returns the pool's description as a dict, or ``{"reason": why not}``.
         """
+        unlink_shared_memory()
         connector = chunk_connector()
         half = _worker_half()
         if reason := _unsupported_groups(connector.kv_cache_groups):

@@ -18,7 +18,7 @@ import pytest
 
 from tests.cores import all_cores
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, until, wait_until_gone
+from tests.engine.server import TesseraServer, shared_memory, until, wait_until_gone
 from tests.engine.test_parallel import WORKERS
 from tests.processes import end, frozen
 
@@ -158,14 +158,12 @@ def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
 @pytest.mark.matrix
 @pytest.mark.skipif((os.cpu_count() or 1) < 4, reason="two workers wait for each other busily; nobody else has a turn")
 def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
-    """As when out of memory. The server is set to stay, for requests after the engine's death.
-
-    vLLM's other worker may be killed while it waits for this one, and then leaves its shared memory.
-    """
+    """As when out of memory. The server is set to stay, for requests after the engine's death."""
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     with all_cores():
         server = start(*WORKERS["tensor parallel"], environment=environment).wait_ready()
-    group = server.process.pid
+    group, shared = server.process.pid, shared_memory(server.process.pid)
+    assert shared
     with load(server, text) as asked:
         core = engine_core(server)
         named("Worker", core.children()).kill()
@@ -179,6 +177,7 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
     assert_told(asked)
     assert server.stop(signal.SIGTERM) == 1
     wait_until_gone(group)
+    assert not [path for path in shared if path.exists()]
 
 
 @pytest.mark.matrix

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -109,3 +111,19 @@ def test_vllm_finds_the_plugin():
     """Fails if pyproject.toml changed after the installation; `make setup` repeats it."""
     found = entry_points(group="vllm.general_plugins", name=orphans.PLUGIN)
     assert {entry.load() for entry in found} == {plugin.load}
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
+def test_shared_memory_loses_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CPU workers name it; another engine's keeps its names."""
+    own, other = f"vllm_dist_{uuid4().hex}", f"vllm_dist_{uuid4().hex}"
+    paths = [Path(f"/dev/shm/{identity}-tp:0-[0-1]-cpushm_{rank}") for identity in (own, other) for rank in (0, 1)]
+    monkeypatch.setenv("VLLM_DIST_IDENT", own)
+    try:
+        for path in paths:
+            path.touch()
+        orphans.unlink_shared_memory()
+        assert [path.exists() for path in paths] == [False, False, True, True]
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
