@@ -17,13 +17,14 @@ PLAIN_QUESTIONS, DEMO_QUESTIONS = 100, 250
 
 Command = Literal["eval", "calibrate"]
 TOLERANCE = 2.0
+_MODES = f"{', '.join(MODES)}, window, link-N, also with @T or %P"
 
 _DESCRIPTION = """\
 Measure how well and how fast questions are answered, with full attention and with chunks reused.
 
 Each question is asked in each mode: full (full attention over the same tokens), offset (chunks reused, one after
 another), shared and parallel (chunks overlap, the question behind the longest or at its own index), link-N (offset
-with N link tokens), each with @T for a temperature. MODEL is served for the time it takes, or --server is asked.
+with N link tokens); @T is a temperature, %P a budget in percent. MODEL is served meanwhile, or --server is asked.
 
 Without --questions they are 456 questions in plain English about 156 passages, behind 2, 4, 8 and 16 of them."""
 
@@ -116,8 +117,7 @@ def _parser() -> Parser:
 
 
 def _calibration_parser() -> Parser:
-    usage = f"tessera calibrate [MODEL] {_FLAGS}"
-    parser = Parser("tessera calibrate", usage, _CALIBRATION, _CALIBRATION_EPILOG)
+    parser = Parser("tessera calibrate", f"tessera calibrate [MODEL] {_FLAGS}", _CALIBRATION, _CALIBRATION_EPILOG)
     parser.set_defaults(calibrates=True, server=None)
     tolerance = "points of accuracy that reuse may cost (default: %(default)s)"
     parser.add_argument("--tolerance", type=_points, default=TOLERANCE, metavar="POINTS", help=tolerance)
@@ -136,8 +136,8 @@ def _add_options(parser: Parser, default: str) -> None:
     parser.add_argument("--demo", action="store_true", help=demo)
     long_chunks = "the questions in plain English behind chunks of some 400 tokens, not 60"
     parser.add_argument("--long-chunks", action="store_true", help=long_chunks)
-    known = f"some of {', '.join(MODES)}, window, link-N, each but full with @T or without (default: {default})"
-    parser.add_argument("--modes", type=_modes, help=known)
+    modes = f"some of {_MODES} (default: {default})".replace("%", "%%")
+    parser.add_argument("--modes", type=_modes, help=modes)
     limit = (
         "ask the first N questions only; without a file N for each number of chunks "
         f"(default: {PLAIN_QUESTIONS}, with --demo {DEMO_QUESTIONS})"
@@ -183,5 +183,5 @@ def _phrase(text: str) -> str:
 def _modes(text: str) -> tuple[str, ...]:
     names = text.split(",")
     if unknown := [name for name in names if not is_mode(name)]:
-        raise argparse.ArgumentTypeError(f"unknown mode {unknown[0]!r}; there are {', '.join(MODES)}, link-N, …@T")
+        raise argparse.ArgumentTypeError(f"unknown mode {unknown[0]!r}; there are {_MODES}")
     return tuple(in_order(names))

@@ -5,6 +5,7 @@ import argparse
 import errno
 import os
 import sys
+from contextlib import suppress
 
 import pydantic
 import pytest
@@ -28,6 +29,16 @@ def test_help_is_on_standard_output(arguments, capsys):
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("usage: tessera serve [MODEL]")
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("command", [*sorted(cli._COMMANDS.keys() - {"serve"}), "cache ls", "cache gc"])
+def test_each_command_has_help(command, capsys):
+    """Without ``serve``, which changes the process's logging first."""
+    with suppress(SystemExit):  # argparse's own
+        assert cli.main([*command.split(), "--help"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("usage: ")
     assert captured.err == ""
 
 
