@@ -67,7 +67,9 @@ def in_long_chunks(question: Question, length: Length) -> Question:
 
 
 def write(path: Path, questions: Sequence[Question]) -> None:
-    path.write_text("".join(json.dumps(asdict(question)) + "\n" for question in questions))
+    chunks = [[{"title": each.title, "text": each.text} for each in question.chunks] for question in questions]
+    records = [{**asdict(question), "chunks": each} for question, each in zip(questions, chunks, strict=True)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def main() -> None:
@@ -92,7 +94,9 @@ def main() -> None:
     for number, (name, modes, flags) in enumerate(ROWS):
         asked = ("--questions", args.folder / f"{name}.jsonl", "--modes", modes, "--max-tokens", "24")
         command = (sys.executable, "-m", "app.cli", "eval", args.model, *asked)
-        subprocess.run([*command, "--output", args.folder / f"{number}-{name}", "--", *flags], check=True)
+        done = subprocess.run([*command, "--output", args.folder / f"{number}-{name}", "--", *flags], check=False)
+        if done.returncode:
+            sys.exit(done.returncode)
 
 
 if __name__ == "__main__":
