@@ -28,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tools.random_model import build_preset
 from tools.server_process import ServerProcess
 
-ROUNDS, CHUNKS, WORDS, TOKENS, AT_ONCE, SHARE = 4, 64, 100, 32, 16, 0.25
+ROUNDS, CHUNKS, CHUNK_TOKENS, TOKENS, AT_ONCE, SHARE = 4, 64, 500, 32, 16, 0.25
 CLIENTS = 4
 """Clients at once for the time per output token: as many as the KV memory has room for without a budget."""
 FLAGS = (
@@ -49,7 +49,9 @@ class Client:
 
     def __init__(self, server: ServerProcess) -> None:
         self._http = httpx.Client(base_url=server.url, timeout=1200)
-        self._chunks = [text(f"chunk {number}", WORDS) for number in range(CHUNKS)]
+        sample = self._http.post("/tokenize", json={"prompt": text("sample", 100), "add_special_tokens": False}).json()
+        words = 100 * CHUNK_TOKENS // sample["count"]
+        self._chunks = [text(f"chunk {number}", words) for number in range(CHUNKS)]
         self._count = itertools.count()
 
     def answer(self, way: str, tokens: int = TOKENS) -> tuple[float, float, dict[str, Any]]:
