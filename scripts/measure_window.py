@@ -32,12 +32,13 @@ FITTING_TOKENS: Final = 430
 CHUNK_TOKENS: Final = 480
 POSITIONS: Final = ("--max-model-len", "512")
 WINDOW: Final = ("--max-model-len", "4096", "--chunk-position-strategy", "window")
+HALF_THE_WINDOW: Final = (*WINDOW, "--hf-overrides", '{"max_position_embeddings": 256}')
 ROWS: Final = (
     ("fitting", "full,offset", POSITIONS),
     ("all", "window,shared", WINDOW),
-    ("all", "window", (*WINDOW, "--hf-overrides", '{"max_position_embeddings": 256}')),
+    ("all", "window", HALF_THE_WINDOW),
     ("long-chunks", "window", WINDOW),
-    ("long-chunks", "window", (*WINDOW, "--hf-overrides", '{"max_position_embeddings": 256}')),
+    ("long-chunks", "window", HALF_THE_WINDOW),
 )
 """Question file, modes and the server's flags."""
 Length = Callable[[str], int]
