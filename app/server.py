@@ -202,6 +202,7 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         page_tokens=settings.chunk_cache_page_tokens,
         placement=settings.chunk_cache_placement,
         strategy=_strategy(settings, profile),
+        window=settings.chunk_window,
         hash_algorithm=settings.chunk_cache_hash,
         eviction=settings.chunk_cache_eviction,
         max_pinned_share=settings.chunk_cache_max_pinned,

@@ -73,6 +73,12 @@ class Settings(AccessSettings):
         "--max-model-len may exceed the model's own length (docs/quality.md); "
         "default: the profile's, else the one in the model's config.json that it was trained for, else offset",
     )
+    chunk_window: int | None = Field(
+        None,
+        ge=1,
+        description="window of positions window, in tokens, at least the longest chunk: no chunk starts farther from "
+        "the question (docs/quality.md); default: half of the positions that the model was trained for",
+    )
     chunk_scope: ScopeName = Field(
         "system",
         description="default scope of requests: system, or isolated, in which chunks are reused behind any system "

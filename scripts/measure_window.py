@@ -32,13 +32,12 @@ FITTING_TOKENS: Final = 430
 CHUNK_TOKENS: Final = 480
 POSITIONS: Final = ("--max-model-len", "512")
 WINDOW: Final = ("--max-model-len", "4096", "--chunk-position-strategy", "window")
-HALF_THE_WINDOW: Final = (*WINDOW, "--hf-overrides", '{"max_position_embeddings": 256}')
+SMALLEST: Final = (*WINDOW, "--chunk-window", "1")  # as long as the longest chunk
 ROWS: Final = (
     ("fitting", "full,offset", POSITIONS),
     ("all", "window,shared", WINDOW),
-    ("all", "window", HALF_THE_WINDOW),
+    ("all", "window", SMALLEST),
     ("long-chunks", "window", WINDOW),
-    ("long-chunks", "window", HALF_THE_WINDOW),
 )
 """Question file, modes and the server's flags."""
 Length = Callable[[str], int]

@@ -10,8 +10,8 @@ to attend to them:
           S = len(system); the question starts at S + the longest chunk's length. The context is one masked
           forward pass.
 `parallel` like `shared`, but the question starts at its index: the sum of all lengths before it.
-`window`  like `offset`, but no chunk starts more than `window` positions before the question, unless it is longer
-          itself, and the system segment starts at most its own length before that.
+`window`  like `offset`, but no chunk starts more than `window` positions before the question, or than the longest
+          chunk has, and the system segment starts at most its own length before that.
 `offset`  each chunk's K and V are computed behind the system segment alone, at position S; K is then moved
           to the chunk's place in the row. The question follows the last chunk.
 
@@ -180,7 +180,7 @@ class Oracle:
         system, chunks, question = segments
         opening = system if opening is None else opening
         places, first = chunk_places(strategy, len(system), chunks)
-        system_at = max(0, first - len(system) - window_of(strategy))
+        system_at = max(0, first - len(system) - window_of(strategy, chunks))
         seen = in_a_row([self._keys_and_values(system, moved_by=system_at)] if system else [])
         masks = self._masks([TAIL] * len(question), [TAIL] * (len(system) + len(question)))
         caught: list[torch.Tensor] = []
@@ -238,7 +238,7 @@ class Oracle:
         system, chunks, question = segments
         start = len(system)
         places, first = chunk_places(strategy, start, chunks)
-        system_at = max(0, first - start - window_of(strategy))
+        system_at = max(0, first - start - window_of(strategy, chunks))
         parts = [self._keys_and_values(system, moved_by=system_at)] if system else []
         for chunk, place in zip(chunks, places, strict=True):
             skip = len(opening)
@@ -391,14 +391,13 @@ def chunk_places(strategy: Strategy, start: int, chunks: Sequence[Sequence[int]]
         return [start] * len(chunks), start + max(map(len, chunks), default=0)
     if strategy == "parallel":
         return [start] * len(chunks), end
-    edges = [end - max(window_of(strategy), len(chunk)) for chunk in chunks]
-    return list(map(max, places, edges)), end
+    return [max(place, end - window_of(strategy, chunks)) for place in places], end
 
 
-def window_of(strategy: Strategy) -> int:
-    """The window of `window-N`; in all others, all tokens are within it."""
+def window_of(strategy: Strategy, chunks: Sequence[Sequence[int]]) -> int:
+    """The window of `window-N`, at least as long as each chunk; in all others, all tokens are within it."""
     name, _, number = strategy.partition("-")
-    return int(number) if name == "window" and number else 1 << 30
+    return max(int(number), *map(len, chunks)) if name == "window" and number else 1 << 30
 
 
 def running_offsets(start: int, chunks: Sequence[Sequence[int]]) -> list[int]:

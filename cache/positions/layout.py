@@ -8,7 +8,7 @@ sequence, ``N``, so every cached key is rotated to its position relative to the 
 ..                  shared      parallel  offset   window
 ==================  ==========  ========  =======  ===================
 system starts at    0           0         0        max(0, N - W - S)
-chunk i starts at   S           S         o_i      max(o_i, N - W_i)
+chunk i starts at   S           S         o_i      max(o_i, N - W)
 question starts at  S + max(L)  N         N        N
 system turns by     D           0         0        its start
 chunk i turns by    D + S - P   S - P     o_i - P  its start - P
@@ -16,9 +16,8 @@ chunk i turns by    D + S - P   S - P     o_i - P  its start - P
 
 ``S`` is the length of the system segment, ``P`` the length of the tokens before the chunks where they were computed
 (the system segment, or the constant opening in scope ``isolated``), ``L`` a chunk's length, ``o_i`` the index of chunk
-i's first token,
-``D = N - (S + max(L))``. ``W`` is the window, ``W_i`` the larger of it and ``L_i``: no chunk starts farther from the
-question, so that chunks together may exceed the positions that a model was trained for. That is ReRoPE
+i's first token, ``D = N - (S + max(L))``, ``W`` the larger of the window and ``max(L)``: no chunk starts farther from
+the question, so that chunks together may exceed the positions that a model was trained for. That is ReRoPE
 (https://kexue.fm/archives/9708) at the grain of a chunk.
 
 *In place*, requests share the engine's own blocks of a chunk, so its keys keep the positions at which they were
@@ -271,9 +270,9 @@ def _layout(
         case PositionStrategy.OFFSET:
             positions = starts
         case PositionStrategy.WINDOW:
-            system_at = max(0, num_context - window - system)
-            edges = (num_context - max(window, length) for length in lengths)
-            positions = [max(each) for each in zip(starts, edges, strict=True)]
+            edge = num_context - max(window, *lengths)
+            system_at = max(0, edge - system)
+            positions = [max(start, edge) for start in starts]
         case PositionStrategy.PARALLEL:
             positions = [system] * len(lengths)
         case PositionStrategy.SHARED:

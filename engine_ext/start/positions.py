@@ -7,7 +7,7 @@ from typing import Any
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from engine_ext.start.support import DRAFTS_BY_TEXT, UnsupportedFlagError
-from engine_ext.wire.position_limit import TRAINED_POSITIONS
+from engine_ext.wire.position_limit import TRAINED_POSITIONS, trained_positions
 
 
 def extend_positions(engine_args: AsyncEngineArgs) -> None:
@@ -31,3 +31,11 @@ def extend_positions(engine_args: AsyncEngineArgs) -> None:
         )
     engine_args.hf_overrides |= {"max_position_embeddings": asked, TRAINED_POSITIONS: model.max_model_len}
     os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # tokenizers have a limit as well
+
+
+def check_window(model: Any, window: int | None) -> None:
+    """Raises :class:`UnsupportedFlagError` for a window of all positions; ``model`` is vLLM's ``ModelConfig``."""
+    if window is not None and window >= (limit := trained_positions(model)):
+        raise UnsupportedFlagError(
+            f"--chunk-window {window}: question and answer need some of the {limit} positions, so fewer must be given"
+        )

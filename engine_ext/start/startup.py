@@ -32,7 +32,7 @@ from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_o
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.memory import make_room
 from engine_ext.start.plugin import extend_backend
-from engine_ext.start.positions import extend_positions
+from engine_ext.start.positions import check_window, extend_positions
 from engine_ext.start.selection import prepare_decoding, prepare_scoring, refused, workers_reason
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.stages import CHECKING
@@ -65,6 +65,8 @@ class ChunkCacheOptions:
     placement: PlacementName = "copy"
     strategy: DefaultStrategy | None = None
     """Default of requests that name none; ``None``: the model's."""
+    window: int | None = None
+    """Window of the strategy ``window``, in tokens; ``None``: half of the trained positions."""
     hash_algorithm: HashAlgorithm = "xxh3_128"
     eviction: EvictionPolicyName = "s3fifo"
     max_pinned_share: float = 0.9
@@ -126,6 +128,7 @@ def _attached_connector(
     if options.strategy is not None and options.strategy.strategy is PositionStrategy.WINDOW:
         extend_positions(engine_args)
     model = engine_args.create_model_config()
+    check_window(model, options.window)
     strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
     drops = drops_blocks(engine_args, model, in_place=options.placement == "in-place")
     reason = unsupported_reason(engine_args, model, drops_blocks=drops) or make_room(engine_args, options.pool_bytes)
@@ -180,7 +183,7 @@ def _with_renderer(llm: AsyncLLM, pool: _Pool, make: MakeRenderer) -> tuple[_Poo
     logger.warning(
         "chunks are copied, not shared in place: the tokenizer has no token of white space to fill blocks with"
     )
-    return replace(pool, reindexer=_copying(llm.vllm_config)), renderer
+    return replace(pool, reindexer=replace(pool.reindexer, placement="copy", block_tokens=1)), renderer
 
 
 @asynccontextmanager
@@ -242,10 +245,12 @@ async def _reindexer(
 ) -> PositionReindexer:
     """Places segments as ``options`` ask, if that passes its self-check; chunks are copied otherwise."""
     config, check = llm.vllm_config, SelfCheck(llm, pool)
+    window = options.window or window_of(config.model_config)
+    copying = PositionReindexer(window=window, is_quantized=is_quantized(config))
     block_tokens: int = config.cache_config.block_size
     match options.placement:
         case "copy":
-            return _copying(config)
+            return copying
         case "in-place":
             reason = in_place_reason(config) or await workers_reason(llm, "chunk_cache_in_place_reason")
             reason = reason or await _failure(check.run_in_place(block_tokens))
@@ -257,12 +262,8 @@ async def _reindexer(
             reason = await refused(llm, "chunk_cache_prepare_attention") or await _failure(check.run_attention())
     if reason is not None:
         logger.warning("chunks are copied, not %s: %s", _PLACED[options.placement], reason)
-        return _copying(config)
-    return replace(_copying(config), placement=options.placement, block_tokens=block_tokens)
-
-
-def _copying(config: VllmConfig) -> PositionReindexer:
-    return PositionReindexer(window=window_of(config.model_config), is_quantized=is_quantized(config))
+        return copying
+    return replace(copying, placement=options.placement, block_tokens=block_tokens)
 
 
 async def _failure(check: Awaitable[None]) -> str | None:

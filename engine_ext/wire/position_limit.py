@@ -23,13 +23,14 @@ def trained_positions(model: Any) -> int:
 
 
 def window_of(model: Any) -> int:
-    """The window of the strategy: half of the trained positions; question and answer have the other half."""
+    """The default window of the strategy: half of the trained positions; question and answer have the other."""
     return trained_positions(model) // 2
 
 
 def longest_chunk(model: Any) -> int:
-    """Longest chunk, in tokens: the window, if prompts may exceed the trained positions."""
-    return window_of(model) if trained_positions(model) < model.max_model_len else int(model.max_model_len)
+    """Longest chunk, in tokens: half of the trained positions, if prompts may exceed them."""
+    limit = trained_positions(model)
+    return limit // 2 if limit < model.max_model_len else limit
 
 
 def within_positions(model: Any, reach: int, params: SamplingParams) -> SamplingParams:

@@ -32,9 +32,9 @@ POSITIONS = {  # position and delta of system segment, three chunks and question
     SHARED: ((0, 5), (5, 5), (5, 5), (5, 5), (11, 0)),  # S + max(L) = 11, D = 5
     PARALLEL: ((0, 0), (5, 0), (5, 0), (5, 0), (16, 0)),
     OFFSET: ((0, 0), (5, 0), (8, 3), (14, 9), (16, 0)),
-    WINDOW: ((7, 7), (12, 7), (10, 5), (14, 9), (16, 0)),  # the chunk of 6 tokens is longer than the window
+    WINDOW: ((5, 5), (10, 5), (10, 5), (14, 9), (16, 0)),  # the longest chunk, of 6 tokens, is the window
 }
-REACH = {SHARED: 15, PARALLEL: 20, OFFSET: 20, WINDOW: 20 - 7}
+REACH = {SHARED: 15, PARALLEL: 20, OFFSET: 20, WINDOW: 15}
 
 
 @pytest.mark.parametrize("strategy", PositionStrategy)
@@ -54,13 +54,12 @@ def test_within_the_window_positions_are_those_of_offset():
 @given(st.integers(0, 40), st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 10), st.data())
 @settings(derandomize=True, deadline=None)
 def test_nothing_reaches_beyond_window_and_system_segment(system, chunks, question, data):
-    window = data.draw(st.integers(max(chunks), 400))
+    window = data.draw(st.integers(1, 400))
     made = layout(system, chunks, question, WINDOW, window)
-    assert made.reach <= window + system + question
-    assert made.reach == min(window, sum(chunks)) + system + question
+    assert made.reach == min(max(window, *chunks), sum(chunks)) + system + question
     other = layout(system, chunks, question, WINDOW, data.draw(st.integers(1, 400)))
     same = (made.system, made.chunks) == (other.system, other.chunks)
-    assert same == (made.salt_parts() == other.salt_parts()) or min(window, sum(chunks)) == sum(chunks)
+    assert same == (made.salt_parts() == other.salt_parts())
 
 
 @pytest.mark.parametrize("strategy", PositionStrategy)
