@@ -31,7 +31,7 @@ from measuring.quality.questions.questions import Question
 from scripts.reader import Reader
 
 CONTEXTS: Final = ("full", "offset")
-"""Contexts by default; ``parallel`` and ``isolated``, the scope, are others."""
+"""Contexts by default; ``shared``, ``parallel`` and ``isolated``, the scope, are others."""
 _AT_ONCE: Final = 8
 """Questions that are answered together."""
 
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("output", nargs="?", type=Path, help="file of results, a line for each question")
     parser.add_argument("--limit", type=int, default=400, help="questions for each number of chunks (default: 400)")
     parser.add_argument("--temperatures", type=float, nargs="+", default=(1.0, 0.9), help="the first must be 1")
-    ways = ("full", "offset", "parallel", "isolated")
+    ways = ("full", "offset", "shared", "parallel", "isolated")
     parser.add_argument("--contexts", nargs="+", choices=ways, default=CONTEXTS, help="contexts (default: full offset)")
     parser.add_argument("--max-tokens", type=int, default=32, help="longest answer (default: 32)")
     parser.add_argument("--threads", type=int, default=2, help="threads (default: 2)")

@@ -129,15 +129,16 @@ class Reader:
         room = len(prompt.question) + max(max_tokens, len(self._forced(question)))
         end = prompt.num_context_tokens
         tempered = slice(len(prompt.system), end)
+        shared_end = len(prompt.system) + max(chunk.num_tokens for chunk in prompt.chunks)
         return [
-            Row(context, room, end, tempered, temperature)
-            for context in self._contexts(prompt)
+            Row(context, room, shared_end if way == "shared" else end, tempered, temperature)
+            for way, context in self._contexts(prompt)
             for temperature in self._temperatures
         ]
 
-    def _contexts(self, prompt: ChunkedPrompt) -> Iterator[KeysAndValues]:
+    def _contexts(self, prompt: ChunkedPrompt) -> Iterator[tuple[str, KeysAndValues]]:
         for way in self._ways:
-            yield self._read(prompt) if way == "full" else self._joined(self._parts(prompt, way))
+            yield way, self._read(prompt) if way == "full" else self._joined(self._parts(prompt, way))
 
     def _forced(self, question: Question) -> list[int]:
         return self._ids(f"{LEAD} {question.answers[0]}") if question.answers else []
@@ -172,14 +173,14 @@ class Reader:
     def _parts(self, prompt: ChunkedPrompt, way: str) -> list[KeysAndValues]:
         """The system segment and the chunks, each computed behind it, or behind the template's opening (``isolated``).
 
-        All but ``parallel`` move the chunks to their places.
+        All but ``shared`` and ``parallel`` move the chunks to their places.
         """
         before, at = self._opening if way == "isolated" else prompt.system, len(prompt.system)
         parts = [self._remembered(prompt.system)]
         for chunk in prompt.chunks:
             computed = self._remembered([*before, *chunk.token_ids])
             cut = [(keys[:, len(before) :], values[:, len(before) :]) for keys, values in computed]
-            parts.append(cut if way == "parallel" else self._moved(cut, at - len(before)))
+            parts.append(cut if way in ("shared", "parallel") else self._moved(cut, at - len(before)))
             at += chunk.num_tokens
         return parts
 
