@@ -22,9 +22,9 @@ NO_NETWORK = ("ConnectionError", "Could not connect")
 
 def list_installed(environment: Path, path: Path) -> None:
     """Writes the bill of materials of a virtual environment."""
-    program = [sys.executable, "-m", "cyclonedx_py", "environment", environment]
-    flags = ["--no-validate", "--pyproject", ROOT / "pyproject.toml"]  # validating takes half a minute
-    subprocess.run([*program, *flags, "-o", path], check=True)
+    program = [sys.executable, "-m", "cyclonedx_py", "environment", str(environment)]
+    flags = ["--no-validate", "--pyproject", str(ROOT / "pyproject.toml")]  # validating takes half a minute
+    subprocess.run([*program, *flags, "-o", str(path)], check=True)
 
 
 def look_up(path: Path, flags: list[str]) -> list[dict[str, Any]]:

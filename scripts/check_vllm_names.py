@@ -31,25 +31,32 @@ class VllmSources:
     """The modules of one vLLM by name; raises ``FileNotFoundError`` if ``path`` contains none."""
 
     def __init__(self, path: Path) -> None:
-        self._root = zipfile.Path(path) if path.suffix == ".whl" else path
+        self._root: zipfile.Path | Path = zipfile.Path(path) if path.suffix == ".whl" else path
         self._trees: dict[str, ast.Module] = {}
 
     @cached_property
     def version(self) -> tuple[int, ...]:
         text = (self._root / "vllm" / "_version.py").read_text(encoding="utf-8")
         found = re.search(r"^__version_tuple__ = version_tuple = \((\d+), (\d+)", text, re.MULTILINE)
+        assert found is not None, "vllm/_version.py has no version"
         return tuple(int(number) for number in found.groups())
 
     @cached_property
+    def llm(self) -> ast.ClassDef:
+        found = self.find(*LLM)
+        assert isinstance(found, ast.ClassDef), f"{LLM} is not a class"
+        return found
+
+    @cached_property
     def llm_members(self) -> set[str]:
-        llm = self.find(*LLM)
-        set_on_self = {node.attr for node in ast.walk(llm) if isinstance(node, ast.Attribute) and is_stored(node)}
-        return set_on_self | {getattr(node, "name", "") for node in llm.body} | OPTIONAL_METHODS
+        set_on_self = {node.attr for node in ast.walk(self.llm) if isinstance(node, ast.Attribute) and is_stored(node)}
+        return set_on_self | {getattr(node, "name", "") for node in self.llm.body} | OPTIONAL_METHODS
 
     def tree(self, module: str) -> ast.Module | None:
         if module not in self._trees:
-            path = self._root.joinpath(*module.split("."))
-            file = path / "__init__.py" if path.is_dir() else path.parent / f"{path.name}.py"
+            *parents, name = module.split(".")
+            path = self._root.joinpath(*parents, name)
+            file = path.joinpath("__init__.py") if path.is_dir() else self._root.joinpath(*parents, f"{name}.py")
             if not file.exists():
                 return None
             self._trees[module] = ast.parse(file.read_text(encoding="utf-8"))
@@ -131,9 +138,10 @@ def is_stored(node: ast.Attribute) -> bool:
 
 def wrong_call(call: ast.Call, names: dict[str, tuple[str, str]], sources: VllmSources) -> Iterator[str]:
     """Keyword arguments that the called function does not accept."""
-    definition = sources.find(*names[call.func.id]) if getattr(call.func, "id", "") in names else None
+    called = getattr(call.func, "id", "")
+    definition = sources.find(*names[called]) if called in names else None
     if isinstance(call.func, ast.Attribute) and is_llm(call.func.value):
-        members = {node.name: node for node in sources.find(*LLM).body if isinstance(node, Definition)}
+        members = {node.name: node for node in sources.llm.body if isinstance(node, Definition)}
         definition = members.get(call.func.attr)
     if not isinstance(definition, Definition):
         return
@@ -149,15 +157,15 @@ def parameters(definition: Definition) -> set[str] | None:
         for node in definition.body:
             if isinstance(node, ast.FunctionDef) and node.name == "__init__":
                 return parameters(node)
-        fields = {node.target.id for node in definition.body if isinstance(node, ast.AnnAssign)}
-        return fields or None
+        targets = [node.target for node in definition.body if isinstance(node, ast.AnnAssign)]
+        return {target.id for target in targets if isinstance(target, ast.Name)} or None
     spec = definition.args
     return None if spec.kwarg else {each.arg for each in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
 
 
 def wrong_hooks(ours: ast.ClassDef, names: dict[str, tuple[str, str]], sources: VllmSources) -> Iterator[str]:
     """Methods that vLLM's class lacks, so that nothing calls them; abstract methods that ours lacks."""
-    found = [sources.find(*names[base.id]) for base in ours.bases if getattr(base, "id", "") in names]
+    found = [sources.find(*names[base.id]) for base in ours.bases if isinstance(base, ast.Name) and base.id in names]
     bases = [theirs for theirs in found if isinstance(theirs, ast.ClassDef) and "Error" not in theirs.name]
     own, of_bases = methods_of(ours), {name for theirs in bases for name in methods_of(theirs)}
     for name in own if bases else ():

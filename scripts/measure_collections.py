@@ -10,9 +10,11 @@ question's passage is found if one of those retrieved has its phrase, white spac
 
 import argparse
 import json
+import math
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -24,10 +26,10 @@ def main() -> None:
     parser.add_argument("--server", default="http://127.0.0.1:8000")
     parser.add_argument("--top-k", type=int, default=8)
     args = parser.parse_args()
-    num_found, times = 0, {"auto": [], "full": []}
+    num_found, times = 0, dict[str, list[float]](auto=[], full=[])
     with httpx.Client(base_url=args.server, timeout=None) as client:
         for question, phrase in json.loads(args.questions.read_text()):
-            retrieved, seconds = [], {}
+            retrieved, seconds = list[Any](), dict[str, float]()
             for mode, all_times in times.items():
                 retrieved, seconds[mode] = ask(client, args, question, mode)
                 all_times.append(seconds[mode])
@@ -41,7 +43,7 @@ def main() -> None:
     print(f"to the first token: reused {reused_ms:.0f} ms, full attention {full_ms:.0f} ms, {ratio:.1f} times as long")
 
 
-def ask(client, args, question, mode):
+def ask(client: httpx.Client, args: argparse.Namespace, question: str, mode: str) -> tuple[list[Any], float]:
     """Passages and seconds to the first token of an answer."""
     body = {
         "retrieve": {"collection": args.collection, "top_k": args.top_k},
@@ -51,7 +53,8 @@ def ask(client, args, question, mode):
         "stream": True,
         "cache": {"mode": mode},
     }
-    started, first, report = time.perf_counter(), None, None
+    started, first = time.perf_counter(), math.nan
+    report: dict[str, Any] = {}
     with client.stream("POST", "/v1/rag/chat", json=body) as answer:
         if answer.is_error:
             raise SystemExit(answer.read().decode())
@@ -59,19 +62,19 @@ def ask(client, args, question, mode):
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line.removeprefix("data: "))
-            if first is None and any(choice["delta"].get("content") for choice in event.get("choices", ())):
+            if math.isnan(first) and any(choice["delta"].get("content") for choice in event.get("choices", ())):
                 first = time.perf_counter() - started
             report = event.get("cache") or report
     return report["retrieved"], first
 
 
-def text(client, collection, passage):
+def text(client: httpx.Client, collection: str, passage: dict[str, Any]) -> str:
     """A passage's text."""
     listed = client.get(f"/v1/rag/collections/{collection}/passages", params={"file": passage["file"]}).json()
-    return next(each["text"] for each in listed["data"] if each["id"] == passage["id"])
+    return next(str(each["text"]) for each in listed["data"] if each["id"] == passage["id"])
 
 
-def bare(words):
+def bare(words: str) -> str:
     """Text without code marks and emphasis, in one line and case."""
     return " ".join(words.replace("`", "").replace("*", "").replace("\\", "").split()).lower()
 

@@ -102,15 +102,18 @@ class SparseReader(Reader):
         answers = self.answers(questions, max_tokens)
         return [dict(zip(*each, strict=True)) for each in zip(sets, answers, strict=True)]
 
-    def _contexts(self, prompt: ChunkedPrompt) -> Iterator[KeysAndValues]:
+    def _contexts(self, prompt: ChunkedPrompt) -> Iterator[tuple[KeysAndValues, int]]:
+        """See :meth:`Reader._contexts`. The question stays where it is behind all chunks."""
         system, *chunks = self._parts(prompt, "offset")
+        position = prompt.num_context_tokens
         for kept in next(self._keeping):
             if self._closes_gaps:
                 shorter = prompt.keeping(kept)
-                left_out = prompt.num_context_tokens - shorter.num_context_tokens  # the question stays
-                yield self._joined(self._moved(part, left_out) for part in self._parts(shorter, "offset"))
+                left_out = position - shorter.num_context_tokens
+                context = self._joined(self._moved(part, left_out) for part in self._parts(shorter, "offset"))
             else:
-                yield self._joined([system, *(chunks[index] for index in kept)])
+                context = self._joined([system, *(chunks[index] for index in kept)])
+            yield context, position
 
 
 def right_chunks(question: Question) -> set[int]:
@@ -211,6 +214,8 @@ def main() -> None:
         table(args.table)
     elif args.layers_of:
         layers_of(args.layers_of, demo=args.demo)
+    elif args.layers is None:
+        parser.error("--layers is missing: see --layers-of")
     else:
         options = {"demo": args.demo, "closes_gaps": args.close}
         measure(args.model, args.output, args.limit, args.layers, args.max_tokens, **options)

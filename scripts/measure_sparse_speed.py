@@ -65,7 +65,8 @@ class Client:
             "stream": True,
             "cache": WAYS[way],
         }
-        started, times, report = time.perf_counter(), [], {}
+        started, times = time.perf_counter(), list[float]()
+        report: dict[str, Any] = {}
         with self._http.stream("POST", "/v1/rag/chat", json=body) as response:
             if response.is_error:
                 raise SystemExit(response.read().decode())

@@ -66,14 +66,16 @@ class Row:
         distances = torch.arange(self._length, end)[:, None] - torch.arange(end)
         seen = (distances >= 0) & (distances < window)
         if self._temperature == 1:
-            batch = (each[None] for each in (query, keys, values))
-            return F.scaled_dot_product_attention(*batch, seen, scale=scaling, enable_gqa=True)[0]
+            return F.scaled_dot_product_attention(
+                query[None], keys[None], values[None], seen, scale=scaling, enable_gqa=True
+            )[0]
         grouped = query.reshape(len(keys), -1, query.shape[-1])
         logits = (grouped @ keys.transpose(1, 2) * scaling).view(*query.shape[:2], end).masked_fill(~seen, _MASKED)
         part = logits[..., self._tempered] / self._temperature
         total = part.logsumexp(-1, keepdim=True).clamp(min=_MASKED)  # a window may hide the whole context
         logits[..., self._tempered] = part + (self._temperature - 1) * total
-        return (logits.softmax(-1).view(len(keys), -1, end) @ values).view(query.shape)
+        attended: Tensor = logits.softmax(-1).view(len(keys), -1, end) @ values
+        return attended.view(query.shape)
 
 
 def attend(
@@ -127,18 +129,19 @@ class Reader:
 
     def _rows(self, question: Question, prompt: ChunkedPrompt, max_tokens: int) -> list[Row]:
         room = len(prompt.question) + max(max_tokens, len(self._forced(question)))
-        end = prompt.num_context_tokens
-        tempered = slice(len(prompt.system), end)
-        shared_end = len(prompt.system) + max(chunk.num_tokens for chunk in prompt.chunks)
+        tempered = slice(len(prompt.system), prompt.num_context_tokens)
         return [
-            Row(context, room, shared_end if way == "shared" else end, tempered, temperature)
-            for way, context in self._contexts(prompt)
+            Row(context, room, position, tempered, temperature)
+            for context, position in self._contexts(prompt)
             for temperature in self._temperatures
         ]
 
-    def _contexts(self, prompt: ChunkedPrompt) -> Iterator[tuple[str, KeysAndValues]]:
+    def _contexts(self, prompt: ChunkedPrompt) -> Iterator[tuple[KeysAndValues, int]]:
+        """Each row's context, and the question's position behind it."""
+        shared_end = len(prompt.system) + max(chunk.num_tokens for chunk in prompt.chunks)
         for way in self._ways:
-            yield way, self._read(prompt) if way == "full" else self._joined(self._parts(prompt, way))
+            context = self._read(prompt) if way == "full" else self._joined(self._parts(prompt, way))
+            yield context, shared_end if way == "shared" else prompt.num_context_tokens
 
     def _forced(self, question: Question) -> list[int]:
         return self._ids(f"{LEAD} {question.answers[0]}") if question.answers else []
@@ -194,7 +197,8 @@ class Reader:
 
     @staticmethod
     def _joined(parts: Iterable[KeysAndValues]) -> KeysAndValues:
-        return [tuple(torch.cat(kind, 1) for kind in zip(*layer, strict=True)) for layer in zip(*parts, strict=True)]
+        layers = (zip(*layer, strict=True) for layer in zip(*parts, strict=True))
+        return [(torch.cat(keys, 1), torch.cat(values, 1)) for keys, values in layers]
 
     def _remembered(self, ids: Sequence[int]) -> KeysAndValues:
         if (found := self._chunks.get(tuple(ids))) is None:

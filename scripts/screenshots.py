@@ -16,8 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 from PIL import Image
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import FilePayload, Page, expect, sync_playwright
 
 from app.models.demo_model import DEMO_MODEL
 from replicas.redis_registry import RedisRegistry
@@ -107,7 +108,7 @@ def _use_collections(page: Page) -> None:
     starts = range(0, len(EXAMPLE.documents), 3)
     texts = ["\n\n".join(EXAMPLE.documents[start : start + 3]) for start in starts]
     files = [
-        {"name": f"notes-{number}.txt", "mimeType": "text/plain", "buffer": text.encode()}
+        FilePayload(name=f"notes-{number}.txt", mimeType="text/plain", buffer=text.encode())
         for number, text in enumerate(texts, 1)
     ]
     page.locator("#collection-tokens").fill("16")
@@ -131,7 +132,7 @@ def _use_cache(page: Page, server: str) -> None:
         page.request.post(f"{server}/v1/rag/chat", data=fields)
         page.wait_for_timeout(1500)
     text = "\n\n".join(f"The phone number of Falcon is {number}." for number in range(300, 306))
-    file = {"name": "phones.txt", "mimeType": "text/plain", "buffer": text.encode()}
+    file = FilePayload(name="phones.txt", mimeType="text/plain", buffer=text.encode())
     page.locator("#ingest-files").set_input_files([file])
     page.locator("#ingest-tokens").fill("16")
     page.get_by_label("Pin: never evict").check()
@@ -166,9 +167,9 @@ def _take(page: Page, name: str, *, is_whole: bool = True) -> None:
 
 def _with_few_colours(taken: Image.Image) -> Image.Image:
     """Reduces an image to its most frequent colours; others, at the edges of letters, become the nearest."""
-    frequent = sorted(taken.getcolors(taken.width * taken.height), reverse=True)[:COLOURS]
+    pixels, counts = np.unique(np.asarray(taken).reshape(-1, 3), axis=0, return_counts=True)
     palette = Image.new("P", (1, 1))
-    palette.putpalette([value for _, colour in frequent for value in colour])
+    palette.putpalette(pixels[counts.argsort()[::-1][:COLOURS]].flatten().tolist())
     return taken.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
