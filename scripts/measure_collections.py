@@ -10,7 +10,6 @@ question's passage is found if one of those retrieved has its phrase, white spac
 
 import argparse
 import json
-import math
 import statistics
 import time
 from pathlib import Path
@@ -53,7 +52,7 @@ def ask(client: httpx.Client, args: argparse.Namespace, question: str, mode: str
         "stream": True,
         "cache": {"mode": mode},
     }
-    started, first = time.perf_counter(), math.nan
+    started, first = time.perf_counter(), None
     report: dict[str, Any] = {}
     with client.stream("POST", "/v1/rag/chat", json=body) as answer:
         if answer.is_error:
@@ -62,9 +61,11 @@ def ask(client: httpx.Client, args: argparse.Namespace, question: str, mode: str
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line.removeprefix("data: "))
-            if math.isnan(first) and any(choice["delta"].get("content") for choice in event.get("choices", ())):
+            if first is None and any(choice["delta"].get("content") for choice in event.get("choices", ())):
                 first = time.perf_counter() - started
             report = event.get("cache") or report
+    if first is None:
+        raise SystemExit(f"no token in the answer to {question!r}")
     return report["retrieved"], first
 
 
