@@ -48,10 +48,6 @@ def main(argv: Sequence[str]) -> int:
         args = _parser().parse_args(argv)
         _check(args)
         trainer, tokenizer = _prepared(args)
-        checkpoint = args.work / _CHECKPOINT
-        if checkpoint.exists():
-            trainer.load(checkpoint)
-            say(f"resuming from step {trainer.progress.step} ({checkpoint})")
         if not _train(trainer, args.work):
             say(f"interrupted at step {trainer.progress.step}; the same command resumes")
             return 130
@@ -77,7 +73,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The trainer, and the model's tokenizer."""
+    """The trainer, where its checkpoint was if there is one, and the model's tokenizer."""
     import torch
     from transformers import AutoTokenizer
 
@@ -86,12 +82,26 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
     from training.adapt.material import Material, MaterialError, Template, read_passages
     from training.adapt.model import load
     from training.adapt.students import STUDENTS
-    from training.adapt.trainer import Plan, Trainer, ways_of
+    from training.adapt.trainer import Plan, Trainer, read_checkpoint, ways_of
 
     try:
         folder = model_folder(args.model, None)
     except UnknownWeightsError as error:
         raise MaterialError(str(error)) from error
+    plan = Plan(
+        str(folder),
+        str(args.documents),
+        args.way,
+        ways_of(args.positions),
+        args.steps,
+        args.seed,
+        args.passage_tokens,
+        tuple(args.chunks),
+        args.tasks,
+        args.questions and str(args.questions),
+    )
+    checkpoint = args.work / _CHECKPOINT
+    state = read_checkpoint(checkpoint, plan) if checkpoint.exists() else None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         _check_memory(folder)
@@ -105,20 +115,12 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
     with progress("loading the model"):
         model = load(folder, device)
     student = STUDENTS[args.way](model, template.segments, args.seed)
-    plan = Plan(
-        str(folder),
-        str(args.documents),
-        args.way,
-        ways_of(args.positions),
-        args.steps,
-        args.seed,
-        args.passage_tokens,
-        tuple(args.chunks),
-        args.tasks,
-        args.questions and str(args.questions),
-    )
     with progress("reading held-out prompts"):
-        return Trainer(student, material, plan), tokenizer
+        trainer = Trainer(student, material, plan)
+    if state:
+        trainer.restore(state)
+        say(f"resuming from step {trainer.progress.step} ({checkpoint})")
+    return trainer, tokenizer
 
 
 def _check_memory(folder: Path) -> None:

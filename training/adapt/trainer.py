@@ -126,12 +126,8 @@ class Trainer:
         }
         save_state(state, path)
 
-    def load(self, path: Path) -> None:
-        """Restores a checkpoint; raises ``ValueError`` if it is of another run."""
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-        if changed := [name for name, value in asdict(self.plan).items() if state["plan"][name] != value]:
-            told = ", ".join(f"{name} {state['plan'][name]}" for name in changed)
-            raise ValueError(f"{path} is of another run ({told}): give the same options, or remove it to start over")
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on where the state of :func:`read_checkpoint` was."""
         self.progress = Progress(**state["progress"])
         self._best = state["parameters"]
         self.use_best()
@@ -149,6 +145,15 @@ class Trainer:
 
     def _values(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self._parameters.items()}
+
+
+def read_checkpoint(path: Path, plan: Plan) -> dict[str, Any]:
+    """The state in a checkpoint of :meth:`Trainer.save`; raises ``ValueError`` if it is of another run."""
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    if changed := [name for name, value in asdict(plan).items() if state["plan"][name] != value]:
+        told = ", ".join(f"{name} {state['plan'][name]}" for name in changed)
+        raise ValueError(f"{path} is of another run ({told}): give the same options, or remove it to start over")
+    return state
 
 
 def ways_of(positions: Sequence[str]) -> tuple[Way, ...]:

@@ -12,7 +12,7 @@ from training.adapt import trainer as module
 from training.adapt.material import Material
 from training.adapt.model import load
 from training.adapt.students import SoftTokens
-from training.adapt.trainer import Plan, Trainer, ways_of
+from training.adapt.trainer import Plan, Trainer, read_checkpoint, ways_of
 
 PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0, 128, (2, 3), 2, None)
 
@@ -42,7 +42,7 @@ def test_a_resumed_run_has_the_same_steps(folder: Path, material: Material, tmp_
     assert [first.train_step() for _ in range(3)] == losses[:3]
     first.save(tmp_path / "checkpoint.pt")
     second = make_trainer(folder, material)
-    second.load(tmp_path / "checkpoint.pt")
+    second.restore(read_checkpoint(tmp_path / "checkpoint.pt", PLAN))
     assert [second.train_step() for _ in range(3)] == losses[3:]
     assert torch.equal(parameters(second), parameters(whole))
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_of_another_run_is_refused(
 ) -> None:
     make_trainer(folder, material).save(tmp_path / "checkpoint.pt")
     with pytest.raises(ValueError, match=f"of another run .{next(iter(change))}"):
-        make_trainer(folder, material, replace(PLAN, **change)).load(tmp_path / "checkpoint.pt")
+        read_checkpoint(tmp_path / "checkpoint.pt", replace(PLAN, **change))
 
 
 def test_it_ends_when_the_held_out_loss_falls_no_longer(
