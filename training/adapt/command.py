@@ -88,6 +88,8 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
         folder = model_folder(args.model, None)
     except UnknownWeightsError as error:
         raise MaterialError(str(error)) from error
+    student_type = STUDENTS[args.way]
+    size = args.size or student_type.default_size
     plan = Plan(
         str(folder),
         str(args.documents),
@@ -99,6 +101,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
         tuple(args.chunks),
         args.tasks,
         args.questions and str(args.questions),
+        size,
     )
     checkpoint = args.work / _CHECKPOINT
     state = read_checkpoint(checkpoint, plan) if checkpoint.exists() else None
@@ -114,7 +117,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
     say(f"{len(passages)} passages")
     with progress("loading the model"):
         model = load(folder, device)
-    student = STUDENTS[args.way](model, template.segments, args.seed)
+    student = student_type(model, template.segments, args.seed, size)
     with progress("reading held-out prompts"):
         trainer = Trainer(student, material, plan)
     if state:
@@ -180,6 +183,8 @@ def _parser() -> Parser:
     positions = "positions of chunks: some of offset, shared, parallel, or all (default: offset)"
     choices = ("offset", "shared", "parallel", "all")
     parser.add_argument("--positions", nargs="+", choices=choices, default=["offset"], help=positions)
+    size = "soft tokens before each chunk, with half as many behind it (default: 8), or LoRA's rank (default: 16)"
+    parser.add_argument("--size", type=positive, metavar="N", help=size)
     steps = "most steps, of four prompts each (default: 1000); it ends before when the held-out loss no longer falls"
     parser.add_argument("--steps", type=positive, default=1000, metavar="N", help=steps)
     tokens = "longest passage, in tokens (default: 128)"

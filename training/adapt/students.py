@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from app.prompt.tokenization import SegmentTokenizer
-from cache.positions.layout import ChunkedPrompt, TokenIds, pack, unpack
+from cache.positions.layout import ChunkedPrompt, pack, unpack
 from cache.positions.strategy import CHUNK_TOKENS, TRAINED_FOR, ChunkTokens
 from training.adapt.material import Sample
 from training.adapt.model import hidden_states, log_probabilities
 from training.adapt.rows import Row, Way, make_row
 
-BEFORE, BEHIND = 8, 4
-"""Soft tokens before and behind each chunk."""
 _IMPOSSIBLE: Final = -10_000.0
 """Highest logit of soft tokens on held-out prompts: ``exp`` of a tenth of it is 0 beside any other."""
 _RIDGE: Final = 1e-3
@@ -34,6 +32,8 @@ class Student(ABC):
 
     rate: ClassVar[float]
     """Learning rate of Adam."""
+    default_size: ClassVar[int]
+    """Size unless one is asked for."""
 
     def __init__(self, model: Any, segments: SegmentTokenizer) -> None:
         self.model = model
@@ -70,23 +70,29 @@ class Student(ABC):
 
 
 class SoftTokens(Student):
-    """Trained rows of the embedding table around each chunk, after KV Packet (https://arxiv.org/abs/2604.13226)."""
+    """Trained rows of the embedding table around each chunk, after KV Packet (https://arxiv.org/abs/2604.13226).
+
+    ``size`` of them are before each chunk, half as many behind it.
+    """
 
     rate = 3e-3
+    default_size = 8
 
-    def __init__(self, model: Any, segments: SegmentTokenizer, seed: int) -> None:
+    def __init__(self, model: Any, segments: SegmentTokenizer, seed: int, size: int = default_size) -> None:
         super().__init__(model, segments)
         model.requires_grad_(False)
         self._table: Tensor = model.get_input_embeddings().weight
+        ids = range(len(self._table), len(self._table) + size + size // 2)
+        self._before, self._behind = tuple(ids[:size]), tuple(ids[size:])
         rows = self._table.detach().float()
-        noise = torch.randn(BEFORE + BEHIND, rows.shape[1], generator=torch.Generator().manual_seed(seed))
+        noise = torch.randn(len(ids), rows.shape[1], generator=torch.Generator().manual_seed(seed))
         # White space harms an untrained model least.
         start = rows.mean(0) if segments.filler is None else rows[segments.filler]
         self._soft = nn.Parameter(start + 0.1 * rows.std() * noise.to(rows.device))
 
     def log_probabilities(self, sample: Sample, way: Way) -> Tensor:
         """See :meth:`Student.log_probabilities`."""
-        row = self._row(sample, way, ChunkTokens(*map(pack, self._ids)))
+        row = self._row(sample, way, ChunkTokens(pack(self._before), pack(self._behind)))
         return log_probabilities(self.model, row, self._embedded(row))
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -95,18 +101,17 @@ class SoftTokens(Student):
 
     def save(self, folder: Path, tokenizer: Any, ways: Sequence[Way], samples: Iterable[Sample]) -> None:
         """Adds the soft tokens to tokenizer, embedding table and, as impossible ones, head."""
-        before, behind = self._ids
-        impossible = self._impossible(samples)
+        number, impossible = len(self._soft), self._impossible(samples)
         config = self.model.config
         tokenizer.add_special_tokens(
-            {"additional_special_tokens": [f"<|chunk-{number}|>" for number in range(BEFORE + BEHIND)]},
+            {"additional_special_tokens": [f"<|chunk-{index}|>" for index in range(number)]},
             replace_extra_special_tokens=False,
         )
-        if tokenizer.convert_tokens_to_ids("<|chunk-0|>") != before[0]:
+        if tokenizer.convert_tokens_to_ids("<|chunk-0|>") != self._before[0]:
             raise ValueError("the tokenizer's next id is not the embedding table's next row")
         state = dict(self.model.state_dict())
         head = state["lm_head.weight"]
-        state["lm_head.weight"] = torch.cat([head, impossible.to(head).expand(BEFORE + BEHIND, -1)])
+        state["lm_head.weight"] = torch.cat([head, impossible.to(head).expand(number, -1)])
         name = next(name for name, each in self.model.named_parameters() if each is self._table)
         state[name] = torch.cat([self._table.detach(), self._soft.detach().to(self._table)])
         config.update(
@@ -114,16 +119,11 @@ class SoftTokens(Student):
                 "vocab_size": len(state[name]),
                 "tie_word_embeddings": False,
                 TRAINED_FOR: list(ways),
-                CHUNK_TOKENS: {"before": before, "behind": behind},
+                CHUNK_TOKENS: {"before": self._before, "behind": self._behind},
             }
         )
         type(self.model)(config).save_pretrained(folder, state_dict=state)
         tokenizer.save_pretrained(folder)
-
-    @property
-    def _ids(self) -> tuple[TokenIds, TokenIds]:
-        first = len(self._table)
-        return tuple(range(first, first + BEFORE)), tuple(range(first + BEFORE, first + BEFORE + BEHIND))
 
     def _embedded(self, row: Row) -> Tensor:
         table = torch.cat([self._table, self._soft.to(self._table.dtype)])
@@ -154,15 +154,19 @@ def _bare(prompt: ChunkedPrompt) -> ChunkedPrompt:
 
 
 class Lora(Student):
-    """Low-rank updates of all layers' matrices (https://arxiv.org/abs/2106.09685), by `peft`."""
+    """Low-rank updates of all layers' matrices (https://arxiv.org/abs/2106.09685), by `peft`.
+
+    ``size`` is their rank.
+    """
 
     rate = 1e-3
+    default_size = 16
 
-    def __init__(self, model: Any, segments: SegmentTokenizer, seed: int, rank: int = 16) -> None:
+    def __init__(self, model: Any, segments: SegmentTokenizer, seed: int, size: int = default_size) -> None:
         from peft import LoraConfig, get_peft_model
 
         torch.manual_seed(seed)
-        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        config = LoraConfig(r=size, lora_alpha=2 * size, target_modules="all-linear", task_type="CAUSAL_LM")
         self._peft: Any = get_peft_model(model, config)
         super().__init__(self._peft.get_base_model(), segments)
 
@@ -186,4 +190,4 @@ class Lora(Student):
         return context
 
 
-STUDENTS: Final = {"tokens": SoftTokens, "lora": Lora}
+STUDENTS: Final[dict[str, type[SoftTokens] | type[Lora]]] = {"tokens": SoftTokens, "lora": Lora}

@@ -40,6 +40,7 @@ class Plan:
     chunks: tuple[int, ...]
     tasks: int
     questions: str | None
+    size: int
 
 
 @dataclass(slots=True)
@@ -150,8 +151,8 @@ class Trainer:
 def read_checkpoint(path: Path, plan: Plan) -> dict[str, Any]:
     """The state in a checkpoint of :meth:`Trainer.save`; raises ``ValueError`` if it is of another run."""
     state: dict[str, Any] = torch.load(path, weights_only=True)
-    if changed := [name for name, value in asdict(plan).items() if state["plan"][name] != value]:
-        told = ", ".join(f"{name} {state['plan'][name]}" for name in changed)
+    if changed := [name for name, value in asdict(plan).items() if state["plan"].get(name) != value]:
+        told = ", ".join(f"{name} {state['plan'].get(name)}" for name in changed)
         raise ValueError(f"{path} is of another run ({told}): give the same options, or remove it to start over")
     return state
 

@@ -15,10 +15,10 @@ from cache.positions.strategy import TRAINED_FOR, ChunkTokens
 from training.adapt.material import Material
 from training.adapt.model import load, log_probabilities
 from training.adapt.rows import make_row
-from training.adapt.students import BEFORE, BEHIND, Lora, SoftTokens
+from training.adapt.students import Lora, SoftTokens
 from training.adapt.trainer import Plan, Trainer
 
-PLAN = Plan("m", "d", "tokens", ("offset",), 3, 0, 128, (2, 3), 2, None)
+PLAN = Plan("m", "d", "tokens", ("offset",), 3, 0, 128, (2, 3), 2, None, 8)
 PLAIN = torch.tensor([list(range(20, 90))])
 
 
@@ -37,11 +37,11 @@ def logits(folder: Path) -> torch.Tensor:
 def test_soft_tokens_leave_everything_else_as_it_was(
     model: Any, tokenizer: Any, segments: SegmentTokenizer, folder: Path, material: Material, tmp_path: Path
 ) -> None:
-    student = SoftTokens(model, segments, seed=0)
+    student = SoftTokens(model, segments, seed=0, size=3)
     trainer = trained(student, material)
     student.save(tmp_path, AutoTokenizer.from_pretrained(folder), ["offset"], trainer.held_out())
     before, after = logits(folder), logits(tmp_path)
-    number = BEFORE + BEHIND
+    number = 3 + 1
     assert torch.equal(after[..., :-number], before)
     assert torch.equal(after.log_softmax(-1)[..., :-number], before.log_softmax(-1))
     assert float(after[..., -number:].max()) < float(before.min()) - 200
@@ -52,7 +52,8 @@ def test_soft_tokens_leave_everything_else_as_it_was(
     assert around.number == number
     renamed = AutoTokenizer.from_pretrained(tmp_path)
     assert renamed.encode("<|chunk-0|>", add_special_tokens=False) == [len(tokenizer)]
-    assert around.before == pack(tuple(range(len(tokenizer), len(tokenizer) + BEFORE)))
+    assert around.before == pack(tuple(range(len(tokenizer), len(tokenizer) + 3)))
+    assert around.behind == pack((len(tokenizer) + 3,))
 
 
 def test_saved_soft_tokens_are_those_that_were_trained(
@@ -74,7 +75,7 @@ def test_lora_is_merged(
     model: Any, tokenizer: Any, segments: SegmentTokenizer, folder: Path, material: Material, tmp_path: Path
 ) -> None:
     pytest.importorskip("peft")
-    student = Lora(model, segments, seed=0, rank=4)
+    student = Lora(model, segments, seed=0, size=4)
     trainer = trained(student, material)
     (sample, taught), *_ = trainer._held_out
     assert torch.equal(student.taught(sample), taught)  # the teacher is the untouched model

@@ -14,7 +14,7 @@ from training.adapt.model import load
 from training.adapt.students import SoftTokens
 from training.adapt.trainer import Plan, Trainer, read_checkpoint, ways_of
 
-PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0, 128, (2, 3), 2, None)
+PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0, 128, (2, 3), 2, None, 8)
 
 
 def make_trainer(folder: Path, material: Material, plan: Plan = PLAN) -> Trainer:
@@ -48,7 +48,8 @@ def test_a_resumed_run_has_the_same_steps(folder: Path, material: Material, tmp_
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"steps": 13}, {"positions": ("shared",)}, {"documents": "e"}, {"chunks": (2,)}]
+    "change",
+    [{"seed": 1}, {"steps": 13}, {"positions": ("shared",)}, {"documents": "e"}, {"chunks": (2,)}, {"size": 4}],
 )
 def test_a_checkpoint_of_another_run_is_refused(
     folder: Path, material: Material, tmp_path: Path, change: dict[str, Any]
