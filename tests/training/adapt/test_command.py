@@ -35,15 +35,11 @@ def adapt(folder: Path, documents: Path, tmp_path: Path) -> Any:
 
 def test_a_run(adapt: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert adapt("--positions", "all", "--size", "2") == 0
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["chunk_attention"] == [
-        "offset",
-        "shared",
-        "parallel",
-    ]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["chunk_attention"] == ["offset", "shared", "parallel"]
+    assert [len(ids) for ids in config["chunk_tokens"].values()] == [2, 1]
     facts = json.loads((tmp_path / "out" / "adapted.json").read_text())
     assert (facts["step"], facts["way"], facts["size"]) == (3, "tokens", 2)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert [len(ids) for ids in config["chunk_tokens"].values()] == [2, 1]
     lines = [json.loads(line) for line in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
     assert set(lines[0]["held_out"]) == {"offset", "shared", "parallel", "full"}
