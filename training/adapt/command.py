@@ -164,7 +164,7 @@ def _train(trainer: Any, work: Path) -> bool:
 def _finish(trainer: Any, tokenizer: Any, args: argparse.Namespace) -> None:
     progress, plan, student = trainer.progress, trainer.plan, trainer.student
     trainer.use_best()
-    say(f"done; the best held-out loss, {progress.best:.4f} nats, was at step {progress.best_step}")
+    say(f"done; the least held-out loss was at step {progress.best_step}")
     with replaced_folder(args.output, _MARK) as staging:
         student.save(staging, tokenizer, plan.positions, trainer.held_out())
         facts = {**asdict(plan), **asdict(progress)}

@@ -34,6 +34,8 @@ class Student(ABC):
     """Learning rate of Adam."""
     default_size: ClassVar[int]
     """Size unless one is asked for."""
+    full_weight: ClassVar[float]
+    """Weight of full attention's loss beside that of a position."""
 
     def __init__(self, model: Any, segments: SegmentTokenizer) -> None:
         self.model = model
@@ -77,6 +79,7 @@ class SoftTokens(Student):
 
     rate = 3e-3
     default_size = 8
+    full_weight = 1.0
 
     def __init__(self, model: Any, segments: SegmentTokenizer, seed: int, size: int = default_size) -> None:
         super().__init__(model, segments)
@@ -159,8 +162,10 @@ class Lora(Student):
     ``size`` is their rank.
     """
 
-    rate = 1e-3
+    rate = 5e-4
     default_size = 16
+    # Prompts without chunks get these weights too, and full attention has little to gain from any change.
+    full_weight = 20.0
 
     def __init__(self, model: Any, segments: SegmentTokenizer, seed: int, size: int = default_size) -> None:
         from peft import LoraConfig, get_peft_model

@@ -50,7 +50,7 @@ class Progress:
     step: int = 0
     tokens: int = 0
     best: float = math.inf
-    """Least held-out loss, in nats per token."""
+    """Least held-out loss, weighted, in nats per token."""
     best_step: int = 0
     checks: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """Held-out loss by way at each check."""
@@ -86,7 +86,7 @@ class Trainer:
                 way: float(torch.stack([self._loss(each, taught, way) for each, taught in self._held_out]).mean())
                 for way in self._ways
             }
-        progress, mean = self.progress, sum(losses.values()) / len(losses)
+        progress, mean = self.progress, sum(self._weight(way) * losses[way] for way in self._ways) / len(losses)
         progress.checks.append((progress.step, losses))
         if mean < progress.best:
             progress.best, progress.best_step, self._best = mean, progress.step, self._values()
@@ -100,8 +100,9 @@ class Trainer:
         total = 0.0
         for number in range(progress.step * SAMPLES_A_STEP, (progress.step + 1) * SAMPLES_A_STEP):
             sample = self._material.sample("train", self.plan.seed, number)
-            loss = self._loss(sample, self.student.taught(sample), self._ways[number % len(self._ways)])
-            (loss / SAMPLES_A_STEP).backward()  # type: ignore[no-untyped-call]
+            way = self._ways[number % len(self._ways)]
+            loss = self._loss(sample, self.student.taught(sample), way)
+            (self._weight(way) * loss / SAMPLES_A_STEP).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach()) / SAMPLES_A_STEP
             progress.tokens += sample.prompt.num_context_tokens + sum(len(each.tokens) for each in sample.branches)
         clip_grad_norm_(self._parameters.values(), 1.0)
@@ -139,6 +140,9 @@ class Trainer:
         """Mean Kullback-Leibler divergence D(teacher ‖ student) of the branches' tokens, in nats."""
         found = self.student.log_probabilities(sample, way)
         return kl_div(found, taught, reduction="sum", log_target=True) / len(found)
+
+    def _weight(self, way: Way) -> float:
+        return self.student.full_weight if way == "full" else 1.0
 
     def _relative_rate(self) -> float:
         step = self.progress.step

@@ -11,7 +11,7 @@ import torch
 from training.adapt import trainer as module
 from training.adapt.material import Material
 from training.adapt.model import load
-from training.adapt.students import SoftTokens
+from training.adapt.students import Lora, SoftTokens
 from training.adapt.trainer import Plan, Trainer, read_checkpoint, ways_of
 
 PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0, 128, (2, 3), 2, None, 8)
@@ -33,6 +33,21 @@ def test_the_held_out_loss_falls(folder: Path, material: Material) -> None:
     assert trainer.check()["offset"] < before["offset"]
     assert trainer.is_finished
     assert trainer.progress.best_step == PLAN.steps
+
+
+def test_lora_changes_full_attention_less(folder: Path, material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft")
+    changes = []
+    for weight in (Lora.full_weight, 1.0):
+        monkeypatch.setattr(Lora, "full_weight", weight)
+        student = Lora(load(folder), material._template.segments, PLAN.seed)
+        trainer = Trainer(student, material, PLAN)
+        for _ in range(PLAN.steps):
+            trainer.train_step()
+        losses = trainer.check()
+        assert trainer.progress.best == pytest.approx((losses["offset"] + weight * losses["full"]) / 2)
+        changes.append(losses["full"])
+    assert 0 < changes[0] < 0.5 * changes[1]
 
 
 def test_a_resumed_run_has_the_same_steps(folder: Path, material: Material, tmp_path: Path) -> None:
