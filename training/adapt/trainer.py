@@ -63,7 +63,7 @@ class Trainer:
         self.plan, self.progress = plan, Progress()
         self.student, self._material = student, material
         # Full attention is trained along, so that it stays as it was.
-        self._ways: tuple[Way, ...] = tuple(dict.fromkeys((*plan.positions, "full")))
+        self._weights: dict[Way, float] = dict.fromkeys(plan.positions, 1.0) | {"full": student.full_weight}
         self._parameters = student.parameters()
         self._optimizer = torch.optim.AdamW(list(self._parameters.values()), lr=student.rate, weight_decay=0.0)
         self._best = self._values()
@@ -84,9 +84,10 @@ class Trainer:
         with torch.no_grad():
             losses: dict[str, float] = {
                 way: float(torch.stack([self._loss(each, taught, way) for each, taught in self._held_out]).mean())
-                for way in self._ways
+                for way in self._weights
             }
-        progress, mean = self.progress, sum(self._weight(way) * losses[way] for way in self._ways) / len(losses)
+        progress = self.progress
+        mean = sum(weight * losses[way] for way, weight in self._weights.items()) / len(losses)
         progress.checks.append((progress.step, losses))
         if mean < progress.best:
             progress.best, progress.best_step, self._best = mean, progress.step, self._values()
@@ -97,12 +98,12 @@ class Trainer:
         progress = self.progress
         for group in self._optimizer.param_groups:
             group["lr"] = self.student.rate * self._relative_rate()
-        total = 0.0
+        total, weights = 0.0, tuple(self._weights.items())
         for number in range(progress.step * SAMPLES_A_STEP, (progress.step + 1) * SAMPLES_A_STEP):
             sample = self._material.sample("train", self.plan.seed, number)
-            way = self._ways[number % len(self._ways)]
+            way, weight = weights[number % len(weights)]
             loss = self._loss(sample, self.student.taught(sample), way)
-            (self._weight(way) * loss / SAMPLES_A_STEP).backward()  # type: ignore[no-untyped-call]
+            (weight * loss / SAMPLES_A_STEP).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach()) / SAMPLES_A_STEP
             progress.tokens += sample.prompt.num_context_tokens + sum(len(each.tokens) for each in sample.branches)
         clip_grad_norm_(self._parameters.values(), 1.0)
@@ -140,9 +141,6 @@ class Trainer:
         """Mean Kullback-Leibler divergence D(teacher ‖ student) of the branches' tokens, in nats."""
         found = self.student.log_probabilities(sample, way)
         return kl_div(found, taught, reduction="sum", log_target=True) / len(found)
-
-    def _weight(self, way: Way) -> float:
-        return self.student.full_weight if way == "full" else 1.0
 
     def _relative_rate(self) -> float:
         step = self.progress.step
