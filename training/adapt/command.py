@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import psutil
 
@@ -102,6 +102,8 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
         args.tasks,
         args.questions and str(args.questions),
         size,
+        student_type.rate,
+        student_type.full_weight,
     )
     checkpoint = args.work / _CHECKPOINT
     state = read_checkpoint(checkpoint, plan) if checkpoint.exists() else None
@@ -143,22 +145,26 @@ def _train(trainer: Any, work: Path) -> bool:
     from training.runs import interruption
 
     checkpoint = work / _CHECKPOINT
-    progress, plan = trainer.progress, trainer.plan
+    progress = trainer.progress
     with interruption() as is_interrupted, (work / "log.jsonl").open("a", encoding="utf-8") as log:
         while not trainer.is_finished and not is_interrupted():
             if progress.step % CHECK_EVERY == 0 and not any(step == progress.step for step, _ in progress.checks):
-                losses = trainer.check()
-                told = ", ".join(f"{way} {loss:.4f}" for way, loss in losses.items())
-                say(f"step {progress.step} of at most {plan.steps}: held-out loss {told}")
-                print(json.dumps({"step": progress.step, "held_out": losses}), file=log, flush=True)
+                _check_held_out(trainer, log)
             loss = trainer.train_step()
             print(json.dumps({"step": progress.step, "loss": loss, "tokens": progress.tokens}), file=log, flush=True)
             if progress.step % _SAVE_EVERY == 0:
                 trainer.save(checkpoint)
         if trainer.is_finished and not is_interrupted():
-            trainer.check()
+            _check_held_out(trainer, log)
         trainer.save(checkpoint)
     return bool(trainer.is_finished)
+
+
+def _check_held_out(trainer: Any, log: TextIO) -> None:
+    losses, step = trainer.check(), trainer.progress.step
+    told = ", ".join(f"{way} {loss:.4f}" for way, loss in losses.items())
+    say(f"step {step} of at most {trainer.plan.steps}: held-out loss {told}")
+    print(json.dumps({"step": step, "held_out": losses}), file=log, flush=True)
 
 
 def _finish(trainer: Any, tokenizer: Any, args: argparse.Namespace) -> None:

@@ -31,11 +31,11 @@ class Student(ABC):
     """A model in training, and in it the frozen teacher."""
 
     rate: ClassVar[float]
-    """Learning rate of Adam."""
+    """Learning rate of a run of this kind."""
     default_size: ClassVar[int]
     """Size unless one is asked for."""
     full_weight: ClassVar[float]
-    """Weight of full attention's loss beside that of a position."""
+    """Weight of full attention's loss in a run of this kind."""
 
     def __init__(self, model: Any, segments: SegmentTokenizer) -> None:
         self.model = model
@@ -162,10 +162,10 @@ class Lora(Student):
     ``size`` is their rank.
     """
 
-    rate = 5e-4
+    rate = 1e-3
     default_size = 16
     # Prompts without chunks get these weights too, and full attention has little to gain from any change.
-    full_weight = 20.0
+    full_weight = 4.0
 
     def __init__(self, model: Any, segments: SegmentTokenizer, seed: int, size: int = default_size) -> None:
         from peft import LoraConfig, get_peft_model

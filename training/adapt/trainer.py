@@ -41,6 +41,10 @@ class Plan:
     tasks: int
     questions: str | None
     size: int
+    rate: float
+    """Learning rate of Adam."""
+    full_weight: float
+    """Weight of full attention's loss beside that of a position."""
 
 
 @dataclass(slots=True)
@@ -63,9 +67,9 @@ class Trainer:
         self.plan, self.progress = plan, Progress()
         self.student, self._material = student, material
         # Full attention is trained along, so that it stays as it was.
-        self._weights: dict[Way, float] = dict.fromkeys(plan.positions, 1.0) | {"full": student.full_weight}
+        self._weights: dict[Way, float] = dict.fromkeys(plan.positions, 1.0) | {"full": plan.full_weight}
         self._parameters = student.parameters()
-        self._optimizer = torch.optim.AdamW(list(self._parameters.values()), lr=student.rate, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(list(self._parameters.values()), lr=plan.rate, weight_decay=0.0)
         self._best = self._values()
         self._held_out = [(sample, student.taught(sample)) for sample in self.held_out()]
 
@@ -97,7 +101,7 @@ class Trainer:
         """Runs one step; returns its loss in nats per token."""
         progress = self.progress
         for group in self._optimizer.param_groups:
-            group["lr"] = self.student.rate * self._relative_rate()
+            group["lr"] = self.plan.rate * self._relative_rate()
         total, weights = 0.0, tuple(self._weights.items())
         for number in range(progress.step * SAMPLES_A_STEP, (progress.step + 1) * SAMPLES_A_STEP):
             sample = self._material.sample("train", self.plan.seed, number)

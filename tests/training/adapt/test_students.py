@@ -18,7 +18,7 @@ from training.adapt.rows import make_row
 from training.adapt.students import Lora, SoftTokens
 from training.adapt.trainer import Plan, Trainer
 
-PLAN = Plan("m", "d", "tokens", ("offset",), 3, 0, 128, (2, 3), 2, None, 8)
+PLAN = Plan("m", "d", "tokens", ("offset",), 3, 0, 128, (2, 3), 2, None, 8, SoftTokens.rate, 1.0)
 PLAIN = torch.tensor([list(range(20, 90))])
 
 

@@ -14,7 +14,7 @@ from training.adapt.model import load
 from training.adapt.students import Lora, SoftTokens
 from training.adapt.trainer import Plan, Trainer, read_checkpoint, ways_of
 
-PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0, 128, (2, 3), 2, None, 8)
+PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0, 128, (2, 3), 2, None, 8, SoftTokens.rate, 1.0)
 
 
 def make_trainer(folder: Path, material: Material, plan: Plan = PLAN) -> Trainer:
@@ -35,13 +35,12 @@ def test_the_held_out_loss_falls(folder: Path, material: Material) -> None:
     assert trainer.progress.best_step == PLAN.steps
 
 
-def test_lora_changes_full_attention_less(folder: Path, material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lora_changes_full_attention_less(folder: Path, material: Material) -> None:
     pytest.importorskip("peft")
     changes = []
     for weight in (Lora.full_weight, 1.0):
-        monkeypatch.setattr(Lora, "full_weight", weight)
         student = Lora(load(folder), material._template.segments, PLAN.seed)
-        trainer = Trainer(student, material, PLAN)
+        trainer = Trainer(student, material, replace(PLAN, rate=Lora.rate, full_weight=weight))
         for _ in range(PLAN.steps):
             trainer.train_step()
         losses = trainer.check()
@@ -64,7 +63,15 @@ def test_a_resumed_run_has_the_same_steps(folder: Path, material: Material, tmp_
 
 @pytest.mark.parametrize(
     "change",
-    [{"seed": 1}, {"steps": 13}, {"positions": ("shared",)}, {"documents": "e"}, {"chunks": (2,)}, {"size": 4}],
+    [
+        {"seed": 1},
+        {"steps": 13},
+        {"positions": ("shared",)},
+        {"documents": "e"},
+        {"chunks": (2,)},
+        {"size": 4},
+        {"rate": 1.0},
+    ],
 )
 def test_a_checkpoint_of_another_run_is_refused(
     folder: Path, material: Material, tmp_path: Path, change: dict[str, Any]
@@ -78,10 +85,9 @@ def test_it_ends_when_the_held_out_loss_falls_no_longer(
     folder: Path, material: Material, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHECK_EVERY", 1)
-    trainer = make_trainer(folder, material)
+    trainer = make_trainer(folder, material, replace(PLAN, rate=0.0))
     trainer.check()
     best = parameters(trainer)
-    trainer.student.rate = 0.0  # type: ignore[misc]
     for _ in range(module._PATIENCE):
         assert not trainer.is_finished
         trainer.train_step()
