@@ -148,7 +148,7 @@ def _train(trainer: Any, work: Path) -> bool:
     progress = trainer.progress
     with interruption() as is_interrupted, (work / "log.jsonl").open("a", encoding="utf-8") as log:
         while not trainer.is_finished and not is_interrupted():
-            if progress.step % CHECK_EVERY == 0 and not any(step == progress.step for step, _ in progress.checks):
+            if progress.step % CHECK_EVERY == 0:
                 _check_held_out(trainer, log)
             loss = trainer.train_step()
             print(json.dumps({"step": progress.step, "loss": loss, "tokens": progress.tokens}), file=log, flush=True)
@@ -161,7 +161,10 @@ def _train(trainer: Any, work: Path) -> bool:
 
 
 def _check_held_out(trainer: Any, log: TextIO) -> None:
-    losses, step = trainer.check(), trainer.progress.step
+    step = trainer.progress.step
+    if any(checked == step for checked, _ in trainer.progress.checks):  # before it was interrupted
+        return
+    losses = trainer.check()
     told = ", ".join(f"{way} {loss:.4f}" for way, loss in losses.items())
     say(f"step {step} of at most {trainer.plan.steps}: held-out loss {told}")
     print(json.dumps({"step": step, "held_out": losses}), file=log, flush=True)
