@@ -32,7 +32,7 @@ from scripts.reader import Reader
 
 CONTEXTS: Final = ("full", "offset")
 """Contexts by default; ``shared``, ``parallel`` and ``isolated``, the scope, are others."""
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 32
 """Questions that are answered together."""
 
 

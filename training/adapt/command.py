@@ -91,19 +91,19 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
     student_type = STUDENTS[args.way]
     size = args.size or student_type.default_size
     plan = Plan(
-        str(folder),
-        str(args.documents),
-        args.way,
-        ways_of(args.positions),
-        args.steps,
-        args.seed,
-        args.passage_tokens,
-        tuple(args.chunks),
-        args.tasks,
-        args.questions and str(args.questions),
-        size,
-        student_type.rate,
-        student_type.full_weight,
+        model=str(folder),
+        documents=str(args.documents),
+        way=args.way,
+        positions=ways_of(args.positions),
+        steps=args.steps,
+        seed=args.seed,
+        passage_tokens=args.passage_tokens,
+        chunks=tuple(args.chunks),
+        tasks=args.tasks,
+        questions=args.questions and str(args.questions),
+        size=size,
+        rate=student_type.rate,
+        full_weight=student_type.full_weight,
     )
     checkpoint = args.work / _CHECKPOINT
     state = read_checkpoint(checkpoint, plan) if checkpoint.exists() else None

@@ -12,18 +12,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from app.prompt.tokenization import SegmentTokenizer
 from cache.positions.layout import pack
 from cache.positions.strategy import TRAINED_FOR, ChunkTokens
+from tests.training.adapt.plan import PLAN
 from training.adapt.material import Material
 from training.adapt.model import load, log_probabilities
 from training.adapt.rows import make_row
 from training.adapt.students import Lora, SoftTokens
-from training.adapt.trainer import Plan, Trainer
+from training.adapt.trainer import Trainer
 
-PLAN = Plan("m", "d", "tokens", ("offset",), 3, 0, 128, (2, 3), 2, None, 8, SoftTokens.rate, 1.0)
 PLAIN = torch.tensor([list(range(20, 90))])
 
 
 def trained(student: Any, material: Material) -> Trainer:
-    trainer = Trainer(student, material, PLAN)
+    trainer = Trainer(student, material, replace(PLAN, steps=3, rate=student.rate))
     for _ in range(3):
         trainer.train_step()
     return trainer

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.adapt.plan import PLAN
 from training.adapt import trainer as module
 from training.adapt.material import Material
 from training.adapt.model import load
 from training.adapt.students import Lora, SoftTokens
 from training.adapt.trainer import Plan, Trainer, read_checkpoint, ways_of
-
-PLAN = Plan("m", "d", "tokens", ("offset",), 12, 0, 128, (2, 3), 2, None, 8, SoftTokens.rate, 1.0)
 
 
 def make_trainer(folder: Path, material: Material, plan: Plan = PLAN) -> Trainer:
