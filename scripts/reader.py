@@ -66,8 +66,10 @@ class Row:
         distances = torch.arange(self._length, end)[:, None] - torch.arange(end)
         seen = (distances >= 0) & (distances < window)
         if self._temperature == 1:
+            causal = key.shape[1] == end <= window  # half the work of a mask
+            mask = None if causal else seen
             return F.scaled_dot_product_attention(
-                query[None], keys[None], values[None], seen, scale=scaling, enable_gqa=True
+                query[None], keys[None], values[None], mask, is_causal=causal, scale=scaling, enable_gqa=True
             )[0]
         grouped = query.reshape(len(keys), -1, query.shape[-1])
         logits = (grouped @ keys.transpose(1, 2) * scaling).view(*query.shape[:2], end).masked_fill(~seen, _MASKED)
