@@ -37,7 +37,13 @@ _AT_ONCE: Final = 32
 
 
 def measure(
-    folder: Path, output: Path, limit: int, temperatures: Sequence[float], contexts: Sequence[str], max_tokens: int
+    folder: Path,
+    output: Path,
+    limit: int,
+    part: slice,
+    temperatures: Sequence[float],
+    contexts: Sequence[str],
+    max_tokens: int,
 ) -> None:
     """Appends a line to ``output`` for each question: accuracy and log probability of each row."""
     reader = Reader(folder, temperatures, contexts)
@@ -45,7 +51,7 @@ def measure(
     questions = plain_questions(limit)
     random.Random("temperature").shuffle(questions)  # an interrupted run has all numbers of chunks
     with output.open("a") as file:
-        for batch in batches(questions, output):
+        for batch in batches(questions[part], output):
             for question, answers in zip(batch, reader.answers(batch, max_tokens), strict=True):
                 rows = {
                     name: {"answer": text, "accuracy": score(text, question.answers).accuracy, "logprob": logprob}
@@ -84,9 +90,9 @@ def table(paths: Iterable[Path]) -> None:
                 print(f"  {temperature}, {unit}: " + ", ".join(told))
 
 
-def against(paths: Iterable[Path], original: Path) -> None:
+def against(paths: Iterable[Path], originals: Iterable[Path]) -> None:
     """Prints how far answers are from full attention of the original model, on the same questions."""
-    full = {line["id"]: line["rows"]["full 1"] for line in read_lines([original])}
+    full = {line["id"]: line["rows"]["full 1"] for line in read_lines(originals)}
     found = ((line["chunks"], (line["rows"], full.get(line["id"]))) for line in read_lines(paths))
     for chunks, pairs in _by_chunks(each for each in found if each[1][1] is not None):
         print(f"{chunks} chunks, {len(pairs)} questions")
@@ -117,24 +123,34 @@ def read_lines(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
+def _part(text: str) -> slice:
+    number, _, parts = text.partition("/")
+    if not 1 <= int(number) <= int(parts):
+        raise ValueError(text)
+    return slice(int(number) - 1, None, int(parts))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("model", nargs="?", type=Path, help="folder of the model")
     parser.add_argument("output", nargs="?", type=Path, help="file of results, a line for each question")
     parser.add_argument("--limit", type=int, default=400, help="questions for each number of chunks (default: 400)")
+    part = "the K-th of N parts of the questions, one for each core (default: 1/1)"
+    parser.add_argument("--part", type=_part, default="1/1", metavar="K/N", help=part)
     parser.add_argument("--temperatures", type=float, nargs="+", default=(1.0, 0.9), help="the first must be 1")
     ways = ("full", "offset", "shared", "parallel", "isolated")
     parser.add_argument("--contexts", nargs="+", choices=ways, default=CONTEXTS, help="contexts (default: full offset)")
     parser.add_argument("--max-tokens", type=int, default=32, help="longest answer (default: 32)")
     parser.add_argument("--threads", type=int, default=2, help="threads (default: 2)")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these results")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="with --table: results of the original model")
+    original = "with --table: results of the original model"
+    parser.add_argument("--against", type=Path, nargs="+", metavar="FILE", help=original)
     args = parser.parse_args()
     if args.table:
         against(args.table, args.against) if args.against else table(args.table)
         return
     torch.set_num_threads(args.threads)
-    measure(args.model, args.output, args.limit, args.temperatures, args.contexts, args.max_tokens)
+    measure(args.model, args.output, args.limit, args.part, args.temperatures, args.contexts, args.max_tokens)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
@@ -155,8 +156,11 @@ class Trainer:
 
 
 def read_checkpoint(path: Path, plan: Plan) -> dict[str, Any]:
-    """The state in a checkpoint of :meth:`Trainer.save`; raises ``ValueError`` if it is of another run."""
-    state: dict[str, Any] = torch.load(path, weights_only=True)
+    """The state in a checkpoint of :meth:`Trainer.save`; raises ``ValueError`` if it is damaged or of another run."""
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except (EOFError, RuntimeError, UnpicklingError) as error:
+        raise ValueError(f"{path} is not a checkpoint, or damaged: remove it to start over") from error
     if changed := [name for name, value in asdict(plan).items() if state["plan"].get(name) != value]:
         told = ", ".join(f"{name} {state['plan'].get(name)}" for name in changed)
         raise ValueError(f"{path} is of another run ({told}): give the same options, or remove it to start over")

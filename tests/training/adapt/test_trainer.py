@@ -80,6 +80,16 @@ def test_a_checkpoint_of_another_run_is_refused(
         read_checkpoint(tmp_path / "checkpoint.pt", replace(PLAN, **change))
 
 
+def test_a_damaged_checkpoint_is_refused(folder: Path, material: Material, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    make_trainer(folder, material).save(path)
+    whole = path.read_bytes()
+    for found in (b"", b"nothing", whole[: len(whole) // 2]):
+        path.write_bytes(found)
+        with pytest.raises(ValueError, match="damaged: remove it"):
+            read_checkpoint(path, PLAN)
+
+
 def test_it_ends_when_the_held_out_loss_falls_no_longer(
     folder: Path, material: Material, monkeypatch: pytest.MonkeyPatch
 ) -> None:
