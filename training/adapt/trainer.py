@@ -159,8 +159,8 @@ def read_checkpoint(path: Path, plan: Plan) -> dict[str, Any]:
     """The state in a checkpoint of :meth:`Trainer.save`; raises ``ValueError`` if it is damaged or of another run."""
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
-    except (EOFError, RuntimeError, UnpicklingError) as error:
-        raise ValueError(f"{path} is not a checkpoint, or damaged: remove it to start over") from error
+    except (EOFError, OSError, RuntimeError, UnpicklingError) as error:
+        raise ValueError(f"{path} can't be read as a checkpoint: remove it to start over") from error
     if changed := [name for name, value in asdict(plan).items() if state["plan"].get(name) != value]:
         told = ", ".join(f"{name} {state['plan'].get(name)}" for name in changed)
         raise ValueError(f"{path} is of another run ({told}): give the same options, or remove it to start over")

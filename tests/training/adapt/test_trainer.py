@@ -86,7 +86,7 @@ def test_a_damaged_checkpoint_is_refused(folder: Path, material: Material, tmp_p
     whole = path.read_bytes()
     for found in (b"", b"nothing", whole[: len(whole) // 2]):
         path.write_bytes(found)
-        with pytest.raises(ValueError, match="damaged: remove it"):
+        with pytest.raises(ValueError, match="remove it to start over"):
             read_checkpoint(path, PLAN)
 
 
