@@ -10,12 +10,17 @@ shift
 PATH=$PWD/.venv/bin:$PATH
 mkdir -p "$folder"
 original=$(tessera model smollm2 | tail -n 1)
-[ -d "$folder/documents" ] || sh scripts/training_documents.sh "$folder/documents"
+[ -d "$folder/documents" ] || {
+    sh scripts/training_documents.sh "$folder/documents.new"
+    mv "$folder/documents.new" "$folder/documents" # whole, or not there
+}
 [ -f "$folder/adapted/config.json" ] || tessera adapt "$original" --documents "$folder/documents" \
     --output "$folder/adapted" --work "$folder/work" --with lora --positions "$@" --steps 170
 
 # A core for each half of the questions: two threads on one question are slower.
+running=
 for part in 1 2; do
+    echo "answering half the questions: $folder/part-$part.log has the progress" >&2
     (
         answer() {
             OMP_NUM_THREADS=1 taskset -c $((part - 1)) python -m scripts.measure_temperature "$@" --part "$part/2" \
@@ -24,8 +29,11 @@ for part in 1 2; do
         answer "$original" "$folder/original-$part.jsonl" --contexts full
         answer "$folder/adapted" "$folder/adapted-$part.jsonl" --contexts full "$@"
     ) 2>"$folder/part-$part.log" &
+    running="$running $!"
 done
-wait
+for half in $running; do
+    wait "$half" # a half that failed ends the script
+done
 python -m scripts.measure_temperature --table "$folder"/adapted-?.jsonl --against "$folder"/original-?.jsonl
 
 cat docs/*.md docs/decisions/*.md >"$folder/plain.txt"

@@ -6,7 +6,7 @@ Each answer has a row of its own, with the KV that it attends to; rows are read 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,14 +63,15 @@ class Row:
         keys, values = (each[:, :end] for each in self._layers[module.layer_idx])
         keys[:, self._length :], values[:, self._length :] = key, value
         window = getattr(module, "sliding_window", None) or end
+        attention = partial(
+            F.scaled_dot_product_attention, query[None], keys[None], values[None], scale=scaling, enable_gqa=True
+        )
+        if self._temperature == 1 and key.shape[1] == end <= window:
+            return attention(is_causal=True)[0]  # half the work of a mask
         distances = torch.arange(self._length, end)[:, None] - torch.arange(end)
         seen = (distances >= 0) & (distances < window)
         if self._temperature == 1:
-            causal = key.shape[1] == end <= window  # half the work of a mask
-            mask = None if causal else seen
-            return F.scaled_dot_product_attention(
-                query[None], keys[None], values[None], mask, is_causal=causal, scale=scaling, enable_gqa=True
-            )[0]
+            return attention(attn_mask=seen)[0]
         grouped = query.reshape(len(keys), -1, query.shape[-1])
         logits = (grouped @ keys.transpose(1, 2) * scaling).view(*query.shape[:2], end).masked_fill(~seen, _MASKED)
         part = logits[..., self._tempered] / self._temperature
