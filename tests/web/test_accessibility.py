@@ -113,7 +113,7 @@ def test_cache(sized, server):
 
 def test_without_a_server_and_without_a_key(sized):
     sized.route("**/v1/**", lambda route: route.abort())
-    expect(sized.locator("#trouble")).to_be_visible(timeout=30_000)  # pauses between polls grow to 30 s
+    expect(sized.locator("#trouble")).to_be_visible(timeout=30_000)  # pauses between polls grow to 15 s
     check(sized)
     sized.unroute("**/v1/**")
     refusal = {"status": 401, "body": '{"error": "Unauthorized"}'}
