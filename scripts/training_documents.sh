@@ -13,12 +13,12 @@ mkdir -p "$folder"
 apt-get install -y -qq html2text >"$work/log"
 (cd "$work" && apt-get download -qq dict-foldoc dict-jargon dict-elements debian-handbook)
 for package in "$work"/*.deb; do
-    dpkg-deb -x "$package" "$work/root"
+    dpkg-deb -x "$package" "$work/unpacked"
 done
-for dictionary in "$work"/root/usr/share/dictd/*.dict.dz; do
+for dictionary in "$work"/unpacked/usr/share/dictd/*.dict.dz; do
     zcat "$dictionary" | iconv -c -f utf-8 -t utf-8 >"$folder/$(basename "$dictionary" .dict.dz).txt" || true
 done
-for page in "$work"/root/usr/share/doc/debian-handbook/html/en-US/*.html; do
+for page in "$work"/unpacked/usr/share/doc/debian-handbook/html/en-US/*.html; do
     html2text -utf8 "$page" >"$folder/$(basename "$page" .html).txt"
 done
 echo "$(find "$folder" -name '*.txt' | wc -l) files in $folder"
