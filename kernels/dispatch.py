@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.plan import ChunkAttention
+from kernels.layout import PagedTensor
 from kernels.npu_copier import NpuCopier, ReshapeAndCache
 from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
 from kernels.torch_copier import TorchCopier
@@ -46,7 +47,7 @@ def attention_for(layers: Sequence[LayerKV]) -> ChunkAttention:
     if not NumbaAttention.supports(layers):
         view = layers[0].key_blocks
         raise UnsupportedKVError(
-            "attention over the chunk pool needs float32 or bfloat16 in vLLM's CPU layout, with heads of a multiple of "
+            "attention over the chunk pool needs float32 or bfloat16 in vLLM's CPU layouts, with heads of a multiple of "
             f"16 dimensions; here it is {_names({view.dtype})} on {view.device} with heads of {view.shape[3]}"
         )
     return NumbaAttention(layers)
@@ -64,7 +65,7 @@ def _check(layer: LayerKV) -> None:
     if len(dtypes) != 1 or not dtypes <= set(DTYPES):
         raise UnsupportedKVError(f"K and V are {_names(dtypes)}; supported: one of {_names(DTYPES)}")
     pairs = ((layer.key_blocks, layer.key_pool), (layer.value_blocks, layer.value_pool))
-    if any(blocks.shape[2:] != pool.shape[2:] for blocks, pool in pairs):
+    if any(blocks.shape[2:] != tuple(pool.shape[2:]) for blocks, pool in pairs):
         shapes = [tuple(view.shape) for view in _views(layer)]
         raise UnsupportedKVError(f"blocks and pool differ in heads or head size: {shapes}")
     head_size, rotary_dim = layer.key_blocks.shape[3], layer.rotary_dim
@@ -72,7 +73,7 @@ def _check(layer: LayerKV) -> None:
         raise UnsupportedKVError(f"RoPE turns {rotary_dim} dims of K's head size {head_size}")
 
 
-def _views(layer: LayerKV) -> tuple[Tensor, ...]:
+def _views(layer: LayerKV) -> tuple[Tensor | PagedTensor, ...]:
     return layer.key_blocks, layer.key_pool, layer.value_blocks, layer.value_pool
 
 
@@ -87,8 +88,8 @@ def _cpu_copier(layers: Sequence[LayerKV]) -> KVCopier:
     if NumbaCopier.supports(layers):
         return NumbaCopier(layers)
     logger.warning(
-        "K and V are moved by torch's indexing: compiled copies, which are several times faster, are for float32 in "
-        "vLLM's CPU layout with up to %d threads; here it is %s with %d threads",
+        "K and V are moved by torch's indexing: compiled copies, which are several times faster, are for float32 and "
+        "bfloat16 in vLLM's CPU layouts with up to %d threads; here it is %s with %d threads",
         MOST_TORCH_THREADS,
         _names({layers[0].key_blocks.dtype}),
         torch.get_num_threads(),

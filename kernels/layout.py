@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout of K and V inside the engine's paged KV cache tensor.
 
-The layout is found by probing: the engine's own cache writer stores known values in two
-spare blocks, and the strides are read off the elements that changed. No engine version's
-layout is hard-coded, so a new one either works or raises an error.
+The layout is found by probing: the engine's own cache writer stores known values in two spare blocks, and the addresses
+are read off the elements that changed. No engine version's layout is hard-coded, so a new one either works or raises an
+error.
+
+What can be described is *separable*: an element's address is a sum of a part for its block, one for its token within
+the block, one for its head and one for its dimension. The parts for tokens and dimensions may come in tiles, as on CPUs
+with AMX, where vLLM keeps bfloat16 K with dimensions in pairs and tokens in tiles of 16, and V the other way round.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +21,7 @@ CacheWriter = Callable[[Tensor, Tensor, Tensor], None]
 """The engine's writer: (key [T, H, Dk], value [T, H, Dv], slots int64 [T])."""
 
 _PROBED_BLOCKS = 2
+_ADVICE = "use an attention backend whose cache layout is separable in block, token, head and dimension"
 
 
 class LayoutProbeError(RuntimeError):
@@ -32,52 +38,120 @@ class LayoutProbeError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class OperandLayout:
-    """Affine address of one operand (K or V), in elements of the cache storage.
+class Axis:
+    """Addresses along tokens or dimensions, in elements: index `i` is at `i // tile * stride + i % tile * step`.
 
-    `offset` counts from the cache tensor's own first element. The stride of a dimension of
-    size one carries no information and is 1.
+    An affine axis is a single tile. A stride or step that no second index uses carries no information and is 1.
+    """
+
+    size: int
+    tile: int
+    step: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class PagedTensor:
+    """K or V in the engine's blocks, a tensor `[blocks, block_size, H, D]` in any separable layout.
+
+    `tiles` is a view `[blocks, token tiles, tokens in each, H, dim tiles, dims in each]` of the engine's memory. Index it
+    by blocks, or by blocks and tokens in them (integers, or int64 tensors of one shape); what is read is a copy.
+    """
+
+    tiles: Tensor
+
+    @classmethod
+    def of(cls, view: Tensor) -> Self:
+        """Wrap a strided view `[blocks, block_size, H, D]`."""
+        return cls(view[:, None, :, :, None])
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Return `(blocks, block_size, H, D)`."""
+        blocks, token_tiles, tokens, heads, dim_tiles, dims = self.tiles.shape
+        return blocks, token_tiles * tokens, heads, dim_tiles * dims
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tiles.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.tiles.device
+
+    @property
+    def strided(self) -> Tensor | None:
+        """Return the view `[blocks, block_size, H, D]`, or None if an axis has tiles."""
+        is_strided = self.tiles.shape[1] == self.tiles.shape[4] == 1
+        return self.tiles[:, 0, :, :, 0] if is_strided else None
+
+    def describe(self) -> str:
+        """Describe the layout for people."""
+        if (strided := self.strided) is not None:
+            return f"strides {strided.stride()}"
+        return f"tiles of {self.tiles.shape[2]} tokens and {self.tiles.shape[5]} dimensions"
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if isinstance(index, tuple):
+            return self.tiles[self._place(*index)].flatten(-2)
+        return self.tiles[index].flatten(-2).flatten(-4, -3)
+
+    def __setitem__(self, index: tuple[Any, Any], tokens: Tensor) -> None:
+        self.tiles[self._place(*index)] = tokens.unflatten(-1, self.tiles.shape[4:])
+
+    def _place(self, blocks: Any, tokens: Any) -> tuple[Any, Any, Any]:
+        tile = self.tiles.shape[2]
+        return blocks, tokens // tile, tokens % tile
+
+
+@dataclass(frozen=True)
+class OperandLayout:
+    """Addresses of one operand (K or V), in elements of the cache storage.
+
+    `offset` counts from the cache tensor's own first element. The stride of a single block or head carries no
+    information and is 1.
     """
 
     offset: int
     block_stride: int
-    token_stride: int
     head_stride: int
-    dim_stride: int
     num_heads: int
-    head_size: int
+    tokens: Axis
+    dims: Axis
 
-    def view(self, cache: Tensor, num_blocks: int, block_size: int) -> Tensor:
-        """Return the operand as `[num_blocks, block_size, num_heads, head_size]`, sharing memory.
+    def view(self, cache: Tensor, num_blocks: int) -> PagedTensor:
+        """Return the operand, sharing memory with `cache`.
 
         Raises RuntimeError (from torch) if the layout leaves the storage of `cache`.
         """
-        return cache.as_strided(
-            (num_blocks, block_size, self.num_heads, self.head_size),
-            (self.block_stride, self.token_stride, self.head_stride, self.dim_stride),
-            cache.storage_offset() + self.offset,
+        tokens, dims = self.tokens, self.dims
+        return PagedTensor(
+            cache.as_strided(
+                (num_blocks, tokens.size // tokens.tile, tokens.tile, self.num_heads, dims.size // dims.tile, dims.tile),
+                (self.block_stride, tokens.stride, tokens.step, self.head_stride, dims.stride, dims.step),
+                cache.storage_offset() + self.offset,
+            )
         )
 
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Layout of both operands in a paged cache of `num_blocks` blocks of `block_size` tokens.
+    """Layout of both operands in a paged cache of `num_blocks` blocks.
 
     They lie in one cache tensor, or in one each.
     """
 
     num_blocks: int
-    block_size: int
     key: OperandLayout
     value: OperandLayout
 
-    def key_view(self, cache: Tensor) -> Tensor:
-        """Return K as `[num_blocks, block_size, num_heads, key_size]`, sharing memory with `cache`."""
-        return self.key.view(cache, self.num_blocks, self.block_size)
+    def key_view(self, cache: Tensor) -> PagedTensor:
+        """Return K, sharing memory with `cache`."""
+        return self.key.view(cache, self.num_blocks)
 
-    def value_view(self, cache: Tensor) -> Tensor:
-        """Return V as `[num_blocks, block_size, num_heads, value_size]`, sharing memory with `cache`."""
-        return self.value.view(cache, self.num_blocks, self.block_size)
+    def value_view(self, cache: Tensor) -> PagedTensor:
+        """Return V, sharing memory with `cache`."""
+        return self.value.view(cache, self.num_blocks)
 
 
 def probe_layout(
@@ -97,11 +171,11 @@ def probe_layout(
     part of a cache is read, whatever its size.
 
     Raises LayoutProbeError if there are fewer than two blocks, no dimension of a cache
-    counts the blocks, or the layout is not affine (tiled, packed, quantised, data dropped).
+    counts the blocks, or the layout is not separable (swizzled, quantised, data dropped).
     """
     probe = _Probe((key_cache, value_cache), num_blocks, block_size, num_heads, (key_size, value_size), write)
     try:
-        layout = BlockLayout(num_blocks, block_size, probe.operand(0), probe.operand(1))
+        layout = BlockLayout(num_blocks, probe.operand(0), probe.operand(1))
         probe.verify(layout)
     finally:
         probe.clear()
@@ -134,37 +208,51 @@ class _Probe:
             spare.zero_()
 
     def operand(self, operand: int) -> OperandLayout:
-        """Derive one operand's strides from one-hot writes one step apart in each dimension."""
-        head_size = self.head_sizes[operand]
-        origin = self._locate(operand, 0, 0, 0)
-        block = self._locate(operand, self.block_size, 0, 0) - origin
+        """Derive one operand's addresses from writes along each dimension."""
+        name, head_size = "KV"[operand], self.head_sizes[operand]
+        tokens = self._locate(operand, token=torch.arange(_PROBED_BLOCKS * self.block_size))
+        origin = tokens[0]
+        block = tokens[self.block_size] - origin
+        heads = self._locate(operand, head=torch.arange(self.num_heads))
+        dims = self._locate(operand, dim=torch.arange(head_size))
         return OperandLayout(
             offset=origin - (self.num_blocks - _PROBED_BLOCKS) * block,
             block_stride=block,
-            token_stride=self._locate(operand, 1, 0, 0) - origin if self.block_size > 1 else 1,
-            head_stride=self._locate(operand, 0, 1, 0) - origin if self.num_heads > 1 else 1,
-            dim_stride=self._locate(operand, 0, 0, 1) - origin if head_size > 1 else 1,
+            head_stride=heads[1] - origin if self.num_heads > 1 else 1,
             num_heads=self.num_heads,
-            head_size=head_size,
+            tokens=_axis(f"{name}'s tokens", tokens[: self.block_size]),
+            dims=_axis(f"{name}'s dimensions", dims),
         )
 
-    def _locate(self, operand: int, token: int, head: int, dim: int) -> int:
-        """Write a single one; return its distance from the cache's first element."""
-        self.clear()
+    def _locate(self, operand: int, **along: Tensor) -> list[int]:
+        """Return the distances from the cache's first element of the elements `along` one dimension.
+
+        Other indices are 0. Each element is numbered from 1, and the numbers are written bit by bit, since every dtype
+        has zeros and ones.
+        """
+        ((axis, indices),) = along.items()
+        place: dict[str, Any] = {"token": 0, "head": 0, "dim": 0, axis: indices}
         cache, spare = self.caches[operand], self.spares[operand]
-        one_hot = tuple(cache.new_zeros(1, self.num_heads, size) for size in self.head_sizes)
-        one_hot[operand][0, head, dim] = 1
-        self.write(one_hot[0], one_hot[1], self._slots(token, token + 1))
-        hits = (spare != 0).nonzero()  # there is no nonzero() in 8 bits
-        if len(hits) != 1:
+        numbers = indices + 1
+        found = torch.zeros(spare.shape, dtype=torch.int64)
+        for bit in range(int(numbers[-1]).bit_length()):
+            self.clear()
+            num_tokens = len(indices) if axis == "token" else 1
+            written = [torch.zeros(num_tokens, self.num_heads, size) for size in self.head_sizes]
+            written[operand][place["token"], place["head"], place["dim"]] = (numbers >> bit & 1).float()
+            self.write(written[0].to(cache), written[1].to(cache), self._slots(0, num_tokens))
+            found += (spare != 0).cpu().long() << bit
+        hits = found.nonzero()
+        seen = found[tuple(hits.T)]
+        if not torch.equal(seen.sort().values, numbers):
             raise LayoutProbeError(
-                f"one element of {'KV'[operand]} written at token {token}, head {head}, dim {dim} "
-                "did not change one element of its block",
+                f"{len(numbers)} elements of {'KV'[operand]} written along its {axis}s did not change one element each",
                 f"{len(hits)} elements changed in the last two blocks of a cache of shape {tuple(cache.shape)}",
                 "check that num_blocks and the writer belong to this cache, and that it is not quantised",
             )
-        hit = spare[tuple(hits[0].tolist())]
-        return int(hit.storage_offset() - cache.storage_offset())
+        addresses = (hits * torch.tensor(spare.stride())).sum(1) + spare.storage_offset() - cache.storage_offset()
+        located: list[int] = addresses[seen.argsort()].tolist()
+        return located
 
     def verify(self, layout: BlockLayout) -> None:
         """Fill both blocks with random data and read it back through the views."""
@@ -180,18 +268,28 @@ class _Probe:
             self._check("KV"[i], self.caches[i], operand, written[i])
 
     def _check(self, name: str, cache: Tensor, operand: OperandLayout, expected: Tensor) -> None:
-        advice = "use an attention backend whose cache layout is affine in block, token, head and dim"
         try:
-            view = operand.view(cache, self.num_blocks, self.block_size)
+            view = operand.view(cache, self.num_blocks)
         except RuntimeError as error:
-            raise LayoutProbeError(f"{name} strides leave the cache", str(operand), advice) from error
+            raise LayoutProbeError(f"{name} strides leave the cache", str(operand), _ADVICE) from error
         wrong = int((view[-_PROBED_BLOCKS:].reshape(expected.shape) != expected).sum())
         if wrong:
             seen = f"{wrong} of {expected.numel()} elements differ under {operand}"
-            raise LayoutProbeError(f"{name} read through the probed strides is not what was written", seen, advice)
+            raise LayoutProbeError(f"{name} read through the probed strides is not what was written", seen, _ADVICE)
 
     def _slots(self, start: int, stop: int) -> Tensor:
         return torch.arange(self.first_slot + start, self.first_slot + stop, device=self.caches[0].device)
+
+
+def _axis(name: str, addresses: list[int]) -> Axis:
+    """Describe an axis with these addresses; raise LayoutProbeError if they are not tiles of equal steps."""
+    size, origin = len(addresses), addresses[0]
+    step = addresses[1] - origin if size > 1 else 1
+    tile = next((i for i in range(2, size) if addresses[i] - origin != i * step), size)
+    stride = addresses[tile] - origin if tile < size else 1
+    if size % tile or any(a - origin != i // tile * stride + i % tile * step for i, a in enumerate(addresses)):
+        raise LayoutProbeError(f"{name} do not lie in tiles of equal steps", f"distances {addresses[:40]}", _ADVICE)
+    return Axis(size, tile, step, stride)
 
 
 def _last_blocks(cache: Tensor, num_blocks: int) -> Tensor:

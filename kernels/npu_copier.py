@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.paged import KVCopier, LayerKV, UnsupportedKVError, send
+from kernels.paged import KVCopier, LayerKV, UnsupportedKVError, send, strided_blocks
 from kernels.rope import AngleTables, RotaryFrequencies, distinct_deltas
 
 ReshapeAndCache = Callable[..., Any]
@@ -32,11 +32,12 @@ class NpuCopier(KVCopier):
             _check(layer)
         self._write = reshape_and_cache
         self._device = layers[0].key_blocks.device
+        self._blocks = [strided_blocks(layer) for layer in layers]
 
     def _save(self, slots: Tensor, rows: Tensor) -> None:
         read, write = send(slots, self._device), send(rows.int(), self._device)
-        for layer in self.layers:
-            keys, values = _tokens(layer.key_blocks, read), _tokens(layer.value_blocks, read)
+        for layer, (key_blocks, value_blocks) in zip(self.layers, self._blocks, strict=True):
+            keys, values = _tokens(key_blocks, read), _tokens(value_blocks, read)
             self._store(keys, values, layer.key_pool, layer.value_pool, write)
 
     def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
@@ -45,7 +46,7 @@ class NpuCopier(KVCopier):
         turns, is_still = send(which, self._device), send(deltas == 0, self._device)[:, None, None]
         angles = AngleTables(distinct)
         rotations: dict[int, tuple[Tensor, Tensor]] = {}
-        for layer in self.layers:
+        for layer, blocks in zip(self.layers, self._blocks, strict=True):
             frequencies = layer.frequencies
             if id(frequencies) not in rotations:
                 # A row for each distinct rotation is sent, and read once per token on the device.
@@ -58,7 +59,7 @@ class NpuCopier(KVCopier):
             rotated = _rotated(keys, *rotations[id(frequencies)], frequencies)
             # A rotation by zero is not the identity on -0.0, infinities and NaN.
             keys = torch.where(is_still, keys, rotated)
-            self._store(keys, values, layer.key_blocks, layer.value_blocks, write)
+            self._store(keys, values, *blocks, write)
 
     def _store(self, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
         self._write(key=keys, value=values, key_cache=key_cache, value_cache=value_cache, slot_mapping=slots)
@@ -87,7 +88,7 @@ def _full_width(table: Tensor, frequencies: RotaryFrequencies) -> Tensor:
 
 
 def _check(layer: LayerKV) -> None:
-    for view in (layer.key_blocks, layer.value_blocks, layer.key_pool, layer.value_pool):
+    for view in (*strided_blocks(layer), layer.key_pool, layer.value_pool):
         if not view.is_contiguous():
             raise UnsupportedKVError(
                 f"K or V has strides {view.stride()} for shape {tuple(view.shape)}; torch_npu's operators write "

@@ -4,6 +4,7 @@
 Each device has its implementation of :class:`KVCopier`; ``kernels.dispatch`` chooses one.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kernels.layout import PagedTensor
 from kernels.rope import RotaryFrequencies
 
 
@@ -23,14 +25,14 @@ class UnsupportedKVError(ValueError):
 class LayerKV:
     """One layer's K and V in engine and pool, of one dtype and device.
 
-    `key_blocks`, `value_blocks`: views `[blocks, block_size, H, D]` of the paged cache.
+    `key_blocks`, `value_blocks`: the paged cache, `[blocks, block_size, H, D]` in the engine's layout.
     `key_pool`, `value_pool`: views `[pages, page_tokens, H, D]` of the pool (`make_pool`). Any
     strides; D of K and V may differ. Of multi-head latent attention, K is the part that RoPE turns
     (D = qk_rope_head_dim) and V the latent (D = kv_lora_rank), each with one head.
     """
 
-    key_blocks: Tensor
-    value_blocks: Tensor
+    key_blocks: PagedTensor
+    value_blocks: PagedTensor
     key_pool: Tensor
     value_pool: Tensor
     frequencies: RotaryFrequencies
@@ -55,16 +57,38 @@ def pools_of(layers: Sequence[LayerKV]) -> dict[str, Tensor]:
     }
 
 
-def make_pool(blocks: Tensor, num_pages: int, page_tokens: int) -> Tensor:
+POOL_MARGIN = 16
+"""Elements before and behind the pool of tiled blocks that kernels may read, as parts of vectors, but not use."""
+
+
+def make_pool(blocks: PagedTensor, num_pages: int, page_tokens: int) -> Tensor:
     """Return an uninitialised pool `[num_pages, page_tokens, H, D]` for the operand in `blocks`.
 
-    Within a page it has the order that `blocks` `[blocks, block_size, H, D]` has within a block.
+    Within a page it has the order that strided `blocks` have within a block. Of tiled ones, the axis whose neighbours
+    share a word comes first, so that words are woven from two runs of memory.
     """
     sizes = (page_tokens, *blocks.shape[2:])
-    outer_first = sorted(range(3), key=lambda dim: -blocks.stride(dim + 1))
+    if (strided := blocks.strided) is not None:
+        outer_first, margin = sorted(range(3), key=lambda dim: -strided.stride(dim + 1)), 0
+    else:
+        token_step, dim_step = blocks.tiles.stride(2), blocks.tiles.stride(5)
+        outer_first, margin = [1, 2, 0] if dim_step < token_step else [1, 0, 2], POOL_MARGIN
     shape = (num_pages, *(sizes[dim] for dim in outer_first))
-    pool = torch.empty(shape, dtype=blocks.dtype, device=blocks.device)
+    numel = math.prod(shape)
+    memory = torch.empty(numel + 2 * margin, dtype=blocks.dtype, device=blocks.device)
+    pool = memory[margin : margin + numel].view(shape)
     return pool.permute(0, *(1 + outer_first.index(dim) for dim in range(3)))
+
+
+def strided_blocks(layer: LayerKV) -> tuple[Tensor, Tensor]:
+    """Return views `[blocks, block_size, H, D]` of K and V; raise UnsupportedKVError if they are tiled."""
+    keys, values = layer.key_blocks.strided, layer.value_blocks.strided
+    if keys is None or values is None:
+        raise UnsupportedKVError(
+            f"on {layer.key_blocks.device}, K and V with one stride per axis are needed; "
+            f"K has {layer.key_blocks.describe()}, V {layer.value_blocks.describe()}"
+        )
+    return keys, values
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -123,7 +147,7 @@ class KVCopier(ABC):
         return True
 
 
-def _num_tokens(view: Tensor) -> int:
+def _num_tokens(view: Tensor | PagedTensor) -> int:
     return view.shape[0] * view.shape[1]
 
 

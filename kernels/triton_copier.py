@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.paged import KVCopier, LayerKV, UnsupportedKVError, send
+from kernels.paged import KVCopier, LayerKV, UnsupportedKVError, send, strided_blocks
 from kernels.rope import RotaryFrequencies, distinct_deltas, rotation_angles
 from kernels.triton_kernel import move_tokens
 
@@ -185,10 +185,10 @@ def _alike(layers: Sequence[LayerKV]) -> Iterable[list[_Part]]:
     """K and V of all layers, in groups of one form; V joins K of its layout."""
     groups: dict[Any, list[_Part]] = {}
     for layer in layers:
-        keys = _Part(layer.key_blocks, layer.key_pool, layer.frequencies)
+        keys = _Part(strided_blocks(layer)[0], layer.key_pool, layer.frequencies)
         groups.setdefault((keys.views, layer.is_neox, layer.rotary_dim), []).append(keys)
     for layer in layers:
-        values = _Part(layer.value_blocks, layer.value_pool, None)
+        values = _Part(strided_blocks(layer)[1], layer.value_pool, None)
         form = next((form for form in groups if form[0] == values.views), (values.views,))
         groups.setdefault(form, []).append(values)
     return groups.values()

@@ -168,10 +168,10 @@ class ChunkCacheWorkerExtension:
     def chunk_cache_describe(self) -> dict[str, str]:
         """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks."""
         copier = _worker_half().copier
-        layers, blocks = copier.layers, copier.layers[0].key_blocks
+        layers, keys, values = copier.layers, copier.layers[0].key_blocks, copier.layers[0].value_blocks
         layout = (
-            f"{len(layers)} layers; in the first {blocks.shape[1]} tokens per block, K {tuple(blocks.shape[2:])} "
-            f"{blocks.dtype} on {blocks.device}, strides {blocks.stride()} of K, {layers[0].value_blocks.stride()} of V"
+            f"{len(layers)} layers; in the first {keys.shape[1]} tokens per block, K {keys.shape[2:]} {keys.dtype} on "
+            f"{keys.device}; K has {keys.describe()}, V {values.describe()}"
         )
         return {"copier": copier.name, "layout": layout}
 

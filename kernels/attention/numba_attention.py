@@ -13,6 +13,7 @@ from kernels.attention.numba_kernel import attend
 from kernels.attention.plan import AttentionPlan, ChunkAttention
 from kernels.attention.softmax import merge
 from kernels.attention.vectors import COLUMNS
+from kernels.packed import PackedMemory, is_packed
 from kernels.paged import LayerKV
 from kernels.rope import RotaryFrequencies
 from kernels.threads import in_torch_threads
@@ -33,7 +34,7 @@ class NumbaAttention(ChunkAttention):
 
     @staticmethod
     def supports(layers: Sequence[LayerKV]) -> bool:
-        """Whether K has its tokens side by side, V whole tokens, and heads fill vectors."""
+        """Whether K has its tokens side by side, V whole tokens, and heads fill vectors; blocks may be packed."""
         return all(map(_is_supported, layers))
 
     def attend(self, number: int, query: Tensor, output: Tensor, plan: AttentionPlan, scale: float) -> None:
@@ -75,7 +76,7 @@ class _Layer(NamedTuple):
     """A layer as the compiled function takes it."""
 
     pool: _Memory
-    blocks: _Memory
+    blocks: _Memory | PackedMemory
     shift: int
     num_heads: int
     frequencies: RotaryFrequencies
@@ -83,8 +84,13 @@ class _Layer(NamedTuple):
 
     @classmethod
     def of(cls, layer: LayerKV) -> "_Layer":
-        keys = layer.key_pool
-        pool, blocks = _Memory.of(keys, layer.value_pool), _Memory.of(layer.key_blocks, layer.value_blocks)
+        keys, strided = layer.key_pool, (layer.key_blocks.strided, layer.value_blocks.strided)
+        blocks: _Memory | PackedMemory
+        if strided[0] is None or strided[1] is None:
+            blocks = PackedMemory.of(layer.key_blocks, layer.value_blocks)
+        else:
+            blocks = _Memory.of(*strided)
+        pool = _Memory.of(keys, layer.value_pool)
         return cls(pool, blocks, _BITS[keys.dtype][2], keys.shape[2], layer.frequencies, layer.is_neox)
 
 
@@ -97,14 +103,24 @@ def _bits(view: Tensor) -> Array:
 
 
 def _is_supported(layer: LayerKV) -> bool:
-    keys, values = (layer.key_blocks, layer.key_pool), (layer.value_blocks, layer.value_pool)
-    kinds = {(view.device, view.dtype, view.shape[2:]) for view in (*keys, *values)}
+    views = (layer.key_blocks, layer.key_pool, layer.value_blocks, layer.value_pool)
+    kinds = {(view.device, view.dtype, tuple(view.shape[2:])) for view in views}
     ((device, dtype, (_, size)), *others) = kinds
     return (
         not others
         and device == torch.device("cpu")
         and dtype in _BITS
         and size % COLUMNS == 0
-        and all(key.stride(1) == 1 for key in keys)
-        and all(value.stride()[1::2] == (size, 1) for value in values)
+        and _has_order(layer.key_pool, layer.value_pool)
+        and (
+            is_packed(layer.key_blocks, layer.value_blocks)
+            or _has_order(layer.key_blocks.strided, layer.value_blocks.strided)
+        )
     )
+
+
+def _has_order(keys: Tensor | None, values: Tensor | None) -> bool:
+    """Whether K has its tokens side by side, and V whole tokens."""
+    if keys is None or values is None:
+        return False
+    return keys.stride(1) == 1 and values.stride()[1::2] == (values.shape[3], 1)

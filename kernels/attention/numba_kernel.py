@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.extending import overload
 from numpy.typing import NDArray
 
 from kernels.attention.plan import POOL
 from kernels.attention.softmax import CONTEXT, REST, STRICT, soften, temper
 from kernels.attention.vectors import ROWS, product
+from kernels.packed import PackedMemory, widen_keys, widen_values
 
 Array = NDArray[Any]
 Strides = tuple[int, ...]
@@ -55,18 +57,35 @@ def _widen(bits: Array, out: Array, shift: int) -> None:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _gather(
-    keys: Array, values: Array, strides: Strides, head: int, run: Array, at: int, tile: tuple[Array, Array], shift: int
-) -> None:
-    """Copies a run's keys and values to column and row ``at`` of a tile."""
-    key_page, key_head, key_dim, value_page, value_head, size = strides
+def _gather_strided(memory: Any, head: int, run: Any, at: int, tile: Any, shift: int) -> None:
+    key_page, key_head, key_dim, value_page, value_head, size = memory.strides
     page, offset, length = run
     first = page * key_page + head * key_head + offset
     for dim in range(tile[0].shape[0]):
         start = first + dim * key_dim
-        _widen(keys[start : start + length], tile[0][dim, at : at + length], shift)
+        _widen(memory.keys[start : start + length], tile[0][dim, at : at + length], shift)
     start = page * value_page + head * value_head + offset * size
-    _widen(values[start : start + length * size], tile[1][at * size : (at + length) * size], shift)
+    _widen(memory.values[start : start + length * size], tile[1][at * size : (at + length) * size], shift)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _gather_packed(memory: Any, head: int, run: Any, at: int, tile: Any, shift: int) -> None:
+    widen_keys(memory, head, run, at, tile[0])
+    widen_values(memory, head, run, at, tile[1], tile[0].shape[0])
+
+
+def _gather(memory: Any, head: Any, run: Any, at: Any, tile: Any, shift: Any) -> Any:
+    """Copies a run's keys and values to column and row ``at`` of a tile; compiled code has the overload below."""
+
+
+@overload(_gather)
+def _gather_in_numba(memory: Any, head: Any, run: Any, at: Any, tile: Any, shift: Any) -> Any:
+    gather = _gather_packed if memory.instance_class is PackedMemory else _gather_strided
+
+    def of_memory(memory: Any, head: Any, run: Any, at: Any, tile: Any, shift: Any) -> Any:
+        gather(memory, head, run, at, tile, shift)
+
+    return of_memory
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -77,7 +96,7 @@ def _fill_tile(memory: Any, runs: Array, place: Any, end: int, head: int, tile: 
     while run < end and length < TILE_TOKENS:
         page, offset, count = runs[run]
         taken = min(count - skipped, TILE_TOKENS - length)
-        _gather(memory[0], memory[1], memory[2], head, (page, offset + skipped, taken), length, tile, shift)
+        _gather(memory, head, (page, offset + skipped, taken), length, tile, shift)
         length += taken
         skipped += taken
         if skipped == count:
@@ -126,7 +145,8 @@ def attend(
 ) -> None:
     """Computes one share; both ``query`` and ``out`` are float32 ``[tokens, heads, D]``.
 
-    ``pool`` and ``blocks`` are the bits of K and V and their strides, ``shift`` makes them float32's. ``pieces`` to
+    ``pool`` and ``blocks`` are the bits of K and V and their strides, ``shift`` makes them float32's; ``blocks`` may be
+    a :class:`kernels.packed.PackedMemory`. ``pieces`` to
     ``temperatures`` are an :class:`kernels.attention.plan.AttentionPlan`'s; ``angles`` are cos and sin of its deltas.
     ``share``: its number, and the number of all. A whole head is written to ``out``, a head of which the share has a
     part to ``parts`` (:func:`kernels.attention.softmax.merge`), arrays of two slots for each share: the KV head

@@ -50,7 +50,7 @@ class ReferenceAttention(ChunkAttention):
                 )
                 runs = plan.runs[first_run:end_run].tolist()
                 keys, values = (
-                    torch.cat([each[page, at : at + length] for page, at, length in runs])[:seen] for each in memory
+                    torch.cat([each[page][at : at + length] for page, at, length in runs])[:seen] for each in memory
                 )
                 cos, sin = rotation_angles(layer.frequencies, plan.deltas[turn : turn + 1])
                 turned = rotate_keys(keys.float(), cos, sin, layer.is_neox)

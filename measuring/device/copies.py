@@ -69,7 +69,7 @@ def check_save(case: Case, device: Device, make_copier: MakeCopier) -> None:
     expected.save(case.slots(), case.rows())
     for number, (layer, right) in enumerate(zip(copier.layers, expected.layers, strict=True)):
         for name in VIEWS:
-            _check_bits(getattr(layer, name).cpu(), getattr(right, name), f"save: layer {number}: {_NAMES[name]}")
+            _check_bits(getattr(layer, name)[:].cpu(), getattr(right, name)[:], f"save: layer {number}: {_NAMES[name]}")
     _check_margins(memory, "save")
 
 
@@ -89,14 +89,14 @@ def check_load(case: Case, device: Device, make_copier: MakeCopier) -> float:
     for number, (layer, right) in enumerate(zip(copier.layers, expected.layers, strict=True)):
         worst = max(worst, _check_keys(layer, right, turned.view(-1, case.block_size), f"load: layer {number}"))
         for name in VIEWS[1:]:
-            _check_bits(getattr(layer, name).cpu(), getattr(right, name), f"load: layer {number}: {_NAMES[name]}")
+            _check_bits(getattr(layer, name)[:].cpu(), getattr(right, name)[:], f"load: layer {number}: {_NAMES[name]}")
     _check_margins(memory, "load")
     return worst
 
 
 def _check_keys(layer: LayerKV, right: LayerKV, turned: Tensor, where: str) -> float:
     """``turned`` is bool `[blocks, block size]`."""
-    seen, wanted, width = layer.key_blocks.cpu(), right.key_blocks, layer.frequencies.rotary_dim
+    seen, wanted, width = layer.key_blocks[:].cpu(), right.key_blocks[:], layer.frequencies.rotary_dim
     error = rotation_error(seen[turned][..., :width], wanted[turned][..., :width], layer.frequencies.is_neox)
     if not error <= 1:
         raise CheckError(f"{where}: turned keys are off by up to {error:.3g} times what rounding explains")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, make_pool
 from kernels.rope import RotaryFrequencies
 
@@ -113,6 +114,16 @@ def frequencies(width: int, theta: float = 10000.0, is_neox: bool = True) -> Rot
     return RotaryFrequencies(theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width), is_neox)
 
 
+def elements(view: Tensor | PagedTensor) -> Tensor:
+    """The elements of blocks or of a pool, in the memory's own order of dimensions."""
+    return view.tiles if isinstance(view, PagedTensor) else view
+
+
+def _on_cpu(view: Tensor | PagedTensor) -> Tensor | PagedTensor:
+    copied = elements(view).clone().cpu()
+    return PagedTensor(copied) if isinstance(view, PagedTensor) else copied
+
+
 class Memory:
     """A layer for each of ``rotations``, all NaN, the margins of blocks and pool included."""
 
@@ -130,7 +141,8 @@ class Memory:
         self._wholes: list[Tensor] = []
         self.layers: tuple[LayerKV, ...] = ()
         for each in rotations:
-            whole, blocks = make_blocks(layout, shape, dtype, device, padding)
+            whole, views = make_blocks(layout, shape, dtype, device, padding)
+            blocks = [PagedTensor.of(view) for view in views]
             pools = [make_pool(view, pages + 2, page_tokens).fill_(math.nan) for view in blocks]
             self._wholes += [whole, *pools]
             key_pool, value_pool = (pool[1:-1] for pool in pools)
@@ -141,18 +153,18 @@ class Memory:
         generator = torch.Generator().manual_seed(0)
         for layer in self.layers:
             for name in names:
-                view = getattr(layer, name)
+                view = elements(getattr(layer, name))
                 view.copy_(torch.randn(view.shape, generator=generator).to(view.dtype))
 
     def on_cpu(self) -> tuple[LayerKV, ...]:
         """The layers, copied."""
         return tuple(
-            replace(layer, **{name: getattr(layer, name).clone().cpu() for name in VIEWS}) for layer in self.layers
+            replace(layer, **{name: _on_cpu(getattr(layer, name)) for name in VIEWS}) for layer in self.layers
         )
 
     def touched_margins(self) -> int:
         """Number of elements around K and V that are no longer NaN. Overwrites K and V with NaN."""
         for layer in self.layers:
             for name in VIEWS:
-                getattr(layer, name).fill_(math.nan)
+                elements(getattr(layer, name)).fill_(math.nan)
         return sum(int((~whole.isnan()).sum()) for whole in self._wholes)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, make_pool
 from measuring.device.cases import dtype_name
 from measuring.device.context import Context
@@ -109,8 +110,9 @@ def _layers(device: Device, sizes: Sizes) -> list[LayerKV]:
     layers = []
     for _ in range(sizes.layers):
         _, views = make_blocks(device.usual_layout, shape, _DTYPE, device.kind)
-        key_pool, value_pool = (make_pool(view, pages, _PAGE_TOKENS).normal_() for view in views)
-        layers.append(LayerKV(*views, key_pool, value_pool, rotation))
+        keys, values = map(PagedTensor.of, views)
+        key_pool, value_pool = (make_pool(blocks, pages, _PAGE_TOKENS).normal_() for blocks in (keys, values))
+        layers.append(LayerKV(keys, values, key_pool, value_pool, rotation))
     return layers
 
 

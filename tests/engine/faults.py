@@ -18,7 +18,7 @@ from engine_ext.wire.plan import BlockTransfer
 from kernels.attention.numba_attention import NumbaAttention
 from kernels.attention.plan import AttentionPlan
 from kernels.dispatch import copier_for
-from kernels.layout import BlockLayout
+from kernels.layout import BlockLayout, OperandLayout
 from kernels.rope import RotaryFrequencies
 
 
@@ -46,9 +46,9 @@ class FaultyWorkerHalf(WorkerHalf):
     def probe(self, layer: AttentionLayer) -> BlockLayout:
         layout = super().probe(layer)
         if self.fault == "swapped K and V":
-            return BlockLayout(layout.num_blocks, layout.block_size, layout.value, layout.key)
+            return BlockLayout(layout.num_blocks, layout.value, layout.key)
         if self.fault == "transposed K":
-            return BlockLayout(layout.num_blocks, layout.block_size, _transposed(layout.key), layout.value)
+            return BlockLayout(layout.num_blocks, _transposed(layout.key), layout.value)
         return layout
 
     def load(self, transfers: Sequence[BlockTransfer]) -> None:
@@ -120,11 +120,10 @@ class FaultyWorkerExtension(ChunkCacheWorkerExtension):
         connector.worker.fault = fault
 
 
-def _transposed(operand: Any) -> Any:
+def _transposed(operand: OperandLayout) -> OperandLayout:
     """Swaps tokens and dimensions, as a row-major view of a column-major key would."""
-    fields = {**vars(operand)}
-    fields["token_stride"], fields["dim_stride"] = fields["head_size"], 1
-    return type(operand)(**fields)
+    tokens, dims = replace(operand.tokens, step=operand.dims.size), replace(operand.dims, step=1)
+    return replace(operand, tokens=tokens, dims=dims)
 
 
 def _negated(transfer: BlockTransfer) -> BlockTransfer:

@@ -14,6 +14,7 @@ from engine_ext.core.pages import WrongPagesError, copy_tokens, fill_pages
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.plan import BlockTransfer, Span
 from kernels.dispatch import copier_for
+from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, make_pool, pools_of
 from measuring.device.memory import frequencies
 
@@ -23,7 +24,8 @@ PAGES, PAGE_TOKENS, HEADS, SIZE = 12, 4, 2, 6
 def worker(order=(0, 1, 2, 3)):
     """A worker with a pool of two layers and the memory order ``order`` of pages."""
     half = WorkerHalf(0, PAGE_TOKENS, 16)
-    blocks = torch.zeros(2, 16, HEADS, SIZE).permute(*order).contiguous().permute(*torch.tensor(order).argsort())
+    view = torch.zeros(2, 16, HEADS, SIZE).permute(*order).contiguous().permute(*torch.tensor(order).argsort())
+    blocks = PagedTensor.of(view)
     layers = [
         LayerKV(blocks, blocks, *(make_pool(blocks, PAGES, PAGE_TOKENS).zero_() for _ in range(2)), frequencies(SIZE))
         for _ in range(2)
@@ -135,7 +137,7 @@ def test_pages_are_not_written_while_they_are_loaded(monkeypatch):
     half.load([transfer(7)])
     threads[0].join()
     assert half.refused_tags == set()
-    assert torch.equal(half.copier.layers[1].value_blocks[0, :8], segment(8, seed=1)["1.value"])
+    assert torch.equal(half.copier.layers[1].value_blocks[0][:8], segment(8, seed=1)["1.value"])
 
 
 def test_a_step_has_one_copy_and_a_refused_load_leaves_the_others(monkeypatch):
@@ -149,15 +151,15 @@ def test_a_step_has_one_copy_and_a_refused_load_leaves_the_others(monkeypatch):
     assert len(calls) == 1
     assert half.take_refused_blocks() == {9}
     for block, seed in ((0, 1), (1, 2)):
-        assert torch.equal(half.copier.layers[1].value_blocks[block, :8], segment(8, seed=seed)["1.value"])
+        assert torch.equal(half.copier.layers[1].value_blocks[block][:8], segment(8, seed=seed)["1.value"])
 
 
 def test_of_two_saves_to_a_page_in_one_step_the_later_one_stays(monkeypatch):
     half = worker()
     calls, save = [], half.copier.save
     monkeypatch.setattr(half.copier, "save", lambda *moved: (calls.append(moved), save(*moved)))
-    half.copier.layers[1].value_blocks[0, :8] = segment(8, seed=1)["1.value"]
-    half.copier.layers[1].value_blocks[1, :8] = segment(8, seed=2)["1.value"]
+    half.copier.layers[1].value_blocks[0, torch.arange(8)] = segment(8, seed=1)["1.value"]
+    half.copier.layers[1].value_blocks[1, torch.arange(8)] = segment(8, seed=2)["1.value"]
     half.save([transfer(7), replace(transfer(8), block_ids=(1,))])
     assert len(calls) == 2  # a copier's rows must not repeat
     assert torch.equal(read(half, [3, 4], 8, 8)["1.value"], segment(8, seed=2)["1.value"])
@@ -167,7 +169,7 @@ def test_of_two_saves_to_a_page_in_one_step_the_later_one_stays(monkeypatch):
 
 def test_pages_that_are_saved_in_several_steps_have_no_tag_before_the_last():
     half = worker()
-    half.copier.layers[1].value_blocks[0, :8] = segment(8, seed=1)["1.value"]
+    half.copier.layers[1].value_blocks[0, torch.arange(8)] = segment(8, seed=1)["1.value"]
     half.save([replace(transfer(7), end_token=5)])
     with pytest.raises(WrongPagesError):
         read(half, [3, 4], 7, 8)
@@ -184,9 +186,9 @@ def test_layers_with_windows_have_blocks_of_their_own():
     everything, windowed = transfer(7), replace(transfer(7), block_ids=(1,), first_token=6, table=1)
     half.load([everything, windowed])
     blocks = [layer.value_blocks for layer in half.copier.layers]
-    assert torch.equal(blocks[0][0, :8], segment(8, seed=1)["0.value"])
-    assert torch.equal(blocks[1][1, 6:8], segment(8, seed=1)["1.value"][6:])
-    assert not blocks[1][1, :6].any()
+    assert torch.equal(blocks[0][0][:8], segment(8, seed=1)["0.value"])
+    assert torch.equal(blocks[1][1][6:8], segment(8, seed=1)["1.value"][6:])
+    assert not blocks[1][1][:6].any()
     assert half.take_received() == ({"r"}, set())
     half.save([transfer(9, (5, 6)), replace(transfer(9, (5, 6)), block_ids=(1,), table=1)])
     assert torch.equal(read(half, [5, 6], 9, 8)["1.value"][6:], segment(8, seed=1)["1.value"][6:])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from kernels.numba_copier import NumbaCopier
 from kernels.paged import KVCopier, LayerKV
 from kernels.torch_copier import TorchCopier
-from tests.kernels.fakes import LAYOUTS, MLA
+from tests.kernels.fakes import AMX, LAYOUTS, MLA
 
 
 def triton_copier(layers: Sequence[LayerKV]) -> KVCopier:
@@ -20,5 +20,5 @@ COPIERS: dict[str, Callable[[Sequence[LayerKV]], KVCopier]] = {
     "numba": NumbaCopier,
     "triton": triton_copier,
 }
-LAYOUTS_OF = {"torch": (*LAYOUTS, MLA), "numba": ("cpu",), "triton": (*LAYOUTS, MLA)}
+LAYOUTS_OF = {"torch": (*LAYOUTS, MLA, AMX), "numba": ("cpu", AMX), "triton": (*LAYOUTS, MLA)}
 EXAMPLES = {"torch": 40, "numba": 60, "triton": 120}

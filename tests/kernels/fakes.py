@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.layout import PagedTensor
+
 Views = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -24,11 +26,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class FakeCache:
-    """A cache tensor with the true views `[blocks, block_size, heads, dim]` of K and V."""
+    """A cache tensor with the true views of K and V."""
 
     tensor: Tensor
-    key: Tensor
-    value: Tensor
+    blocks: tuple[PagedTensor, PagedTensor]
     shape: Shape
     storage: Tensor
     """Storage that exceeds the tensor on both sides."""
@@ -37,8 +38,23 @@ class FakeCache:
         """Store tokens one at a time, as the engine's writer would."""
         for token, slot in enumerate(slots.tolist()):
             block, offset = divmod(slot, self.shape.block_size)
-            self.key[block, offset] = key[token]
-            self.value[block, offset] = value[token]
+            self.blocks[0][block, offset] = key[token]
+            self.blocks[1][block, offset] = value[token]
+
+    @property
+    def key(self) -> Tensor:
+        """K of a strided layout, `[blocks, block_size, heads, dim]`."""
+        return self._strided(0)
+
+    @property
+    def value(self) -> Tensor:
+        """V of a strided layout, likewise."""
+        return self._strided(1)
+
+    def _strided(self, operand: int) -> Tensor:
+        view = self.blocks[operand].strided
+        assert view is not None
+        return view
 
 
 def _cpu(cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,6 +92,9 @@ LAYOUTS: dict[str, tuple[Callable[[Shape], tuple[int, ...]], Views]] = {
     ),
 }
 
+AMX = "AMX"
+"""vLLM's bfloat16 on CPUs with AMX: in words of two, K's dimensions and V's tokens; blocks are multiples of 32."""
+
 MLA = "MLA"
 """Multi-head latent attention: the latent (V here), followed by the part that RoPE rotates."""
 
@@ -84,13 +103,18 @@ PAIR = "pair"
 
 
 def make_cache(layout: str, shape: Shape, dtype: torch.dtype = torch.float32, fill: float = float("nan")) -> FakeCache:
-    """Return a filled cache that starts three elements into its storage."""
+    """Return a filled cache that starts four elements into its storage."""
     size, views = _SIZED[layout](shape) if layout in _SIZED else (LAYOUTS[layout][0](shape), LAYOUTS[layout][1])
     numbers = torch.Size(size).numel()
-    storage = torch.full((3 + numbers + 3,), fill, dtype=dtype)
-    cache = storage[3 : 3 + numbers].view(size)
+    storage = torch.full((4 + numbers + 4,), fill, dtype=dtype)
+    cache = storage[4 : 4 + numbers].view(size)
     key, value = views(cache)
-    return FakeCache(cache, key, value, shape, storage)
+    return FakeCache(cache, (_blocks(key), _blocks(value)), shape, storage)
+
+
+def _blocks(view: Tensor) -> PagedTensor:
+    """Tiles have six dimensions, everything else four."""
+    return PagedTensor(view) if view.dim() == 6 else PagedTensor.of(view)
 
 
 def _mla(shape: Shape) -> tuple[tuple[int, ...], Views]:
@@ -109,4 +133,23 @@ def _pair(shape: Shape) -> tuple[tuple[int, ...], Views]:
     return (sum(numbers),), views
 
 
-_SIZED = {MLA: _mla, PAIR: _pair}
+def _amx(shape: Shape) -> tuple[tuple[int, ...], Views]:
+    blocks, size, heads, dim = shape.blocks, shape.block_size, shape.heads, shape.dim
+
+    def views(cache: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = cache.chunk(2, dim=2)
+        outer = cache.stride()[:2]
+        keys = keys.as_strided(
+            (blocks, size // 16, 16, heads, dim // 2, 2), (outer[0], 16 * dim, 2, outer[1], 32, 1), keys.storage_offset()
+        )
+        values = values.as_strided(
+            (blocks, size // 2, 2, heads, dim // 16, 16),
+            (outer[0], 32, 1, outer[1], 16 * size, 2),
+            values.storage_offset(),
+        )
+        return keys, values
+
+    return (blocks, heads, 2 * size, dim), views
+
+
+_SIZED = {MLA: _mla, PAIR: _pair, AMX: _amx}

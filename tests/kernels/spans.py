@@ -9,12 +9,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.layout import PagedTensor
 from kernels.paged import KVCopier, LayerKV, make_pool
 from kernels.reference import ReferenceCopier
 from kernels.rope import RotaryFrequencies
 from measuring.device.copies import rotation_error
-from measuring.device.memory import frequencies
-from tests.kernels.fakes import MLA, PAIR, FakeCache, Shape, make_cache
+from measuring.device.memory import elements, frequencies
+from tests.kernels.fakes import AMX, MLA, PAIR, FakeCache, Shape, make_cache
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 POOL_ROWS = 128
@@ -34,26 +35,26 @@ class Memory:
         """A layer for each of ``rotations``, filled with NaN."""
         caches = tuple(make_cache(layout, shape, dtype) for _ in rotations)
         pages = -(-POOL_ROWS // page_tokens)
-        pools = [
-            [make_pool(view, pages, page_tokens).fill_(math.nan) for view in (each.key, each.value)] for each in caches
-        ]
-        layers = (LayerKV(c.key, c.value, *p, f) for c, p, f in zip(caches, pools, rotations, strict=True))
+        layers = []
+        for cache, rotation in zip(caches, rotations, strict=True):
+            pools = [make_pool(blocks, pages, page_tokens).fill_(math.nan) for blocks in cache.blocks]
+            layers.append(LayerKV(*cache.blocks, *pools, rotation))
         return cls(caches, tuple(layers))
 
     def randomize(self, *names: str) -> None:
         for number, layer in enumerate(self.layers):
             for name in names:
-                view = getattr(layer, name)
+                view = elements(getattr(layer, name))
                 view.copy_(torch.randn(view.shape, generator=torch.Generator().manual_seed(number)))
 
     def clones(self) -> tuple[LayerKV, ...]:
-        return tuple(replace(layer, **{name: getattr(layer, name).clone() for name in VIEWS}) for layer in self.layers)
+        return tuple(replace(layer, **{name: _clone(getattr(layer, name)) for name in VIEWS}) for layer in self.layers)
 
     def assert_unharmed(self) -> None:
         """Asserts that all memory outside the views is still NaN."""
         for cache in self.caches:
             storage = cache.storage.clone()
-            for view in (cache.key, cache.value):
+            for view in (blocks.tiles for blocks in cache.blocks):
                 storage.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(math.nan)
             assert bool(storage.isnan().all())
 
@@ -84,10 +85,11 @@ class Case:
 def cases(draw: st.DrawFn, layouts: Sequence[str]) -> Case:
     """Spans of awkward lengths, each with a delta, in scattered or consecutive blocks and pages."""
     layout = draw(st.sampled_from(layouts))
-    dim = draw(st.sampled_from([32, 48, 64, 80, 128, 256]))
+    is_amx = layout == AMX
+    dim = draw(st.sampled_from([32, 64, 96, 128, 256] if is_amx else [32, 48, 64, 80, 128, 256]))
     rotary = draw(st.sampled_from([dim, dim // 2, 2]))
     value_dim = draw(st.sampled_from([dim, 64, 512])) if layout in (MLA, PAIR) else dim
-    block_size = draw(st.sampled_from([1, 16, 64]))
+    block_size = draw(st.sampled_from([32, 64, 128] if is_amx else [1, 16, 64]))
     lengths = draw(st.lists(st.sampled_from([0, 1, 2, 5, 15, 16, 17]), max_size=4))
     deltas = draw(st.lists(st.integers(-131072, 131072) | st.just(0), min_size=len(lengths), max_size=len(lengths)))
     tokens = sum(lengths)
@@ -98,7 +100,7 @@ def cases(draw: st.DrawFn, layouts: Sequence[str]) -> Case:
     return Case(
         layout,
         shape,
-        draw(st.sampled_from(DTYPES)),
+        torch.bfloat16 if is_amx else draw(st.sampled_from(DTYPES)),
         page_tokens=draw(st.sampled_from([1, 16, 64])),
         rotations=draw(st.sampled_from([rotations[:1], rotations[:1] * 2 + rotations[1:], rotations[::-1]])),
         slots=slots_of(shape, tokens, seed),
@@ -123,7 +125,7 @@ def assert_saved(copier: KVCopier, memory: Memory, slots: Tensor, rows: Tensor) 
     expected.save(slots, rows)
     for layer, wanted in zip(copier.layers, expected.layers, strict=True):
         for name in VIEWS:
-            assert same_bits(getattr(layer, name), getattr(wanted, name)), name
+            assert same_bits(getattr(layer, name)[:], getattr(wanted, name)[:]), name
     memory.assert_unharmed()
 
 
@@ -136,8 +138,8 @@ def assert_loaded(copier: KVCopier, memory: Memory, case: Case) -> None:
     turned[case.slots[case.deltas != 0]] = True
     for layer, wanted in zip(copier.layers, expected.layers, strict=True):
         for name in VIEWS[1:]:
-            assert same_bits(getattr(layer, name), getattr(wanted, name)), name
-        keys, right = (each.key_blocks.flatten(0, 1) for each in (layer, wanted))
+            assert same_bits(getattr(layer, name)[:], getattr(wanted, name)[:]), name
+        keys, right = (each.key_blocks[:].flatten(0, 1) for each in (layer, wanted))
         assert same_bits(keys[~turned], right[~turned])
         width = layer.frequencies.rotary_dim
         assert same_bits(keys[..., width:], right[..., width:])
@@ -145,6 +147,10 @@ def assert_loaded(copier: KVCopier, memory: Memory, case: Case) -> None:
             seen, right = keys[turned][..., :width], right[turned][..., :width]
             assert rotation_error(seen, right, layer.frequencies.is_neox) <= 1
     memory.assert_unharmed()
+
+
+def _clone(view: Tensor | PagedTensor) -> Tensor | PagedTensor:
+    return PagedTensor(view.tiles.clone()) if isinstance(view, PagedTensor) else view.clone()
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

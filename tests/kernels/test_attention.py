@@ -25,7 +25,7 @@ from kernels.attention.plan import (
 )
 from kernels.attention.reference import ReferenceAttention
 from kernels.paged import LayerKV, make_pool
-from tests.kernels.fakes import Shape, make_cache
+from tests.kernels.fakes import AMX, Shape, make_cache
 from tests.kernels.spans import frequencies
 
 FAST = settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -42,13 +42,14 @@ class Model(NamedTuple):
     rotary_dim: int
     is_neox: bool
     dtype: torch.dtype
+    layout: str = "cpu"
 
 
 def layer_of(model: Model, num_blocks: int) -> LayerKV:
     """Pool and blocks full of NaN."""
-    cache = make_cache("cpu", Shape(num_blocks, BLOCK, model.kv_heads, model.dim), model.dtype)
-    pools = [make_pool(view, PAGES, PAGE).fill_(float("nan")) for view in (cache.key, cache.value)]
-    return LayerKV(cache.key, cache.value, *pools, frequencies(model.rotary_dim, is_neox=model.is_neox))
+    cache = make_cache(model.layout, Shape(num_blocks, BLOCK, model.kv_heads, model.dim), model.dtype)
+    pools = [make_pool(blocks, PAGES, PAGE).fill_(float("nan")) for blocks in cache.blocks]
+    return LayerKV(*cache.blocks, *pools, frequencies(model.rotary_dim, is_neox=model.is_neox))
 
 
 def fill(layer: LayerKV, plan: AttentionPlan) -> None:
@@ -57,7 +58,7 @@ def fill(layer: LayerKV, plan: AttentionPlan) -> None:
         views = (layer.key_pool, layer.value_pool) if source == POOL else (layer.key_blocks, layer.value_blocks)
         for page, at, length in plan.runs[first:end].tolist():
             for view in views:
-                view[page, at : at + length] = torch.randn(length, *view.shape[2:]).to(view.dtype)
+                view[page, torch.arange(at, at + length)] = torch.randn(length, *view.shape[2:]).to(view.dtype)
 
 
 def segment(pages: Sequence[int], skipped: int, length: int, delta: int, *, is_context: bool = True) -> PooledSegment:
@@ -65,15 +66,15 @@ def segment(pages: Sequence[int], skipped: int, length: int, delta: int, *, is_c
 
 
 MODELS = st.builds(
-    lambda group, kv_heads, dim, part, is_neox, dtype: Model(
-        group * kv_heads, kv_heads, dim, dim // part, is_neox, dtype
+    lambda group, kv_heads, dim, part, is_neox, kind: Model(
+        group * kv_heads, kv_heads, dim if kind[1] != AMX else dim // 32 * 32, dim // 32 * 32 // part, is_neox, *kind
     ),
     st.sampled_from([1, 3, 4]),
     st.sampled_from([1, 2, 3]),
     st.sampled_from([32, 48, 64]),
     st.sampled_from([1, 2]),
     st.booleans(),
-    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from([(torch.float32, "cpu"), (torch.bfloat16, "cpu"), (torch.bfloat16, AMX)]),
 )
 
 

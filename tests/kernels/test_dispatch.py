@@ -10,30 +10,33 @@ import torch
 
 from kernels import dispatch, numba_copier
 from kernels.dispatch import copier_for
+from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, UnsupportedKVError
 from measuring.device.memory import frequencies
-from tests.kernels.fakes import Shape
+from tests.kernels.fakes import AMX, Shape
 from tests.kernels.spans import Memory
 
 
 def layers(layout: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[LayerKV, ...]:
-    return Memory.poisoned(layout, Shape(3, 16, 2, 32), dtype, [frequencies(32)] * 2).layers
+    return Memory.poisoned(layout, Shape(3, 32, 2, 32), dtype, [frequencies(32)] * 2).layers
 
 
 def elsewhere(dtype: torch.dtype = torch.float32) -> list[LayerKV]:
     """A layer on an unsupported device."""
     view = torch.empty(2, 16, 2, 32, device="meta", dtype=dtype)
-    return [LayerKV(view, view, view, view, frequencies(32))]
+    blocks = PagedTensor.of(view)
+    return [LayerKV(blocks, blocks, view, view, frequencies(32))]
 
 
-def test_float32_in_the_cpus_layout_is_copied_by_compiled_code(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("layout", "dtype"), [("cpu", torch.float32), ("cpu", torch.bfloat16), (AMX, torch.bfloat16)])
+def test_vllms_layouts_on_cpus_are_copied_by_compiled_code(layout, dtype, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "kernels"):
-        assert copier_for(layers()).name == "numba"
+        assert copier_for(layers(layout, dtype)).name == "numba"
     assert "moved by numba on cpu" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype"), [("cpu", torch.bfloat16), ("cpu", torch.float8_e4m3fn), ("2BNHD", torch.float32)]
+    ("layout", "dtype"), [("cpu", torch.float16), ("cpu", torch.float8_e4m3fn), ("2BNHD", torch.float32)]
 )
 def test_other_memory_of_a_cpu_is_copied_by_torch_with_a_warning(layout, dtype, caplog) -> None:
     assert copier_for(layers(layout, dtype)).name == "torch"
@@ -97,6 +100,12 @@ def test_without_triton_a_gpu_is_refused_not_served_slowly(monkeypatch: pytest.M
     monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
     with pytest.raises(UnsupportedKVError, match="Triton is needed"):
         copier_for(layers())
+
+
+def test_tiles_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
+    with pytest.raises(UnsupportedKVError, match="K has tiles of 16 tokens and 2 dimensions"):
+        copier_for(layers(AMX, torch.bfloat16))
 
 
 def test_heads_too_large_for_triton_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

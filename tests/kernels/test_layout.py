@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.layout import BlockLayout, CacheWriter, LayoutProbeError, probe_layout
-from tests.kernels.fakes import LAYOUTS, FakeCache, Shape, make_cache
+from tests.kernels.fakes import AMX, LAYOUTS, FakeCache, Shape, make_cache
 
 SHAPE = Shape(blocks=5, block_size=16, heads=2, dim=32)
 SHAPES = st.builds(
@@ -39,16 +39,16 @@ def test_views_are_the_engines_own(layout: str, shape: Shape, dtype: torch.dtype
     assert cache.key[:-2].isnan().all()
     assert cache.value[:-2].isnan().all()
     assert_spare_blocks_zero(cache)
-    cache.key.copy_(torch.randn(cache.key.shape))
-    cache.value.copy_(torch.randn(cache.value.shape))
-    assert torch.equal(found.key_view(cache.tensor), cache.key)
-    assert torch.equal(found.value_view(cache.tensor), cache.value)
+    for view, wanted in zip((found.key_view(cache.tensor), found.value_view(cache.tensor)), cache.blocks, strict=True):
+        assert view.strided.shape == view.shape
+        wanted.tiles.copy_(torch.randn(wanted.tiles.shape))
+        assert torch.equal(view[:], wanted[:])
 
 
 def test_views_write_through() -> None:
     cache = make_cache("cpu", SHAPE)
     found = probe(cache)
-    found.key_view(cache.tensor)[1, 3] = 7
+    found.key_view(cache.tensor)[1, 3] = torch.full((SHAPE.heads, SHAPE.dim), 7.0)
     assert (cache.key[1, 3] == 7).all()
     assert int(cache.tensor[:-2].isfinite().sum()) == SHAPE.heads * SHAPE.dim
 
@@ -63,8 +63,8 @@ def test_key_and_value_may_lie_in_tensors_of_their_own() -> None:
 
     found = probe_layout(key_cache, value_cache, 5, 16, 1, 64, 512, write)
     for view, cache in ((found.key_view(key_cache), key_cache), (found.value_view(value_cache), value_cache)):
-        assert (view.data_ptr(), view.shape) == (cache.data_ptr(), cache.shape)
-        assert view.is_contiguous()
+        assert (view.tiles.data_ptr(), view.shape) == (cache.data_ptr(), cache.shape)
+        assert view.strided.is_contiguous()
     assert not key_cache[-2:].any()
     assert not value_cache[-2:].any()
 
@@ -84,8 +84,8 @@ def test_key_and_value_sizes_may_differ() -> None:
 def test_swapped_operands_come_out_swapped() -> None:
     cache = make_cache("BNH2D", SHAPE)
     found = probe(cache, lambda key, value, slots: cache.write(value, key, slots))
-    assert found.key_view(cache.tensor).data_ptr() == cache.value.data_ptr()
-    assert found.value_view(cache.tensor).data_ptr() == cache.key.data_ptr()
+    assert found.key_view(cache.tensor).tiles.data_ptr() == cache.value.data_ptr()
+    assert found.value_view(cache.tensor).tiles.data_ptr() == cache.key.data_ptr()
 
 
 def drop_everything(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
@@ -136,8 +136,8 @@ def test_blocks_are_cleared_when_the_writer_raises() -> None:
     assert_spare_blocks_zero(cache)
 
 
-def test_tiled_layout_is_refused() -> None:
-    """Head dimensions in groups of 8, a whole block apart, as in vLLM's first layout."""
+def test_dimensions_in_tiles_are_found() -> None:
+    """Groups of 8 dimensions, a whole block apart, as in vLLM's first layout."""
     cache = make_cache("B2NHD", SHAPE)
     tiles = cache.tensor[:, 0].view(SHAPE.blocks, SHAPE.heads, SHAPE.dim // 8, SHAPE.block_size, 8)
 
@@ -147,7 +147,39 @@ def test_tiled_layout_is_refused() -> None:
             tile = key[token].view(SHAPE.heads, SHAPE.dim // 8, 8)
             tiles[slot // SHAPE.block_size, :, :, slot % SHAPE.block_size] = tile
 
-    with pytest.raises(LayoutProbeError):
+    keys = probe(cache, write).key_view(cache.tensor)
+    assert keys.strided is None
+    key, value = torch.randn(2, 2, SHAPE.heads, SHAPE.dim)
+    write(key, value, torch.tensor([3, 40]))
+    assert torch.equal(keys[torch.tensor([0, 2]), torch.tensor([3, 8])], key)
+    keys[1, 15] = key[0]
+    assert torch.equal(tiles[1, :, :, 15].flatten(1), key[0])
+
+
+@pytest.mark.parametrize("block_size", [32, 64, 128])
+@pytest.mark.parametrize("dim", [32, 64, 96, 128])
+def test_the_layout_of_amx_is_found(block_size: int, dim: int) -> None:
+    cache = make_cache(AMX, Shape(3, block_size, 2, dim), torch.bfloat16)
+    found = probe(cache)
+    for view, wanted in zip((found.key_view(cache.tensor), found.value_view(cache.tensor)), cache.blocks, strict=True):
+        assert view.tiles.stride() == wanted.tiles.stride()
+        assert (view.tiles.shape, view.tiles.data_ptr()) == (wanted.tiles.shape, wanted.tiles.data_ptr())
+        assert not view[-2:].any()
+
+
+def swizzled(token: int, dims: Tensor) -> Tensor:
+    """Dimensions in an order that depends on the token."""
+    return dims ^ (token % 4)
+
+
+def test_a_swizzled_layout_is_refused() -> None:
+    cache, dims = make_cache("B2NHD", SHAPE), torch.arange(SHAPE.dim)
+
+    def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
+        keys = torch.stack([each[:, swizzled(slot, dims)] for each, slot in zip(key, slots.tolist(), strict=True)])
+        cache.write(keys, value, slots)
+
+    with pytest.raises(LayoutProbeError, match="do not lie in tiles|is not what was written"):
         probe(cache, write)
     assert_spare_blocks_zero(cache)
 

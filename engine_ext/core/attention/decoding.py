@@ -114,7 +114,7 @@ class DecodingSelection:
         if len(blocks):
             for name, tensor in represent_blocks(self._policy, keys[blocks]).items():
                 if name not in kept:
-                    kept[name] = tensor.new_empty(len(keys), *tensor.shape[1:])
+                    kept[name] = tensor.new_empty(keys.shape[0], *tensor.shape[1:])
                 kept[name][blocks] = tensor
         return kept
 

@@ -92,8 +92,8 @@ def test_a_pair_of_caches_is_probed_and_written_by_the_engines_writer(on_ascend)
     assert (layer.cache.key_cache, layer.cache.value_cache) == pair
     half = WorkerHalf(1 << 20, 32, BLOCK)
     layout = half.probe(layer)
-    assert layout.key_view(pair[0]).stride() == pair[0].stride()
-    assert layout.value_view(pair[1]).data_ptr() == pair[1].data_ptr()
+    assert layout.key_view(pair[0]).strided.stride() == pair[0].stride()
+    assert layout.value_view(pair[1]).tiles.data_ptr() == pair[1].data_ptr()
     assert half.prepare([layer], ascend.reshape_and_cache()).page_bytes == 32 * 2 * 128 * 4
 
 

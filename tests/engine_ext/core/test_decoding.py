@@ -6,6 +6,7 @@ import torch
 
 from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSelection
 from engine_ext.core.attention.rows import BatchRow
+from kernels.layout import PagedTensor
 from kernels.paged import LayerKV
 from kernels.rope import RotaryFrequencies
 from kernels.selection import POLICIES
@@ -27,7 +28,7 @@ def ids() -> list[str]:
 
 @pytest.fixture
 def selection(keys: torch.Tensor, ids: list[str]) -> DecodingSelection:
-    layer = LayerKV(keys, keys, keys, keys, FREQUENCIES)
+    layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
     return DecodingSelection({"layer": layer}, POLICIES["attention"], NUMBER, lambda: Batch(ids, [PROMPT] * len(ids)))
 
 
@@ -41,7 +42,7 @@ def test_tokens_of_the_prompt_read_everything(selection: DecodingSelection) -> N
 
 
 def test_tokens_within_the_budget_read_everything(keys: torch.Tensor) -> None:
-    layer = LayerKV(keys, keys, keys, keys, FREQUENCIES)
+    layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
     selection = DecodingSelection({"layer": layer}, POLICIES["mean"], NUMBER, lambda: Batch(["one"], [2]))
     assert selection.step([row(NUMBER * BLOCK)]) is None
     step = selection.step([row(NUMBER * BLOCK + 2, NUMBER * BLOCK)])
@@ -91,6 +92,6 @@ def test_blocks_are_represented_once_while_the_request_runs(selection: DecodingS
 
 
 def test_too_small_a_budget_is_refused(keys: torch.Tensor) -> None:
-    layer = LayerKV(keys, keys, keys, keys, FREQUENCIES)
+    layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
     with pytest.raises(ValueError, match=f"less than {LEAST_BLOCKS}"):
         DecodingSelection({"layer": layer}, POLICIES["mean"], LEAST_BLOCKS - 1, lambda: Batch([], []))

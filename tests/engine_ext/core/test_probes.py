@@ -8,6 +8,7 @@ from engine_ext.core.attention.probes import Probes
 from engine_ext.core.attention.rows import BatchRow
 from engine_ext.core.pages import PageTags, WrongPagesError
 from engine_ext.wire.plan import Probe, TransferPlan
+from kernels.layout import PagedTensor
 from kernels.paged import LayerKV
 from kernels.rope import RotaryFrequencies, rotate_keys, rotation_angles
 from kernels.selection import POLICIES, shares
@@ -28,7 +29,7 @@ def probes(pool: torch.Tensor) -> Probes:
     tags = PageTags(len(pool))
     tags.put([0, 1], 11)
     tags.put([3], 12)
-    layer = LayerKV(pool, pool, pool, pool, FREQUENCIES)
+    layer = LayerKV(PagedTensor.of(pool), PagedTensor.of(pool), pool, pool, FREQUENCIES)
     made = Probes({"layer 1": layer}, tags, POLICIES["attention"], lambda: ["other", "probe"])
     assert made.represent(1, [0, 1], 11, 6) == 6 * HEADS * SIZE * 4
     made.represent(2, [3], 12, 4)

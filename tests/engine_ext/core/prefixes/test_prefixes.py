@@ -24,6 +24,7 @@ from engine_ext.core.prefixes.worker_links import WorkerLinks
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.chunk_file import pack_file
 from engine_ext.wire.prefix import BlockCommand, PrefixTag, blocks_address, is_block, namespace_digest
+from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, make_pool
 from measuring.device.memory import frequencies
 
@@ -40,9 +41,8 @@ class Worker:
         self.half = WorkerHalf(0, 32, BLOCK)
         self.layers = [
             LayerKV(
-                torch.randn(BLOCKS, BLOCK, HEADS, SIZE),
-                torch.randn(BLOCKS, BLOCK, HEADS, SIZE),
-                *(make_pool(torch.zeros(BLOCKS, BLOCK, HEADS, SIZE), 2, 32) for _ in range(2)),
+                *(blocks := [PagedTensor.of(torch.randn(BLOCKS, BLOCK, HEADS, SIZE)) for _ in range(2)]),
+                *(make_pool(each, 2, 32) for each in blocks),
                 frequencies(SIZE),
             )
             for _ in range(2)
@@ -55,7 +55,7 @@ class Worker:
 
     def kv(self, block_ids: list[int]) -> torch.Tensor:
         views = [view for layer in self.layers for view in (layer.key_blocks, layer.value_blocks)]
-        return torch.stack([view[block_ids] for view in views]).clone()
+        return torch.stack([view[block_ids] for view in views])
 
 
 class Server:
