@@ -148,7 +148,6 @@ class Report(Shape):
     """``None``: the engine's blocks of the chunks were copies."""
     kv: Literal["requantized"] | None = None
     """Set where keys of a quantized KV cache were turned, and so rounded once more."""
-    temperature: float = 1
     """Of attention to the chunks."""
     budget_share: float = 1
     """Share of the chunks' tokens that a sparse request may keep."""

@@ -22,8 +22,6 @@ Outputs = AsyncGenerator["RequestOutput", None]
 CacheMode = Literal["auto", "chunked", "full", "compare"]
 ChunkOrder = Literal["given", "canonical"]
 MAX_LINK_TOKENS: Final = 1024
-TEMPERATURES: Final = (0.1, 2.0)
-"""Least and greatest temperature of attention to the chunks."""
 
 
 class FullAttentionError(Exception):
@@ -58,8 +56,7 @@ class CacheOptions:
     needs the position strategy ``offset``. In ``canonical`` order the same chunks always make the same prompt, so that
     vLLM's own prefix cache finds its beginning.
 
-    Attention to the chunks has the ``temperature`` (:mod:`kernels.attention.plan`). A ``sparse`` request keeps chunks
-    within a budget only (:mod:`engine_ext.client.run.selection`).
+    A ``sparse`` request keeps chunks within a budget only (:mod:`engine_ext.client.run.selection`).
     """
 
     mode: CacheMode = "auto"
@@ -70,7 +67,6 @@ class CacheOptions:
     link_tokens: int = 0
     link_context: LinkContext = "chained"
     order: ChunkOrder = "given"
-    temperature: float = 1.0
     sparse: Sparse | None = None
     decision: Decision | None = None
 

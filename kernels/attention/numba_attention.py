@@ -41,19 +41,19 @@ class NumbaAttention(ChunkAttention):
         queries = query[plan.tokens].float().numpy()
         result = np.empty_like(queries)
         cos, sin = (table.numpy() for table in plan.angles.of(layer.frequencies))
-        pieces, runs, users, temperatures = map(Tensor.numpy, (plan.pieces, plan.runs, plan.users, plan.temperatures))
-        step = pieces, runs, users, plan.num_context, temperatures, (cos, sin), layer.is_neox, scale, layer.num_heads
+        pieces, runs, users = map(Tensor.numpy, (plan.pieces, plan.runs, plan.users))
+        step = pieces, runs, users, (cos, sin), layer.is_neox, scale, layer.num_heads
         (num_tokens, num_heads, size), shares = queries.shape, torch.get_num_threads()
         group = num_heads // layer.num_heads
-        sides = 2 * shares, 2, num_tokens * group
-        parts = np.full(2 * shares, -1), np.empty((*sides, 2), np.float32), np.empty((*sides, size), np.float32)
+        slots, rows = 2 * shares, num_tokens * group
+        parts = np.full(slots, -1), np.empty((slots, rows, 2), np.float32), np.empty((slots, rows, size), np.float32)
 
         def compute(first: int, end: int) -> None:
             for share in range(first, end):
                 attend(queries, result, layer.pool, layer.blocks, layer.shift, *step, (share, shares), parts)
 
         in_torch_threads(compute, shares)
-        merge(result, parts, temperatures, group)
+        merge(result, parts, group)
         output[plan.tokens] = torch.from_numpy(result).to(output.dtype)
 
 

@@ -140,7 +140,7 @@ class ChunkedRun:
     def _composed_form(self, call: EngineCall, layout: Layout, plan: TransferPlan) -> KVForm:
         """The KV that ``plan`` composes for the prompt of ``call``."""
         salt, added = self._request.composed_salt(self._cache.hasher, layout), plan.to_params()
-        if plan.attention is None and plan.elsewhere is None:  # else its blocks lack the chunks, or may be lost
+        if not plan.attends and plan.elsewhere is None:  # else its blocks lack the chunks, or may be lost
             added |= self._prefix_params(call, plan.num_loaded_tokens)
         return KVForm("chunked", layout.placement, salt, call.with_salt(salt), added, layout.reach)
 

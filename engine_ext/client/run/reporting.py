@@ -74,7 +74,7 @@ class Reporter:
         report.placement = None if layout.placement == "copy" else layout.placement
         report.kv = "requantized" if layout.is_requantized else None
         tokens, sparse = report.tokens, self._request.sparse
-        report.temperature, tokens.left_out = options.temperature, layout.num_left_out
+        tokens.left_out = layout.num_left_out
         report.budget_share = sparse.budget_share if sparse else 1
         if options.link_tokens:
             report.links = Links(tokens=options.link_tokens, context=options.link_context)
@@ -99,7 +99,7 @@ class Reporter:
         report, prompt, options = self.report, self._request.prompt, self._request.options
         report.mode, report.reason = "full", str(why)
         report.links = report.placement = report.kv = report.opening = None
-        report.temperature = report.budget_share = 1
+        report.budget_share = 1
         report.tokens.left_out = 0
         report.chunks = [ReportedChunk.of(chunk) for chunk in prompt.chunks] if prompt is not None else []
         if prompt is not None and options.explain:
