@@ -54,8 +54,7 @@ class CacheField(BaseModel):
     mode: CacheMode = Field(
         "auto",
         description="auto: reuse chunks, or fall back to full attention and report why; chunked: fail instead of "
-        "falling back; full: full attention over the same tokens; compare: as auto, with full attention beside it in "
-        "the report",
+        "falling back; full: full attention over the same tokens",
     )
     position_strategy: PositionStrategy | None = Field(
         None,

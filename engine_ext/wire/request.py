@@ -19,7 +19,7 @@ REQUEST_KEY = "tessera_request"
 
 Outputs = AsyncGenerator["RequestOutput", None]
 
-CacheMode = Literal["auto", "chunked", "full", "compare"]
+CacheMode = Literal["auto", "chunked", "full"]
 ChunkOrder = Literal["given", "canonical"]
 MAX_LINK_TOKENS: Final = 1024
 

@@ -86,7 +86,6 @@ def state(profile: Profile | None = PROFILE) -> State:
     [
         {"mode": "chunked"},
         {"mode": "full"},
-        {"mode": "compare"},
         {"position_strategy": "offset"},
         {"link_tokens": 0},
         {"sparse": {"budget_share": 0.5}},

@@ -8,7 +8,7 @@ from vllm.outputs import RequestOutput
 
 from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
-from cache.report import Compared, Decided, Handed, Links, Report, ReportedChunk, Retrieved, explain_segments
+from cache.report import Decided, Handed, Links, Report, ReportedChunk, Retrieved, explain_segments
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.fills import FillResult
 from engine_ext.chunks.source import SourceResult
@@ -115,21 +115,13 @@ class Reporter:
         """Notes why another engine's blocks are not used."""
         self.report.handover = handed
 
-    def compared(self, comparison: Compared) -> None:
-        """Adds full attention's answer beside this one."""
-        self.report.compare = comparison
-
-    def note_times(self, output: RequestOutput) -> None:
-        """Records the first token's time, and with the last output all others."""
-        timings = self.report.timings_ms
-        timings.setdefault("first_token", self._stages.elapsed_ms())
-        if output.finished and "total" not in timings:
-            timings.update(_engine_timings_ms(output))
-            timings["total"] = self._stages.elapsed_ms()
-
     def note(self, output: RequestOutput) -> None:
         """Records the output's times; its cached tokens, which usage tells, become the reused ones."""
-        self.note_times(output)
+        timings = self.report.timings_ms
+        timings.setdefault("first_token", self._stages.elapsed_ms())
+        if output.finished:
+            timings.update(_engine_timings_ms(output))
+            timings["total"] = self._stages.elapsed_ms()
         if self.report.mode == "chunked" and not self._is_handed_over and output.num_cached_tokens:
             output.num_cached_tokens -= self._num_computed_of_saved
 
