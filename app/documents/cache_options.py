@@ -17,7 +17,6 @@ from engine_ext.wire.request import (
     MAX_LINK_TOKENS,
     CacheMode,
     CacheOptions,
-    ChunkOrder,
     Decide,
     salted_namespace,
 )
@@ -87,11 +86,6 @@ class CacheField(BaseModel):
         description="how link tokens see earlier chunks. chained: with their link tokens; cached: as cached, so that "
         "all link tokens can be computed at once",
     )
-    order: ChunkOrder = Field(
-        "given",
-        description="order of chunks in the prompt; canonical: by text, so that the same chunks in any order are the "
-        "same prompt for vLLM's own prefix cache (docs/quality.md)",
-    )
     sparse: SparseField | None = Field(
         None,
         description="keep the chunks that the question attends to most, and leave out the others (docs/sparse.md). "
@@ -131,7 +125,6 @@ class CacheField(BaseModel):
             self.explain,
             link_tokens,
             self.link_context,
-            self.order,
             defaults.sparse if self.sparse is None else self.sparse.completed(defaults.sparse),
         )
 

@@ -20,7 +20,6 @@ REQUEST_KEY = "tessera_request"
 Outputs = AsyncGenerator["RequestOutput", None]
 
 CacheMode = Literal["auto", "chunked", "full"]
-ChunkOrder = Literal["given", "canonical"]
 MAX_LINK_TOKENS: Final = 1024
 
 
@@ -53,8 +52,7 @@ class CacheOptions:
     is computed behind the chat template's constant opening, and reused behind any system segment.
 
     The first ``link_tokens`` tokens of each chunk but the first are recomputed (:mod:`engine_ext.chunks.links`);
-    needs the position strategy ``offset``. In ``canonical`` order the same chunks always make the same prompt, so that
-    vLLM's own prefix cache finds its beginning.
+    needs the position strategy ``offset``.
 
     A ``sparse`` request keeps chunks within a budget only (:mod:`engine_ext.client.run.selection`).
     """
@@ -66,7 +64,6 @@ class CacheOptions:
     explain: bool = False
     link_tokens: int = 0
     link_context: LinkContext = "chained"
-    order: ChunkOrder = "given"
     sparse: Sparse | None = None
     decision: Decision | None = None
 

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 
 from app.modes import CALIBRATED, MODES, SPARSE, in_order, is_mode
 from measuring.kit.arguments import Parser, positive
-from measuring.quality.client import ChunkOrder
 from measuring.quality.metrics import REFUSAL, normalize
 from measuring.quality.questions.datasets import Format
 
@@ -146,8 +145,6 @@ def _add_options(parser: Parser, default: str) -> None:
     parser.add_argument(
         "--max-tokens", type=positive, default=64, metavar="N", help="longest answer, in tokens (default: 64)"
     )
-    order = "of chunks in prompts: as in the question file, or by their text (default: given)"
-    parser.add_argument("--order", choices=get_args(ChunkOrder), default="given", help=order)
     concurrency = "requests at a time; with more than 1, times to first token are those under load (default: 1)"
     parser.add_argument("--concurrency", type=positive, default=1, metavar="N", help=concurrency)
     output = "folder for the results (default: results/<command>-<name of the question file>)"

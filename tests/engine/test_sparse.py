@@ -121,7 +121,7 @@ def test_a_budget_for_all_changes_nothing(server: TesseraServer, text: Text) -> 
 
 
 @pytest.mark.serve_with(*SPARSE)
-@pytest.mark.parametrize("cache", [{"scope": "isolated"}, {"order": "canonical"}])
+@pytest.mark.parametrize("cache", [{"scope": "isolated"}, {}])
 def test_scopes_and_prompts_without_a_system_segment(
     cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text
 ) -> None:

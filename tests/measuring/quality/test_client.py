@@ -48,7 +48,7 @@ async def test_what_is_sent(server, ask, mode, cache):
             "system": "Answer.",
             "chunks": [{"text": "One.", "title": "A"}, {"text": "Two."}],
             "question": "Where is Falcon?",
-            "cache": {**cache, "order": "given"},
+            "cache": cache,
             "stream": True,
             "temperature": 0,
             "max_tokens": 32,
