@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from app.modes import budget_share_of, is_mode, link_tokens, strategy_of, temperature_of
+from app.modes import budget_share_of, is_mode, link_tokens, strategy_of
 from cache.positions.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
 from cache.selection import Sparse
 from engine_ext.wire.request import CacheOptions, Decision
@@ -78,11 +78,9 @@ class Kind(_Part):
     def placed(self, placement: str | None, *, leaves_out: bool = False) -> Self:
         """The kind on a server with this placement, among the modes that hold.
 
-        In place it is a mode with shared chunks, if one holds. A temperature other than 1 needs ``attend``, a budget a
-        server that ``leaves_out`` chunks.
+        In place it is a mode with shared chunks, if one holds. A budget needs a server that ``leaves_out`` chunks.
         """
-        whole = [each for each in (self.mode, *self.holds) if budget_share_of(each) == 1 or leaves_out]
-        possible = [each for each in whole if placement == "attend" or temperature_of(each) == 1]
+        possible = [each for each in (self.mode, *self.holds) if budget_share_of(each) == 1 or leaves_out]
         shareable = [each for each in _SHARED_IN_PLACE if each in self.holds] if placement == "in-place" else []
         chosen = [*shareable, *possible, "full"] if self.mode != "full" else ["full"]
         return self.model_copy(update={"mode": chosen[0]})
@@ -175,7 +173,6 @@ class Profile(_Part):
             options,
             position_strategy=strategy_of(decision.mode),
             link_tokens=link_tokens(decision.mode),
-            temperature=temperature_of(decision.mode),
             sparse=Sparse(budget_share=share) if (share := budget_share_of(decision.mode)) < 1 else options.sparse,
             decision=decision,
         )

@@ -20,7 +20,7 @@ from cache.positions.strategy import UNKNOWN
 from cache.report import ScopeName
 from cache.selection import DecodingBudget, PolicyName, Scoring, Sparse
 from cache.tiers.config import parse_tiers
-from engine_ext.wire.request import MAX_LINK_TOKENS, TEMPERATURES, CacheOptions
+from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions
 from replicas.registry import Role
 
 LogFormat = Literal["text", "json"]
@@ -90,13 +90,6 @@ class Settings(AccessSettings):
         le=MAX_LINK_TOKENS,
         description="default number of link tokens, for requests that don't ask for shared positions: first tokens "
         "of each chunk, recomputed in their context, which costs time and recovers quality (docs/quality.md)",
-    )
-    chunk_temperature: float = Field(
-        1.0,
-        ge=TEMPERATURES[0],
-        le=TEMPERATURES[1],
-        description="default temperature of attention to the chunks, for --chunk-cache-placement attend "
-        "(docs/chunk-attention.md)",
     )
     chunk_sparse_budget: int | None = Field(
         None,
@@ -216,7 +209,6 @@ class Settings(AccessSettings):
             position_strategy=strategy,
             scope=self.chunk_scope,
             link_tokens=self.chunk_link_tokens,
-            temperature=self.chunk_temperature,
             sparse=Sparse(self.chunk_sparse_budget) if self.chunk_sparse_budget else None,
         )
 

@@ -18,7 +18,7 @@ from cache.config import ChunkCacheConfig
 from cache.errors import CapacityError
 from cache.eviction.expiry import ExpiryQueue
 from cache.eviction.pins import Pins
-from cache.eviction.policies import EvictionPolicy, make_policy, prefill_cost
+from cache.eviction.policies import EvictionPolicy, make_policy
 from cache.eviction.quotas import Quota, Usage, unlimited
 from cache.eviction.removal import Removal
 from cache.eviction.room import Room
@@ -259,7 +259,6 @@ class ChunkCacheManager:
             identity,
             self.pool.allocate(self.config.pages_for(identity.num_tokens)),
             tag=next(self._tags),
-            recompute_cost=prefill_cost(identity.num_prefix_tokens, identity.num_tokens),
             created_at=now,
             last_used_at=now,
             is_system=wanted.is_system,

@@ -105,24 +105,6 @@ class Links(Shape):
     context: LinkContext
 
 
-class ComparedTimes(Shape):
-    """Timings of both answers, in milliseconds."""
-
-    cached: dict[str, float]
-    full: dict[str, float]
-
-
-class Compared(Shape):
-    """Full attention beside the answer. ``mean_kl``: nats a token of the answer, over ``top_logprobs`` tokens each."""
-
-    answer: str
-    same_tokens: bool
-    mean_kl: float
-    tokens: int
-    top_logprobs: int
-    timings_ms: ComparedTimes
-
-
 class Handed(Shape):
     """Blocks that another engine had computed for the request; ``why`` they were not used, or not to the end.
 
@@ -148,13 +130,10 @@ class Report(Shape):
     """``None``: the engine's blocks of the chunks were copies."""
     kv: Literal["requantized"] | None = None
     """Set where keys of a quantized KV cache were turned, and so rounded once more."""
-    temperature: float = 1
-    """Of attention to the chunks."""
     budget_share: float = 1
     """Share of the chunks' tokens that a sparse request may keep."""
     links: Links | None = None
     handover: Handed | None = None
-    compare: Compared | None = None
     retrieved: list[Retrieved] | None = None
     """The best first; ``None``: the request brought its documents itself."""
     segments: list[Segment] | None = None

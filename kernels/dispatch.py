@@ -47,8 +47,8 @@ def attention_for(layers: Sequence[LayerKV]) -> ChunkAttention:
     if not NumbaAttention.supports(layers):
         view = layers[0].key_blocks
         raise UnsupportedKVError(
-            "attention over the chunk pool needs float32 or bfloat16 in vLLM's CPU layouts, with heads of a multiple of "
-            f"16 dimensions; here it is {_names({view.dtype})} on {view.device} with heads of {view.shape[3]}"
+            "attention over the chunk pool needs float32 or bfloat16 in vLLM's CPU layouts, with heads of a multiple "
+            f"of 16 dimensions; here it is {_names({view.dtype})} on {view.device} with heads of {view.shape[3]}"
         )
     return NumbaAttention(layers)
 

@@ -54,8 +54,8 @@ class Axis:
 class PagedTensor:
     """K or V in the engine's blocks, a tensor `[blocks, block_size, H, D]` in any separable layout.
 
-    `tiles` is a view `[blocks, token tiles, tokens in each, H, dim tiles, dims in each]` of the engine's memory. Index it
-    by blocks, or by blocks and tokens in them (integers, or int64 tensors of one shape); what is read is a copy.
+    `tiles` is a view `[blocks, token tiles, tokens in each, H, dim tiles, dims in each]` of the engine's memory. Index
+    it by blocks, or by blocks and tokens in them (integers, or int64 tensors of one shape); what is read is a copy.
     """
 
     tiles: Tensor
@@ -97,7 +97,7 @@ class PagedTensor:
         return self.tiles[index].flatten(-2).flatten(-4, -3)
 
     def __setitem__(self, index: tuple[Any, Any], tokens: Tensor) -> None:
-        self.tiles[self._place(*index)] = tokens.unflatten(-1, self.tiles.shape[4:])
+        self.tiles[self._place(*index)] = tokens.reshape(*tokens.shape[:-1], *self.tiles.shape[4:])
 
     def _place(self, blocks: Any, tokens: Any) -> tuple[Any, Any, Any]:
         tile = self.tiles.shape[2]
@@ -127,7 +127,14 @@ class OperandLayout:
         tokens, dims = self.tokens, self.dims
         return PagedTensor(
             cache.as_strided(
-                (num_blocks, tokens.size // tokens.tile, tokens.tile, self.num_heads, dims.size // dims.tile, dims.tile),
+                (
+                    num_blocks,
+                    tokens.size // tokens.tile,
+                    tokens.tile,
+                    self.num_heads,
+                    dims.size // dims.tile,
+                    dims.tile,
+                ),
                 (self.block_stride, tokens.stride, tokens.step, self.head_stride, dims.stride, dims.step),
                 cache.storage_offset() + self.offset,
             )
@@ -250,9 +257,9 @@ class _Probe:
                 f"{len(hits)} elements changed in the last two blocks of a cache of shape {tuple(cache.shape)}",
                 "check that num_blocks and the writer belong to this cache, and that it is not quantised",
             )
-        addresses = (hits * torch.tensor(spare.stride())).sum(1) + spare.storage_offset() - cache.storage_offset()
-        located: list[int] = addresses[seen.argsort()].tolist()
-        return located
+        addresses = (hits * torch.tensor(spare.stride())).sum(1)[seen.argsort()]
+        start = int(spare.storage_offset() - cache.storage_offset())
+        return [start + address for address in addresses.tolist()]
 
     def verify(self, layout: BlockLayout) -> None:
         """Fill both blocks with random data and read it back through the views."""

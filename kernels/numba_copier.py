@@ -123,8 +123,8 @@ class _Layer:
 
     @classmethod
     def of(cls, layer: LayerKV) -> Self:
-        keys, values = strided_blocks(layer)
-        return cls(*map(_Operand.of, (keys, layer.key_pool, values, layer.value_pool)), layer.frequencies)
+        keys, values = map(_Operand.of, strided_blocks(layer))
+        return cls(keys, _Operand.of(layer.key_pool), values, _Operand.of(layer.value_pool), layer.frequencies)
 
     def save(self, spans: _Spans) -> None:
         _copy_keys(*_ends(self.key_pool, self.key_blocks), spans.runs, *_TO_PAGES)
@@ -153,8 +153,8 @@ class _PackedLayer:
     @classmethod
     def of(cls, layer: LayerKV) -> Self:
         blocks = PackedMemory.of(layer.key_blocks, layer.value_blocks)
-        pools = map(_Operand.of, (layer.key_pool, layer.value_pool))
-        return cls(blocks, *pools, layer.key_blocks.shape[1], layer.frequencies)
+        key_pool, value_pool = _Operand.of(layer.key_pool), _Operand.of(layer.value_pool)
+        return cls(blocks, key_pool, value_pool, layer.key_blocks.shape[1], layer.frequencies)
 
     def save(self, spans: _Spans) -> None:
         keys, values = self.key_pool, self.value_pool
@@ -166,9 +166,7 @@ class _PackedLayer:
         cos, sin = (table.numpy() for table in angles.of(self.frequencies))
         keys, values, runs = self.key_pool, self.value_pool, spans.tile_runs.copy()
         runs[~turns[runs[:, 5]], 5] = packed.NO_TURN
-        packed.load_keys(
-            self.blocks, keys.memory, keys.strides, keys.shape[2:], self.block_tokens, runs, cos, sin
-        )
+        packed.load_keys(self.blocks, keys.memory, keys.strides, keys.shape[2:], self.block_tokens, runs, cos, sin)
         packed.load_values(self.blocks, values.memory, values.strides, values.shape[2:], spans.runs)
 
 
@@ -208,7 +206,7 @@ def _widened(number: Any) -> Any:
     """An element of memory as a float32; compiled code has the overload below."""
 
 
-@overload(_widened, inline="always")
+@overload(_widened, inline="always")  # type: ignore[untyped-decorator]
 def _widened_in_numba(number: Any) -> Any:
     def of_bfloat16(number: Any) -> Any:
         return np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
@@ -223,7 +221,7 @@ def _narrowed(number: Any, like: Any) -> Any:
     """A float32 as an element of memory of the type of ``like``; bfloat16 is rounded to nearest even."""
 
 
-@overload(_narrowed, inline="always")
+@overload(_narrowed, inline="always")  # type: ignore[untyped-decorator]
 def _narrowed_in_numba(number: Any, like: Any) -> Any:
     def to_bfloat16(number: Any, like: Any) -> Any:
         # NaN stays NaN: the low half of a NaN that comes from bfloat16 operands is zero.

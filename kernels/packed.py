@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """bfloat16 K and V in words of two, as vLLM keeps them on CPUs with AMX, for compiled code.
 
-A word of K has two neighbouring dimensions of one token, a word of V two neighbouring tokens in one dimension. The words
-of 16 tokens (K) or 16 dimensions (V) lie side by side. The pool has the two elements of a word in separate runs of
-memory (:func:`kernels.paged.make_pool`), so words are woven of two runs, 16 at a time.
+A word of K has two neighbouring dimensions of one token, a word of V two neighbouring tokens in one dimension. The
+words of 16 tokens (K) or 16 dimensions (V) lie side by side. The pool has the two elements of a word in separate runs
+of memory (:func:`kernels.paged.make_pool`), so words are woven of two runs, 16 at a time.
 
 Numba's own loops over 16 elements are not vectorized well, so the two functions that a load spends its time in are
 written in explicit vectors. LLVM maps these to the instructions that the CPU has.
@@ -153,7 +153,7 @@ def _turn(
 ) -> Any:
     """Rotate two neighbouring pairs of dimensions (i, i + half) of 16 tokens, and write them to words of each half.
 
-    ``row`` and ``half`` are distances in bytes, of the next dimension and of the pairs' other members. ``angles`` is the
+    ``row`` and ``half`` are distances in bytes, of the next dimension and of the pairs' other members. ``angles``: the
     cos of both pairs and the sin of both.
     """
 
@@ -172,15 +172,11 @@ def _turn(
             behind = builder.fadd(product(y, cos[pair]), product(x, sin[pair]), flags=("contract",))
             turned.append((_rounded(builder, ahead), _rounded(builder, behind)))
         for address, low, high in zip((to, partner), *turned, strict=True):
-            words = builder.or_(
-                builder.lshr(low, _constant(16)), builder.and_(high, _constant(0xFFFF0000))
-            )
+            words = builder.or_(builder.lshr(low, _constant(16)), builder.and_(high, _constant(0xFFFF0000)))
             _store(builder, address, words, first, end)
         return target.get_dummy_value()
 
-    signature = types.void(
-        *[types.uintp] * 5, types.UniTuple(types.float32, 4), *[types.intp] * 2
-    )
+    signature = types.void(*[types.uintp] * 5, types.UniTuple(types.float32, 4), *[types.intp] * 2)
     return signature, emit
 
 
@@ -294,7 +290,10 @@ def save_values(blocks: Any, pages: Array, page_strides: Any, sizes: Any, runs: 
             for i in range(run[4]):
                 token = run[1] + i
                 source = run[0] * block_stride + token // 2 * pair_stride + head * head_stride
-                to, shift = run[2] * page_stride + (run[3] + i) * row + head * page_head_stride, np.uint32(token % 2 * 16)
+                to, shift = (
+                    run[2] * page_stride + (run[3] + i) * row + head * page_head_stride,
+                    np.uint32(token % 2 * 16),
+                )
                 for tile in range(sizes[1] // LANES):
                     here, there = source + tile * tile_stride, to + tile * LANES
                     of_tile, out = words[here : here + LANES], pages[there : there + LANES]
@@ -316,7 +315,11 @@ def widen_keys(blocks: Any, head: int, run: Any, at: int, out: Array) -> None:
         tile = block * block_stride + token // LANES * tile_stride + head * head_stride + token % LANES
         for pair in range(len(out) // 2):
             here = tile + pair * pair_stride
-            of_run, low, high = words[here : here + taken], out[2 * pair, at : at + taken], out[2 * pair + 1, at : at + taken]
+            of_run, low, high = (
+                words[here : here + taken],
+                out[2 * pair, at : at + taken],
+                out[2 * pair + 1, at : at + taken],
+            )
             for i in range(taken):
                 low[i], high[i] = of_run[i] << _SHIFT, of_run[i] & _HIGH
         token, at = token + taken, at + taken

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from kernels.layout import PagedTensor
 from kernels.paged import KVCopier
 from kernels.rope import AngleTables, RotaryFrequencies, rotate_keys
 
@@ -63,7 +64,7 @@ class _Rotations:
         return (cos, sin) if self.is_single else (cos[self.which], sin[self.which])
 
 
-def _address(view: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _address(view: Tensor | PagedTensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return block (or page) numbers and offsets in the block of slots (or rows)."""
     size = view.shape[1]
     return tokens // size, tokens % size

@@ -23,8 +23,8 @@ for part in 1 2; do
     echo "answering half the questions: $folder/part-$part.log has the progress" >&2
     (
         answer() {
-            OMP_NUM_THREADS=1 taskset -c $((part - 1)) python -m scripts.measure_temperature "$@" --part "$part/2" \
-                --temperatures 1 --max-tokens 24 --threads 1
+            OMP_NUM_THREADS=1 taskset -c $((part - 1)) python -m scripts.measure_contexts "$@" --part "$part/2" \
+                --max-tokens 24 --threads 1
         }
         answer "$original" "$folder/original-$part.jsonl" --contexts full
         answer "$folder/adapted" "$folder/adapted-$part.jsonl" --contexts full "$@"
@@ -34,7 +34,7 @@ done
 for half in $running; do
     wait "$half" # a half that failed ends the script
 done
-python -m scripts.measure_temperature --table "$folder"/adapted-?.jsonl --against "$folder"/original-?.jsonl
+python -m scripts.measure_contexts --table "$folder"/adapted-?.jsonl --against "$folder"/original-?.jsonl
 
 cat docs/*.md docs/decisions/*.md >"$folder/plain.txt"
 python scripts/measure_perplexity.py "$folder/plain.txt" "$original" "$folder/adapted"

@@ -31,7 +31,7 @@ from measuring.quality.metrics import score
 from measuring.quality.questions.demo import demo_questions
 from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question
-from scripts.measure_temperature import batches, interval, read_lines
+from scripts.measure_contexts import batches, interval, read_lines
 from scripts.reader import KeysAndValues, Reader, Row
 
 BUDGETS: Final = (0.10, 0.25, 0.50)
@@ -57,7 +57,7 @@ class SparseReader(Reader):
     """Answers each question in several rows, each with some of the chunks."""
 
     def __init__(self, folder: Path, *, closes_gaps: bool = False) -> None:
-        super().__init__(folder, (1.0,), ())
+        super().__init__(folder, ())
         self._closes_gaps = closes_gaps
         self._keeping: Iterator[Sequence[Sequence[int]]] = iter(())
 

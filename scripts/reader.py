@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,6 @@ from measuring.quality.client import LEAD
 from measuring.quality.questions.questions import Question
 from training.adapt.material import Task, Template
 
-_MASKED: Final = torch.finfo(torch.float32).min
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """K and V of each layer, ``[KV heads, tokens, head size]``."""
 
@@ -35,12 +34,9 @@ class Row:
         position: of the next token.
     """
 
-    def __init__(
-        self, context: KeysAndValues, room: int, position: int, tempered: slice = slice(0), temperature: float = 1
-    ) -> None:
+    def __init__(self, context: KeysAndValues, room: int, position: int) -> None:
         self.position = position
         self._length = context[0][0].shape[1]
-        self._tempered, self._temperature = tempered, temperature
         self._layers = [[F.pad(each, (0, 0, 0, room)) for each in layer] for layer in context]
 
     @property
@@ -54,11 +50,7 @@ class Row:
         self.position += tokens
 
     def attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Writes the K and V of new tokens; ``query`` and what it returns are ``[heads, tokens, head size]``.
-
-        Logits of the context are divided by the temperature, and their log-sum-exp is multiplied by it (APE,
-        arXiv 2502.05431, scale 1).
-        """
+        """Writes the K and V of new tokens; ``query`` and what it returns are ``[heads, tokens, head size]``."""
         end = self._length + key.shape[1]
         keys, values = (each[:, :end] for each in self._layers[module.layer_idx])
         keys[:, self._length :], values[:, self._length :] = key, value
@@ -66,19 +58,11 @@ class Row:
         attention = partial(
             F.scaled_dot_product_attention, query[None], keys[None], values[None], scale=scaling, enable_gqa=True
         )
-        if self._temperature == 1 and key.shape[1] == end <= window:
+        if key.shape[1] == end <= window:
             return attention(is_causal=True)[0]  # half the work of a mask
         distances = torch.arange(self._length, end)[:, None] - torch.arange(end)
         seen = (distances >= 0) & (distances < window)
-        if self._temperature == 1:
-            return attention(attn_mask=seen)[0]
-        grouped = query.reshape(len(keys), -1, query.shape[-1])
-        logits = (grouped @ keys.transpose(1, 2) * scaling).view(*query.shape[:2], end).masked_fill(~seen, _MASKED)
-        part = logits[..., self._tempered] / self._temperature
-        total = part.logsumexp(-1, keepdim=True).clamp(min=_MASKED)  # a window may hide the whole context
-        logits[..., self._tempered] = part + (self._temperature - 1) * total
-        attended: Tensor = logits.softmax(-1).view(len(keys), -1, end) @ values
-        return attended.view(query.shape)
+        return attention(attn_mask=seen)[0]
 
 
 def attend(
@@ -93,10 +77,10 @@ ALL_ATTENTION_FUNCTIONS.register("rows", attend)
 
 
 class Reader:
-    """A model that reads prompts both ways and answers in rows: each context at each temperature."""
+    """A model that reads prompts both ways and answers in rows, one for each context."""
 
-    def __init__(self, folder: Path, temperatures: Sequence[float], contexts: Sequence[str]) -> None:
-        self._ways, self._temperatures = contexts, temperatures
+    def __init__(self, folder: Path, contexts: Sequence[str]) -> None:
+        self._ways = contexts
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self._template = Template(self.tokenizer)
         self._model: Any = AutoModelForCausalLM.from_pretrained(
@@ -132,12 +116,7 @@ class Reader:
 
     def _rows(self, question: Question, prompt: ChunkedPrompt, max_tokens: int) -> list[Row]:
         room = len(prompt.question) + max(max_tokens, len(self._forced(question)))
-        tempered = slice(len(prompt.system), prompt.num_context_tokens)
-        return [
-            Row(context, room, position, tempered, temperature)
-            for context, position in self._contexts(prompt)
-            for temperature in self._temperatures
-        ]
+        return [Row(context, room, position) for context, position in self._contexts(prompt)]
 
     def _contexts(self, prompt: ChunkedPrompt) -> Iterator[tuple[KeysAndValues, int]]:
         """Each row's context, and the question's position behind it."""

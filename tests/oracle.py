@@ -28,8 +28,6 @@ Links (`score` with `links=(number, context)`) are for `offset`: the first token
 recomputed behind the system segment and all earlier chunks, either as in `offset` (`cached`), or with
 their own first tokens already replaced (`chained`). The question then sees the new K and V in their place.
 
-A `temperature` (`score`) is one of all tokens' attention to the chunks, but not of the chunks' own tokens.
-
 A sparse request keeps some chunks (`score` with `kept`): the others' K and V are left out, all positions stay. It
 chooses by `shares`: attention of the question, read behind the system segment alone, to each chunk's K.
 
@@ -59,28 +57,19 @@ SYSTEM, TAIL = -1, -2
 """Mask groups of tokens: system, and question or answer. Chunk i has group i."""
 
 
-def attend(module, query, key, value, attention_mask, scaling, context, temperature, **_):
-    """Attention, [1, tokens, heads, size], with a `temperature` for the keys from `context[0]` to `context[1]`.
-
-    Their logits are divided by it, and their log-sum-exp is multiplied by it (APE, arXiv 2502.05431).
-    """
+def attend(query, key, value, attention_mask, scaling):
+    """Plain attention, [1, tokens, heads, size], and its weights."""
     groups = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     logits = query.float() @ key.float().transpose(2, 3) * scaling + attention_mask.float()
-    begin, end = context
-    tempered = logits[..., begin:end] / temperature
-    logits[..., begin:end] = tempered + (temperature - 1) * tempered.logsumexp(-1, keepdim=True)
     weights = logits.softmax(-1)
     return (weights @ value.float()).to(query.dtype).transpose(1, 2), weights
-
-
-ALL_ATTENTION_FUNCTIONS.register("tempered", attend)
 
 
 def catch(module, query, key, value, attention_mask, scaling, caught, **_):
     """Attention that adds each layer's queries, `[heads, tokens, size]`, to `caught`."""
     caught.append(query[0] * scaling)
-    return attend(module, query, key, value, attention_mask, scaling, (0, 0), 1)
+    return attend(query, key, value, attention_mask, scaling)
 
 
 ALL_ATTENTION_FUNCTIONS.register("caught", catch)
@@ -101,7 +90,7 @@ def attend_to_blocks(module, query, key, value, attention_mask, scaling, size, n
         read[:, 1:-2] = torch.zeros_like(read[:, 1:-2]).scatter(1, best, torch.ones_like(best, dtype=torch.bool))
     hidden = ~read.repeat_interleave(size, 1)[:, :length].repeat_interleave(query.shape[1] // kv_heads, 0)
     mask = attention_mask.masked_fill(hidden[None, :, None], -torch.inf)
-    return attend(module, query, key, value, mask, scaling, (0, 0), 1)
+    return attend(query, key, value, mask, scaling)
 
 
 ALL_ATTENTION_FUNCTIONS.register("blocks", attend_to_blocks)
@@ -118,13 +107,13 @@ class Answer(NamedTuple):
 class Context(NamedTuple):
     """A processed prompt: its K and V, the log probabilities after its last tokens, the next position.
 
-    `tempered` are arguments of `attend` or `attend_to_blocks` for tokens behind it.
+    `blocks` are arguments of `attend_to_blocks` for tokens behind it.
     """
 
     cache: DynamicCache
     distributions: torch.Tensor  # [tokens, vocabulary]
     next_position: int
-    tempered: dict[str, Any] | None = None
+    blocks: dict[str, Any] | None = None
 
 
 class Oracle:
@@ -159,18 +148,17 @@ class Oracle:
         tokens: Sequence[int],
         opening: Sequence[int] | None = None,
         links: tuple[int, str] | None = None,
-        temperature: float = 1,
         kept: Sequence[int] | None = None,
         blocks: dict[str, Any] | None = None,
     ) -> Answer:
         """Like the strategy's method, but forced to follow `tokens`; `blocks` are arguments of `attend_to_blocks`."""
         if blocks is not None:
             context = self._read(strategy, segments)
-            return self._decode(context._replace(tempered=blocks), forced=tokens)
-        if opening is None and links is None and temperature == 1 and kept is None:
+            return self._decode(context._replace(blocks=blocks), forced=tokens)
+        if opening is None and links is None and kept is None:
             return self._decode(self._read(strategy, segments), forced=tokens)
         opening = segments[0] if opening is None else opening
-        context = self._compose(strategy, segments, opening, links, temperature=temperature, kept=kept)
+        context = self._compose(strategy, segments, opening, links, kept=kept)
         return self._decode(context, forced=tokens)
 
     def shares(
@@ -231,7 +219,6 @@ class Oracle:
         opening: Sequence[int],
         links: tuple[int, str] | None = None,
         last: int = 1,
-        temperature: float = 1,
         kept: Sequence[int] | None = None,
     ) -> Context:
         """A context composed of parts, each chunk computed behind `opening` and moved to its place."""
@@ -246,7 +233,7 @@ class Oracle:
             parts.append([(k[:, :, skip:], v[:, :, skip:]) for k, v in computed])
         if links is not None:
             assert strategy == "offset"
-            parts = self._linked(parts, start, chunks, *links, temperature)
+            parts = self._linked(parts, start, chunks, *links)
         if kept is not None:
             parts = [*parts[: len(parts) - len(chunks)], *(parts[len(parts) - len(chunks) + index] for index in kept)]
             chunks = [chunks[index] for index in kept]
@@ -254,12 +241,9 @@ class Oracle:
         before = start + sum(map(len, chunks))
         assert composed.get_seq_length() == before
         positions = range(first, first + len(question))
-        tempered = _tempered(start, before, temperature)
-        return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before, last, tempered)
+        return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before, last)
 
-    def _linked(
-        self, parts: list[Part], system_tokens: int, chunks, number: int, context: str, temperature: float
-    ) -> list[Part]:
+    def _linked(self, parts: list[Part], system_tokens: int, chunks, number: int, context: str) -> list[Part]:
         """The parts, with the first `number` tokens of each chunk but the first recomputed in place."""
         has_system = system_tokens > 0
         linked = parts[: 1 + has_system]
@@ -267,10 +251,7 @@ class Oracle:
             before = in_a_row(linked if context == "chained" else parts[: index + has_system])
             start, head = before.get_seq_length(), chunks[index][:number]
             positions = range(start, start + len(head))
-            tempered = _tempered(system_tokens, start, temperature)
-            computed = self._prefill(
-                head, positions, [TAIL] * len(head), before, [TAIL] * start, tempered=tempered
-            ).cache
+            computed = self._prefill(head, positions, [TAIL] * len(head), before, [TAIL] * start).cache
             rest = parts[index + has_system]
             linked.append(
                 [
@@ -295,7 +276,6 @@ class Oracle:
         cache: DynamicCache | None = None,
         cached_groups: Sequence[int] = (),
         last: int = 1,
-        tempered: dict[str, Any] | None = None,
     ) -> Context:
         """Processes tokens in blocks of query rows; a row's result is independent of other rows.
 
@@ -307,20 +287,20 @@ class Oracle:
             block = slice(begin, begin + self.query_block)
             seen += groups[block]
             masks = self._masks(groups[block], seen)
-            logits = self._forward(ids[block], positions[block], masks, cache, last, tempered)
+            logits = self._forward(ids[block], positions[block], masks, cache, last)
         assert len(logits) >= last
-        return Context(cache, logits.log_softmax(-1), positions[-1] + 1, tempered)
+        return Context(cache, logits.log_softmax(-1), positions[-1] + 1)
 
     def _decode(self, context: Context, steps: int = 0, forced: Sequence[int] | None = None) -> Answer:
         steps = steps if forced is None else len(forced)
-        cache, (distribution, *_), position, tempered = context
+        cache, (distribution, *_), position, blocks = context
         tokens, distributions = [], []
         for step in range(steps):
             tokens.append(int(distribution.argmax()) if forced is None else forced[step])
             distributions.append(distribution)
             if step + 1 < steps:
                 masks = self._masks([TAIL], [TAIL] * (cache.get_seq_length() + 1))
-                logits = self._forward(tokens[-1:], [position], masks, cache, ways=tempered)
+                logits = self._forward(tokens[-1:], [position], masks, cache, ways=blocks)
                 distribution, position = logits[-1].log_softmax(-1), position + 1
         logprobs = [float(row[token]) for row, token in zip(distributions, tokens, strict=True)]
         return Answer(tokens, logprobs, torch.stack(distributions) if distributions else torch.empty(0))
@@ -337,9 +317,9 @@ class Oracle:
     def _forward(self, ids, positions, additive_mask, cache, last: int = 1, ways=None) -> torch.Tensor:
         """Logits [rows, vocabulary] in float32 of the `last` rows, or of all rows if 0.
 
-        `ways` are arguments of `attend`, `catch` or `attend_to_blocks`.
+        `ways` are arguments of `catch` or `attend_to_blocks`.
         """
-        names = {"caught": "caught", "size": "blocks", "context": "tempered"}
+        names = {"caught": "caught", "size": "blocks"}
         name = next((name for argument, name in names.items() if argument in (ways or {})), "eager")
         self.model.config._attn_implementation = name
         output = self.model(
@@ -352,11 +332,6 @@ class Oracle:
             **(ways or {}),
         )
         return output.logits[0].float()
-
-
-def _tempered(begin: int, end: int, temperature: float) -> dict[str, Any] | None:
-    """Arguments of `attend` for a context; none for the temperature 1."""
-    return None if temperature == 1 else {"context": (begin, end), "temperature": temperature}
 
 
 def in_a_row(parts: Sequence[Part]) -> DynamicCache:

@@ -15,10 +15,8 @@ from cache.selection import Sparse
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
 from engine_ext.wire.request import (
     MAX_LINK_TOKENS,
-    TEMPERATURES,
     CacheMode,
     CacheOptions,
-    ChunkOrder,
     Decide,
     salted_namespace,
 )
@@ -55,8 +53,7 @@ class CacheField(BaseModel):
     mode: CacheMode = Field(
         "auto",
         description="auto: reuse chunks, or fall back to full attention and report why; chunked: fail instead of "
-        "falling back; full: full attention over the same tokens; compare: as auto, with full attention beside it in "
-        "the report",
+        "falling back; full: full attention over the same tokens",
     )
     position_strategy: PositionStrategy | None = Field(
         None,
@@ -89,19 +86,6 @@ class CacheField(BaseModel):
         description="how link tokens see earlier chunks. chained: with their link tokens; cached: as cached, so that "
         "all link tokens can be computed at once",
     )
-    order: ChunkOrder = Field(
-        "given",
-        description="order of chunks in the prompt; canonical: by text, so that the same chunks in any order are the "
-        "same prompt for vLLM's own prefix cache (docs/quality.md)",
-    )
-    temperature: float | None = Field(
-        None,
-        ge=TEMPERATURES[0],
-        le=TEMPERATURES[1],
-        description="temperature of attention to the chunks; below 1 it is sharper (APE, docs/chunk-attention.md). "
-        "Needs a server with --chunk-cache-placement attend; default: the server's",
-    )
-
     sparse: SparseField | None = Field(
         None,
         description="keep the chunks that the question attends to most, and leave out the others (docs/sparse.md). "
@@ -111,9 +95,7 @@ class CacheField(BaseModel):
     @property
     def leaves_the_choice(self) -> bool:
         """Whether a profile may decide: the request sets none of the profile's options."""
-        is_open = all(
-            each is None for each in (self.position_strategy, self.link_tokens, self.temperature, self.sparse)
-        )
+        is_open = all(each is None for each in (self.position_strategy, self.link_tokens, self.sparse))
         is_usual = (self.mode, self.scope or "system", self.link_context) == ("auto", "system", "chained")
         return is_open and is_usual
 
@@ -135,7 +117,6 @@ class CacheField(BaseModel):
         except NamespaceRefusedError as error:
             raise BadRequestError(str(error), "cache.namespace") from error
         strategy = PositionStrategy.OFFSET if link_tokens else self.position_strategy or defaults.position_strategy
-        temperature = defaults.temperature if self.temperature is None else self.temperature
         return CacheOptions(
             self.mode,
             strategy,
@@ -144,8 +125,6 @@ class CacheField(BaseModel):
             self.explain,
             link_tokens,
             self.link_context,
-            self.order,
-            temperature,
             defaults.sparse if self.sparse is None else self.sparse.completed(defaults.sparse),
         )
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents of a request, and their text in the prompt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from engine_ext.wire.request import ChunkOrder
 
 
 class BadRequestError(ValueError):
@@ -49,12 +47,6 @@ def check_field(name: str, value: Any, path: str) -> None:
         raise BadRequestError("a document's text is empty", path)
     if not is_unicode(value):
         raise BadRequestError(f"a document's {name} is not Unicode text (it has half of a surrogate pair)", path)
-
-
-def in_order(documents: Sequence[Document], order: ChunkOrder) -> list[int]:
-    """Indices of the documents in prompt order; ``canonical`` depends on their text alone."""
-    indices = range(len(documents))
-    return sorted(indices, key=lambda i: documents[i].render()) if order == "canonical" else list(indices)
 
 
 def is_unicode(text: str) -> bool:

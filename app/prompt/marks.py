@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from app.documents.document import Document, in_order
+from app.documents.document import Document
 from engine_ext.wire.request import RequestContext
 
 _MARK = re.compile(r"\[tessera-([0-9a-f]{32})-(chunk|question)\]")
@@ -20,16 +20,12 @@ _MARK = re.compile(r"\[tessera-([0-9a-f]{32})-(chunk|question)\]")
 
 @dataclass(frozen=True, slots=True)
 class MarkedPrompt:
-    """A rendered prompt split at its marks; without chunks, ``system`` is everything before the question.
-
-    ``documents``: for each chunk, the index of its document in the request.
-    """
+    """A rendered prompt split at its marks; without chunks, ``system`` is everything before the question."""
 
     ticket: RequestContext
     system: str
     chunks: tuple[str, ...]
     question: str
-    documents: tuple[int, ...]
 
     @property
     def text(self) -> str:
@@ -45,18 +41,15 @@ class Marks:
     """Marks of the requests being rendered."""
 
     def __init__(self) -> None:
-        self._tickets: dict[str, tuple[RequestContext, tuple[int, ...]]] = {}
+        self._tickets: dict[str, tuple[RequestContext, int]] = {}
 
     @contextmanager
     def issue(self, ticket: RequestContext, documents: Sequence[Document]) -> Iterator[str]:
-        """Yields the text for the place before the question: the marked chunks, in the context's order.
-
-        Valid inside the ``with`` block.
-        """
-        nonce, order = secrets.token_hex(16), in_order(documents, ticket.options.order)
-        self._tickets[nonce] = ticket, tuple(order)
+        """Yields the text for the place before the question: the marked chunks. Valid inside the ``with`` block."""
+        nonce = secrets.token_hex(16)
+        self._tickets[nonce] = ticket, len(documents)
         try:
-            chunks = (f"[tessera-{nonce}-chunk]{documents[i].render()}" for i in order)
+            chunks = (f"[tessera-{nonce}-chunk]{document.render()}" for document in documents)
             yield "".join(chunks) + f"[tessera-{nonce}-question]"
         finally:
             del self._tickets[nonce]
@@ -70,14 +63,14 @@ class Marks:
         matches = list(self._matches(text))
         if len({match[1] for match in matches}) != 1:
             raise BrokenMarksError("the chat template dropped the documents")
-        ticket, order = self._tickets[matches[0][1]]
+        ticket, num_chunks = self._tickets[matches[0][1]]
         kinds = [match[2] for match in matches]
-        if kinds != ["chunk"] * len(order) + ["question"]:
+        if kinds != ["chunk"] * num_chunks + ["question"]:
             raise BrokenMarksError(f"the chat template changed the order of segments to {kinds}")
         bounds = [*(match.end() for match in matches)]
         ends = [*(match.start() for match in matches[1:]), len(text)]
         pieces = [text[start:end] for start, end in zip(bounds, ends, strict=True)]
-        return MarkedPrompt(ticket, text[: matches[0].start()], tuple(pieces[:-1]), pieces[-1], order)
+        return MarkedPrompt(ticket, text[: matches[0].start()], tuple(pieces[:-1]), pieces[-1])
 
     def _matches(self, text: str) -> Iterator[re.Match[str]]:
         return (match for match in _MARK.finditer(text) if match[1] in self._tickets)

@@ -149,10 +149,10 @@ class SegmentRenderer:
             return ChunkedRequest(marked.ticket, None), token_ids
         options = marked.ticket.options
         is_isolated, namespace = options.scope == "isolated", options.namespace
-        documents, ids = zip(marked.documents, marked.chunks, strict=True), marked.ticket.chunk_ids
+        documents = enumerate(zip(marked.chunks, marked.ticket.chunk_ids, strict=True))
         prompt = ChunkedPrompt(
             self._padded(encode(marked.system, add_special_tokens=add_special_tokens)),
-            tuple(chunk for i, text in documents for chunk in self._chunks(text, ids[i], i, namespace)),
+            tuple(chunk for i, (text, id) in documents for chunk in self._chunks(text, id, i, namespace)),
             encode(marked.question),
             self._padded(encode(opening, add_special_tokens=add_special_tokens)) if is_isolated else None,
         )

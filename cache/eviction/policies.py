@@ -5,29 +5,11 @@ A policy records the uses of entries and ranks them; it neither frees pages nor 
 that it doesn't hold have no effect, nor has adding an entry twice.
 """
 
-import heapq
-import itertools
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from typing import Generic, Literal, Protocol, TypeVar
 
-EvictionPolicyName = Literal["lru", "gdsf", "s3fifo"]
-
-ATTENTION_EQUALS_MATRICES = 8192
-"""Context at which attention costs a token as much as the model's matrices do.
-
-A layer of hidden size h has about 12 h² weights, so 24 h² operations per token; attention to a context of c tokens
-takes 4 h c. They are equal at c = 6 h: 8192 is right for a hidden size of 1365, and larger models have it later; but
-attention reaches less of a device's peak than matrix products do, which moves it down again.
-"""
-
-
-def prefill_cost(prefix_tokens: int, tokens: int) -> float:
-    """Relative cost of computing ``tokens`` behind ``prefix_tokens``, in tokens computed without any context.
-
-    A token attends to the prefix and, on average, to half of its own segment.
-    """
-    return tokens * (1 + (prefix_tokens + tokens / 2) / ATTENTION_EQUALS_MATRICES)
+EvictionPolicyName = Literal["lru", "s3fifo"]
 
 
 class Evictable(Protocol):
@@ -41,10 +23,6 @@ class Evictable(Protocol):
 
     @property
     def num_pages(self) -> int: ...
-
-    @property
-    def recompute_cost(self) -> float:
-        """Cost of computing it again (:func:`prefill_cost`)."""
 
 
 EntryT = TypeVar("EntryT", bound=Evictable)
@@ -90,64 +68,6 @@ class LRU(Generic[EntryT]):
 
     def victims(self) -> Iterator[EntryT]:
         yield from self._entries
-
-
-class GDSF(Generic[EntryT]):
-    """GreedyDual-Size with frequency (Cherkasova, HP Labs HPL-98-69R1, 1998): evicts the lowest value per page.
-
-    An entry's value is its uses times its cost per page, plus the value of evicted entries at its last use, so that
-    old uses lose weight.
-    """
-
-    def __init__(self) -> None:
-        self._inflation = 0.0
-        self._uses: dict[EntryT, int] = {}
-        # A revalued entry gets another item in the heap; only the item in ``_items`` counts.
-        self._heap: list[tuple[float, int, EntryT]] = []
-        self._items: dict[EntryT, tuple[float, int, EntryT]] = {}
-        self._order = itertools.count()
-
-    def added(self, entry: EntryT) -> None:
-        if entry not in self._uses:
-            self._count(entry)
-
-    def used(self, entry: EntryT) -> None:
-        if entry in self._uses:
-            self._count(entry)
-
-    def evicted(self, entry: EntryT) -> None:
-        if entry in self._items:
-            self._inflation = max(self._inflation, self._items[entry][0])
-            self.removed(entry)
-
-    def removed(self, entry: EntryT) -> None:
-        self._uses.pop(entry, None)
-        self._items.pop(entry, None)
-
-    def victims(self) -> Iterator[EntryT]:
-        while self._heap and not self._counts(self._heap[0]):
-            heapq.heappop(self._heap)
-        # A second heap, of items whose parents have been read, reads the first one in order without changing it.
-        front = [(item, 0) for item in self._heap[:1]]
-        while front:
-            item, index = heapq.heappop(front)
-            if self._counts(item):
-                yield item[2]
-            for child in range(2 * index + 1, min(2 * index + 3, len(self._heap))):
-                heapq.heappush(front, (self._heap[child], child))
-
-    def _count(self, entry: EntryT) -> None:
-        self._uses[entry] = self._uses.get(entry, 0) + 1
-        value = self._inflation + self._uses[entry] * entry.recompute_cost / entry.num_pages
-        self._items[entry] = (value, next(self._order), entry)
-        if len(self._heap) < 2 * len(self._items):
-            heapq.heappush(self._heap, self._items[entry])
-        else:
-            self._heap = list(self._items.values())
-            heapq.heapify(self._heap)
-
-    def _counts(self, item: tuple[float, int, EntryT]) -> bool:
-        return self._items.get(item[2]) is item
 
 
 class S3FIFO(Generic[EntryT]):
@@ -244,7 +164,5 @@ def make_policy(name: EvictionPolicyName) -> EvictionPolicy[EntryT]:
     match name:
         case "lru":
             return LRU()
-        case "gdsf":
-            return GDSF()
         case "s3fifo":
             return S3FIFO()

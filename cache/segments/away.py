@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Final
 
 from cache.eviction.expiry import ExpiryQueue
-from cache.eviction.policies import prefill_cost
 from cache.eviction.removal import FOR_GOOD, Removal
 from cache.segments.chunk_ids import ChunkIds
 from cache.segments.hashing import ChunkHash
@@ -60,8 +59,7 @@ class Away:
         expires_at: float | None,
     ) -> ChunkKVCache:
         """Adds a segment that another process has stored; returns its entry."""
-        cost = prefill_cost(identity.num_prefix_tokens, identity.num_tokens)
-        entry = ChunkKVCache(key, identity, [], next(self._tags), cost, created_at, created_at, is_system=False)
+        entry = ChunkKVCache(key, identity, [], next(self._tags), created_at, created_at, is_system=False)
         entry.state, entry.detached, entry.tiers, entry.expires_at = EntryState.STORED, True, tiers, expires_at
         self._add(entry)
         return entry

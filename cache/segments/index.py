@@ -68,8 +68,6 @@ class ChunkKVCache:
     identity: SegmentIdentity
     pages: list[int]
     tag: int
-    recompute_cost: float
-    """Cost of computing the segment again (:func:`cache.eviction.policies.prefill_cost`)."""
     created_at: float
     """Seconds since the epoch; likewise ``last_used_at`` and ``expires_at``."""
     last_used_at: float

@@ -26,7 +26,7 @@ from cache.segments.hashing import CacheScope
 from cache.segments.index import SegmentIdentity
 from engine_ext.chunks.fills import FillResult
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
-from engine_ext.wire.plan import Attention, TransferPlan
+from engine_ext.wire.plan import TransferPlan
 from engine_ext.wire.request import FullAttentionError
 
 
@@ -53,15 +53,14 @@ def link_identities(prompt: ChunkedPrompt, placements: Sequence[Placement], scop
 class LinkRequests:
     """How the link requests of one request are sent.
 
-    ``salt_of`` gives the cache salt of each request's composed KV, by its number. With ``attention`` they attend to the
-    pool.
+    ``salt_of`` gives the cache salt of each request's composed KV, by its number. They may attend to the pool.
     """
 
     name: str
     context: LinkContext
     salt_of: Callable[[int], str]
     generate_kwargs: dict[str, Any]
-    attention: Attention | None = None
+    attends: bool = False
 
 
 class Linker:
@@ -77,7 +76,7 @@ class Linker:
         When it returns, whatever happened, all link requests have ended.
         """
         is_chained = requests.context == "chained"
-        plan = TransferPlan.for_answer(lease, links if is_chained else None, attention=requests.attention)
+        plan = TransferPlan.for_answer(lease, links if is_chained else None, attends=requests.attends)
         try:
             if is_chained:
                 return [await self._send(requests, i, job, plan) for i, job in enumerate(links.fills)]

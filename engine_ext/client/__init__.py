@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine client: one request over chunks, comparisons, computing ahead, adapters."""
+"""The engine client: one request over chunks, computing ahead, adapters."""

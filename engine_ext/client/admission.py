@@ -11,7 +11,6 @@ from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.links import link_placements
 from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.request import FullAttentionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +29,9 @@ class Admission:
 
 def admit(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> Admission:
     """Admits ``request``, changing nothing; raises :class:`FullAttentionError` if refused."""
-    prompt, usable, options = request.chunked(), cache.usable(), request.options
+    prompt, usable = request.chunked(), cache.usable()
     layout = request.layout(usable)
-    if options.temperature != 1 and layout.placement != "attend":
-        raise FullAttentionError("temperature", "a temperature needs chunks that are attended to in the pool")
-    links = link_placements(layout, options.link_tokens)
+    links = link_placements(layout, request.options.link_tokens)
     return Admission(usable, layout, links, usable.fit(prompt, request.scope, links))
 
 

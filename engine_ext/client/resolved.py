@@ -89,8 +89,6 @@ class ResolvedRequest:
         parts = [*layout.salt_parts(), options.scope, *(opening or ()), *more]
         if options.link_tokens:
             parts += ["links", options.link_context, options.link_tokens]
-        if options.temperature != 1:
-            parts += ["temperature", str(options.temperature)]
         return hasher.layout_salt(self.scope, parts)
 
     def composition(self, hasher: ChunkHasher, layout: Layout) -> Composition | None:

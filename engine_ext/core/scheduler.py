@@ -52,7 +52,7 @@ class _Tracked:
     @property
     def attends(self) -> bool:
         """Whether the request attends to the pool."""
-        return self.plan.attention is not None
+        return self.plan.attends
 
     @property
     def reads_pool(self) -> bool:
@@ -101,7 +101,7 @@ class SchedulerHalf:
                 self._composer.alone(request)  # tokens found in the prefix cache may have no block behind a window
             if plan.composition is not None:
                 self._composer.compose(request, plan.composition)
-            if plan.attention is not None:
+            if plan.attends:
                 self._composer.leave_out(request, plan.num_loaded_tokens, self.block_pool)
 
     def num_matched_tokens(self, request: "Request", num_computed_tokens: int) -> int | None:

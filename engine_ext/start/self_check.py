@@ -28,7 +28,7 @@ from cache.config import ChunkCacheConfig
 from cache.pool import ChunkBlockPool
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.start.support import is_quantized
-from engine_ext.wire.plan import Attention, Composition, Span, TransferPlan
+from engine_ext.wire.plan import Composition, Span, TransferPlan
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _QUANTIZED_TOLERANCE = 0.25
@@ -93,7 +93,7 @@ class SelfCheck:
             prompt = [*context, *context[_SYSTEM + 7 :], *(self._random_token() for _ in range(_QUESTION))]
             copied, attended = (self._span(again.end, _QUESTION) for _ in range(2))
             await self._request(prompt, "attention-copied", TransferPlan(loads, (copied,)))
-            plan = TransferPlan(loads, (attended,), attention=Attention(_SYSTEM))
+            plan = TransferPlan(loads, (attended,), attends=True)
             await self._request(prompt, "attention", plan)
             await self._compare("attention", copied, attended, one_token=False)
 

@@ -7,7 +7,7 @@ there. A :class:`StepTransfers` travels from the connector's scheduler half to i
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
@@ -57,18 +57,6 @@ class Composition:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """Attention over the segments of a plan where they lie in the pool: none of them is loaded.
-
-    The first ``system_tokens`` tokens are the system segment; to the others, the context, the ``temperature`` applies
-    (:mod:`kernels.attention.plan`).
-    """
-
-    system_tokens: int
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class Probe:
     """Scores segments by the attention that a request's tokens pay them.
 
@@ -96,14 +84,14 @@ class TransferPlan:
     """Spans to load before, and to save after, a request's prefill.
 
     ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute. With a
-    ``composition``, only tokens without a block in the engine are loaded; with ``attention``, none; KV ``elsewhere`` is
-    nobody's to load. A ``probe`` scores other segments.
+    ``composition``, only tokens without a block in the engine are loaded. A request that ``attends`` reads its segments
+    in the pool, and loads none; KV ``elsewhere`` is nobody's to load. A ``probe`` scores other segments.
     """
 
     loads: tuple[Span, ...] = ()
     saves: tuple[Span, ...] = ()
     composition: Composition | None = None
-    attention: Attention | None = None
+    attends: bool = False
     elsewhere: Elsewhere | None = None
     probe: Probe | None = None
 
@@ -119,7 +107,7 @@ class TransferPlan:
             "loads": _to_lists(self.loads),
             "saves": _to_lists(self.saves),
             "composition": composition,
-            "attention": self.attention and list(astuple(self.attention)),
+            "attends": self.attends,
             "elsewhere": self.elsewhere and [self.elsewhere.salt],
             "probe": self.probe and [self.probe.id, self.probe.first_token, list(map(list, self.probe.segments))],
         }
@@ -135,14 +123,13 @@ class TransferPlan:
         if fields["composition"] is not None:
             lengths, salt = fields["composition"]
             composition = Composition(tuple(lengths), salt)
-        attention = Attention(*fields["attention"]) if fields["attention"] is not None else None
         elsewhere = Elsewhere(*fields["elsewhere"]) if fields["elsewhere"] is not None else None
         probe = None
         if fields["probe"] is not None:
             number, first_token, segments = fields["probe"]
             probe = Probe(number, first_token, tuple(map(tuple, segments)))
         loads, saves = _from_lists(fields["loads"]), _from_lists(fields["saves"])
-        return cls(loads, saves, composition, attention, elsewhere, probe)
+        return cls(loads, saves, composition, fields["attends"], elsewhere, probe)
 
     @classmethod
     def for_answer(
@@ -150,7 +137,8 @@ class TransferPlan:
         lease: Lease,
         links: Lease | None = None,
         composition: Composition | None = None,
-        attention: Attention | None = None,
+        *,
+        attends: bool = False,
     ) -> "TransferPlan":
         """Loads every leased segment to its place in the layout; ``links`` replace segments' first tokens."""
         heads = {link.start: link for link in links.segments} if links else {}
@@ -160,7 +148,7 @@ class TransferPlan:
             replaced = head.length if head else 0
             spans += [_placed(head)] if head else []
             spans += [_placed(segment, replaced)] if replaced < segment.length else []
-        return cls(loads=tuple(spans), composition=composition, attention=attention)
+        return cls(loads=tuple(spans), composition=composition, attends=attends)
 
     def up_to(self, saved: Span) -> "TransferPlan":
         """The plan of a request that ends with ``saved`` and saves it; a span begins where it does."""

@@ -19,11 +19,8 @@ REQUEST_KEY = "tessera_request"
 
 Outputs = AsyncGenerator["RequestOutput", None]
 
-CacheMode = Literal["auto", "chunked", "full", "compare"]
-ChunkOrder = Literal["given", "canonical"]
+CacheMode = Literal["auto", "chunked", "full"]
 MAX_LINK_TOKENS: Final = 1024
-TEMPERATURES: Final = (0.1, 2.0)
-"""Least and greatest temperature of attention to the chunks."""
 
 
 class FullAttentionError(Exception):
@@ -55,11 +52,9 @@ class CacheOptions:
     is computed behind the chat template's constant opening, and reused behind any system segment.
 
     The first ``link_tokens`` tokens of each chunk but the first are recomputed (:mod:`engine_ext.chunks.links`);
-    needs the position strategy ``offset``. In ``canonical`` order the same chunks always make the same prompt, so that
-    vLLM's own prefix cache finds its beginning.
+    needs the position strategy ``offset``.
 
-    Attention to the chunks has the ``temperature`` (:mod:`kernels.attention.plan`). A ``sparse`` request keeps chunks
-    within a budget only (:mod:`engine_ext.client.run.selection`).
+    A ``sparse`` request keeps chunks within a budget only (:mod:`engine_ext.client.run.selection`).
     """
 
     mode: CacheMode = "auto"
@@ -69,8 +64,6 @@ class CacheOptions:
     explain: bool = False
     link_tokens: int = 0
     link_context: LinkContext = "chained"
-    order: ChunkOrder = "given"
-    temperature: float = 1.0
     sparse: Sparse | None = None
     decision: Decision | None = None
 

@@ -14,7 +14,7 @@ from kernels.attention.plan import AttentionPlan, ChunkAttention
 from kernels.attention.softmax import merge
 from kernels.attention.vectors import COLUMNS
 from kernels.packed import PackedMemory, is_packed
-from kernels.paged import LayerKV
+from kernels.paged import LayerKV, strided_blocks
 from kernels.rope import RotaryFrequencies
 from kernels.threads import in_torch_threads
 
@@ -42,19 +42,19 @@ class NumbaAttention(ChunkAttention):
         queries = query[plan.tokens].float().numpy()
         result = np.empty_like(queries)
         cos, sin = (table.numpy() for table in plan.angles.of(layer.frequencies))
-        pieces, runs, users, temperatures = map(Tensor.numpy, (plan.pieces, plan.runs, plan.users, plan.temperatures))
-        step = pieces, runs, users, plan.num_context, temperatures, (cos, sin), layer.is_neox, scale, layer.num_heads
+        pieces, runs, users = map(Tensor.numpy, (plan.pieces, plan.runs, plan.users))
+        step = pieces, runs, users, (cos, sin), layer.is_neox, scale, layer.num_heads
         (num_tokens, num_heads, size), shares = queries.shape, torch.get_num_threads()
         group = num_heads // layer.num_heads
-        sides = 2 * shares, 2, num_tokens * group
-        parts = np.full(2 * shares, -1), np.empty((*sides, 2), np.float32), np.empty((*sides, size), np.float32)
+        slots, rows = 2 * shares, num_tokens * group
+        parts = np.full(slots, -1), np.empty((slots, rows, 2), np.float32), np.empty((slots, rows, size), np.float32)
 
         def compute(first: int, end: int) -> None:
             for share in range(first, end):
                 attend(queries, result, layer.pool, layer.blocks, layer.shift, *step, (share, shares), parts)
 
         in_torch_threads(compute, shares)
-        merge(result, parts, temperatures, group)
+        merge(result, parts, group)
         output[plan.tokens] = torch.from_numpy(result).to(output.dtype)
 
 
@@ -84,12 +84,12 @@ class _Layer(NamedTuple):
 
     @classmethod
     def of(cls, layer: LayerKV) -> "_Layer":
-        keys, strided = layer.key_pool, (layer.key_blocks.strided, layer.value_blocks.strided)
+        keys = layer.key_pool
         blocks: _Memory | PackedMemory
-        if strided[0] is None or strided[1] is None:
+        if is_packed(layer.key_blocks, layer.value_blocks):
             blocks = PackedMemory.of(layer.key_blocks, layer.value_blocks)
         else:
-            blocks = _Memory.of(*strided)
+            blocks = _Memory.of(*strided_blocks(layer))
         pool = _Memory.of(keys, layer.value_pool)
         return cls(pool, blocks, _BITS[keys.dtype][2], keys.shape[2], layer.frequencies, layer.is_neox)
 

@@ -17,7 +17,7 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from kernels.attention.plan import POOL
-from kernels.attention.softmax import CONTEXT, REST, STRICT, soften, temper
+from kernels.attention.softmax import STRICT, soften
 from kernels.attention.vectors import ROWS, product
 from kernels.packed import PackedMemory, widen_keys, widen_values
 
@@ -78,7 +78,7 @@ def _gather(memory: Any, head: Any, run: Any, at: Any, tile: Any, shift: Any) ->
     """Copies a run's keys and values to column and row ``at`` of a tile; compiled code has the overload below."""
 
 
-@overload(_gather)
+@overload(_gather)  # type: ignore[untyped-decorator]
 def _gather_in_numba(memory: Any, head: Any, run: Any, at: Any, tile: Any, shift: Any) -> Any:
     gather = _gather_packed if memory.instance_class is PackedMemory else _gather_strided
 
@@ -134,8 +134,6 @@ def attend(
     pieces: Array,
     runs: Array,
     users: Array,
-    num_context: int,
-    temperatures: Array,
     angles: Any,
     is_neox: bool,
     scale: float,
@@ -146,12 +144,11 @@ def attend(
     """Computes one share; both ``query`` and ``out`` are float32 ``[tokens, heads, D]``.
 
     ``pool`` and ``blocks`` are the bits of K and V and their strides, ``shift`` makes them float32's; ``blocks`` may be
-    a :class:`kernels.packed.PackedMemory`. ``pieces`` to
-    ``temperatures`` are an :class:`kernels.attention.plan.AttentionPlan`'s; ``angles`` are cos and sin of its deltas.
+    a :class:`kernels.packed.PackedMemory`. ``pieces`` to ``users`` are an
+    :class:`kernels.attention.plan.AttentionPlan`'s; ``angles`` are cos and sin of its deltas.
     ``share``: its number, and the number of all. A whole head is written to ``out``, a head of which the share has a
     part to ``parts`` (:func:`kernels.attention.softmax.merge`), arrays of two slots for each share: the KV head
-    ``[slots]``; maximum and sum ``[slots, 2, rows, 2]`` and output ``[slots, 2, rows, D]`` of :data:`CONTEXT` and
-    :data:`REST`.
+    ``[slots]``, maximum and sum ``[slots, rows, 2]``, and output ``[slots, rows, D]``.
     """
     num_tokens, num_heads, size = query.shape
     group = num_heads // num_kv_heads
@@ -173,11 +170,6 @@ def attend(
         is_whole = at >= low and at + cost <= high
         state[:, 0], state[:, 1], result[:] = -np.inf, 0, 0
         for number in range(len(pieces)):
-            if number == num_context and is_whole:
-                temper(state, result, temperatures, group)
-            elif number == num_context:
-                parts[1][slot, CONTEXT], parts[2][slot, CONTEXT] = state, result
-                state[:, 0], state[:, 1], result[:] = -np.inf, 0, 0
             source, first_run, end_run, first_user, end_user = pieces[number]
             num_rows, num_keys = (end_user - first_user) * group, _num_tokens(runs, first_run, end_run)
             for start in range(0, num_rows, TILE_ROWS):
@@ -190,8 +182,7 @@ def attend(
                 q[rows:padded], o[rows:padded] = 0, 0
                 for r in range(rows):
                     token, turn, seen[r] = users[first_user + (start + r) // group]
-                    member = (start + r) % group
-                    factor = _F(scale / temperatures[token]) if number < num_context else _F(scale)
+                    member, factor = (start + r) % group, _F(scale)
                     _turn(query[token, head * group + member], q[r], angles[0][turn], angles[1][turn], is_neox, factor)
                     o[r], tile_state[r] = result[token * group + member], state[token * group + member]
                 place = (first_run, 0)
@@ -212,5 +203,5 @@ def attend(
                 out[row // group, head * group + row % group] = result[row] / state[row, 1]
         else:
             parts[0][slot] = head
-            parts[1][slot, REST], parts[2][slot, REST] = state, result
+            parts[1][slot], parts[2][slot] = state, result
             slot += 1

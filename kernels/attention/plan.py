@@ -5,10 +5,7 @@ RoPE depends on differences of positions only: ``q . R(d) k = R(-d) q . k``. So 
 their place in a request; the request's queries are turned by as many positions the other way. A segment is read where
 it is, once for all tokens of a step that attend to it.
 
-A token attends to the *context* (the chunks) and to the rest: the system segment, and its own request's tokens from the
-question on, in the engine's blocks. With a temperature ``T`` for the context (APE with scale 1,
-https://arxiv.org/abs/2502.05431) its logits are divided by ``T``, and its log-sum-exp ``z`` becomes ``T z`` before both
-parts are merged.
+A token attends to its request's segments, and to the request's own tokens from the question on, in the engine's blocks.
 """
 
 from abc import ABC, abstractmethod
@@ -47,7 +44,6 @@ class PooledSegment:
     runs: tuple[Run, ...]
     length: int
     delta: int
-    is_context: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,6 @@ class AttendingRow(NamedTuple):
     num_tokens: int
     segments: Sequence[PooledSegment]
     tail: Tail
-    temperature: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -76,17 +71,14 @@ class AttentionPlan:
     """The attention of one step, the same for all layers; int64 tensors on the CPU.
 
     ``tokens`` ``[n]``: the step's tokens that the plan computes. ``pieces`` ``[p, 5]``: source, first and end of its
-    runs, first and end of its users, context first; ``runs`` ``[r, 3]``: page or block, first token in it, number of
-    tokens; ``users`` ``[u, 3]``: index in ``tokens``, index in ``deltas``, number of the piece's tokens that it sees.
-    ``temperatures`` ``[n]``, float32.
+    runs, first and end of its users; ``runs`` ``[r, 3]``: page or block, first token in it, number of tokens; ``users``
+    ``[u, 3]``: index in ``tokens``, index in ``deltas``, number of the piece's tokens that it sees.
     """
 
     tokens: Tensor
     pieces: Tensor
     runs: Tensor
     users: Tensor
-    num_context: int
-    temperatures: Tensor
     deltas: Tensor
     angles: AngleTables = field(init=False)
 
@@ -111,33 +103,23 @@ class ChunkAttention(ABC):
 def plan_step(rows: Sequence[AttendingRow]) -> AttentionPlan:
     """Groups what the rows attend to: each distinct segment once, with all of its users."""
     deltas: dict[int, int] = {0: 0}
-    context: dict[tuple[object, ...], _Piece] = {}
-    others: dict[tuple[object, ...], _Piece] = {}
+    pooled: dict[tuple[object, ...], _Piece] = {}
     tokens: list[int] = []
-    tails, temperatures = [], []
-    for first, count, segments, tail, temperature in rows:
+    tails = []
+    for first, count, segments, tail in rows:
         places = range(len(tokens), len(tokens) + count)
         tokens += range(first, first + count)
-        temperatures += [temperature] * count
         uses: dict[tuple[Run, ...], int] = {}
         for segment in segments:
             # A request's second use of a segment is a piece of its own: a piece has each token at most once.
             uses[segment.runs] = use = uses.get(segment.runs, 0) + 1
-            group, turn = context if segment.is_context else others, deltas.setdefault(segment.delta, len(deltas))
-            piece = group.setdefault((segment.runs, use), _Piece(POOL, segment.runs, []))
+            turn = deltas.setdefault(segment.delta, len(deltas))
+            piece = pooled.setdefault((segment.runs, use), _Piece(POOL, segment.runs, []))
             piece.users.extend([(place, turn, segment.length) for place in places])
         seen = tail.length - count + 1
         tails.append(_Piece(BLOCKS, tail.runs, [(place, 0, seen + i) for i, place in enumerate(places)]))
-    table, runs, users = _flat([*context.values(), *others.values(), *tails])
-    return AttentionPlan(
-        torch.tensor(tokens),
-        table,
-        runs,
-        users,
-        len(context),
-        torch.tensor(temperatures, dtype=torch.float32),
-        torch.tensor(list(deltas)),
-    )
+    table, runs, users = _flat([*pooled.values(), *tails])
+    return AttentionPlan(torch.tensor(tokens), table, runs, users, torch.tensor(list(deltas)))
 
 
 class _Piece(NamedTuple):

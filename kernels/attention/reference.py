@@ -22,26 +22,18 @@ class ReferenceAttention(ChunkAttention):
     def attend(self, number: int, query: Tensor, output: Tensor, plan: AttentionPlan, scale: float) -> None:
         layer, num_heads = self._layers[number], query.shape[1]
         for index, token in enumerate(map(int, plan.tokens)):
-            temperature = plan.temperatures[index].double()
-            parts: list[list[tuple[Tensor, Tensor]]] = [[], []]
-            for is_context, *seen in self._seen(layer, plan, index):
-                keys, values = (each.double().repeat_interleave(num_heads // each.shape[1], dim=1) for each in seen)
-                logits = torch.einsum("hd,thd->ht", query[token].double(), keys) * scale
-                parts[not is_context].append((logits / temperature if is_context else logits, values))
-            sums, results = [], []
-            for part, factor in zip(parts, (temperature, torch.tensor(1.0)), strict=True):
-                if part:
-                    logits = torch.cat([logits for logits, _ in part], dim=1)
-                    values = torch.cat([values for _, values in part])
-                    sums.append(logits.logsumexp(1) * factor)
-                    results.append(torch.einsum("ht,thd->hd", logits.softmax(1), values))
-            weights = torch.stack(sums).softmax(0)[..., None]
-            output[token] = (weights * torch.stack(results)).sum(0).to(output.dtype)
+            logits, values = [], []
+            for seen_keys, seen_values in self._seen(layer, plan, index):
+                keys = seen_keys.double().repeat_interleave(num_heads // seen_keys.shape[1], dim=1)
+                logits.append(torch.einsum("hd,thd->ht", query[token].double(), keys) * scale)
+                values.append(seen_values.double().repeat_interleave(num_heads // seen_values.shape[1], dim=1))
+            weights = torch.cat(logits, dim=1).softmax(1)
+            output[token] = torch.einsum("ht,thd->hd", weights, torch.cat(values)).to(output.dtype)
 
-    def _seen(self, layer: LayerKV, plan: AttentionPlan, index: int) -> Iterator[tuple[bool, Tensor, Tensor]]:
+    def _seen(self, layer: LayerKV, plan: AttentionPlan, index: int) -> Iterator[tuple[Tensor, Tensor]]:
         """K, at its place, and V of a token's pieces: ``[tokens, H, D]`` each."""
         pieces: list[list[int]] = plan.pieces.tolist()
-        for number, (source, first_run, end_run, first_user, end_user) in enumerate(pieces):
+        for source, first_run, end_run, first_user, end_user in pieces:
             for user, turn, seen in plan.users[first_user:end_user].tolist():
                 if user != index:
                     continue
@@ -53,5 +45,4 @@ class ReferenceAttention(ChunkAttention):
                     torch.cat([each[page][at : at + length] for page, at, length in runs])[:seen] for each in memory
                 )
                 cos, sin = rotation_angles(layer.frequencies, plan.deltas[turn : turn + 1])
-                turned = rotate_keys(keys.float(), cos, sin, layer.is_neox)
-                yield number < plan.num_context, turned, values
+                yield rotate_keys(keys.float(), cos, sin, layer.is_neox), values

@@ -12,9 +12,6 @@ from kernels.attention.vectors import maximum
 
 Array = NDArray[Any]
 
-CONTEXT, REST = 0, 1
-"""Parts of a head's attention: to the context, and to everything else."""
-
 _F = np.float32
 _LOG2E = _F(math.log2(math.e))
 # 1.5 * 2**23: adding it rounds a float32 to an integer.
@@ -79,17 +76,6 @@ def soften(scores: Array, rows: int, tokens: int, seen: Array, state: Array, out
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def temper(state: Array, result: Array, temperatures: Array, group: int) -> None:
-    """Ends the context's attention: its log-sum-exp times the temperature."""
-    for row in range(len(state)):
-        temperature = temperatures[row // group]
-        if temperature != 1 and state[row, 1] > 0:
-            _scale(result[row], result.shape[1], _F(1) / state[row, 1])
-            state[row, 0] = (state[row, 0] + math.log(state[row, 1])) * temperature
-            state[row, 1] = 1
-
-
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def _add(state: Array, result: Array, other_state: Array, other_result: Array) -> None:
     """Adds another part's attention to ``state`` ``[2]`` and ``result`` ``[D]`` of one row."""
     if other_state[1] <= 0:
@@ -103,22 +89,18 @@ def _add(state: Array, result: Array, other_state: Array, other_result: Array) -
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def merge(out: Array, parts: Any, temperatures: Array, group: int) -> None:
+def merge(out: Array, parts: Any, group: int) -> None:
     """Writes ``out`` for the heads that several shares have computed; a head of -1 is an unused slot."""
     heads, states, results = parts
-    num_rows, size = results.shape[2:]
-    state, result = np.empty((2, num_rows, 2), np.float32), np.empty((2, num_rows, size), np.float32)
+    num_rows, size = results.shape[1:]
+    state, result = np.empty(2, np.float32), np.empty(size, np.float32)
     for slot in range(len(heads)):
         head = heads[slot]
         if head < 0 or (heads[:slot] == head).any():
             continue
-        state[:, :, 0], state[:, :, 1], result[:] = -np.inf, 0, 0
-        for other in range(slot, len(heads)):
-            if heads[other] == head:
-                for side in (CONTEXT, REST):
-                    for row in range(num_rows):
-                        _add(state[side, row], result[side, row], states[other, side, row], results[other, side, row])
-        temper(state[CONTEXT], result[CONTEXT], temperatures, group)
         for row in range(num_rows):
-            _add(state[REST, row], result[REST, row], state[CONTEXT, row], result[CONTEXT, row])
-            out[row // group, head * group + row % group] = result[REST, row] / state[REST, row, 1]
+            state[0], state[1], result[:] = -np.inf, 0, 0
+            for other in range(slot, len(heads)):
+                if heads[other] == head:
+                    _add(state, result, states[other, row], results[other, row])
+            out[row // group, head * group + row % group] = result / state[1]

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -119,9 +119,9 @@ def elements(view: Tensor | PagedTensor) -> Tensor:
     return view.tiles if isinstance(view, PagedTensor) else view
 
 
-def _on_cpu(view: Tensor | PagedTensor) -> Tensor | PagedTensor:
-    copied = elements(view).clone().cpu()
-    return PagedTensor(copied) if isinstance(view, PagedTensor) else copied
+def _on_cpu(layer: LayerKV) -> LayerKV:
+    key_blocks, value_blocks, key_pool, value_pool = (elements(getattr(layer, name)).clone().cpu() for name in VIEWS)
+    return LayerKV(PagedTensor(key_blocks), PagedTensor(value_blocks), key_pool, value_pool, layer.frequencies)
 
 
 class Memory:
@@ -142,11 +142,11 @@ class Memory:
         self.layers: tuple[LayerKV, ...] = ()
         for each in rotations:
             whole, views = make_blocks(layout, shape, dtype, device, padding)
-            blocks = [PagedTensor.of(view) for view in views]
-            pools = [make_pool(view, pages + 2, page_tokens).fill_(math.nan) for view in blocks]
+            keys, values = map(PagedTensor.of, views)
+            pools = [make_pool(blocks, pages + 2, page_tokens).fill_(math.nan) for blocks in (keys, values)]
             self._wholes += [whole, *pools]
             key_pool, value_pool = (pool[1:-1] for pool in pools)
-            self.layers += (LayerKV(*blocks, key_pool, value_pool, each),)
+            self.layers += (LayerKV(keys, values, key_pool, value_pool, each),)
 
     def randomize(self, *names: str) -> None:
         """Fills these of ``VIEWS``, always with the same."""
@@ -158,9 +158,7 @@ class Memory:
 
     def on_cpu(self) -> tuple[LayerKV, ...]:
         """The layers, copied."""
-        return tuple(
-            replace(layer, **{name: _on_cpu(getattr(layer, name)) for name in VIEWS}) for layer in self.layers
-        )
+        return tuple(_on_cpu(layer) for layer in self.layers)
 
     def touched_margins(self) -> int:
         """Number of elements around K and V that are no longer NaN. Overwrites K and V with NaN."""

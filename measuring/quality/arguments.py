@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from app.modes import CALIBRATED, MODES, SPARSE, TEMPERED, in_order, is_mode
+from app.modes import CALIBRATED, MODES, SPARSE, in_order, is_mode
 from measuring.kit.arguments import Parser, positive
-from measuring.quality.client import ChunkOrder
 from measuring.quality.metrics import REFUSAL, normalize
 from measuring.quality.questions.datasets import Format
 
@@ -17,14 +16,14 @@ PLAIN_QUESTIONS, DEMO_QUESTIONS = 100, 250
 
 Command = Literal["eval", "calibrate"]
 TOLERANCE = 2.0
-_MODES = f"{', '.join(MODES)}, window, link-N, also with @T or %P"
+_MODES = f"{', '.join(MODES)}, window, link-N, also with %P"
 
 _DESCRIPTION = """\
 Measure how well and how fast questions are answered, with full attention and with chunks reused.
 
 Each question is asked in each mode: full (full attention over the same tokens), offset (chunks reused, one after
 another), shared and parallel (chunks overlap, the question behind the longest or at its own index), link-N (offset
-with N link tokens); @T is a temperature, %P a budget in percent. MODEL is served meanwhile, or --server is asked.
+with N link tokens); %P is a budget in percent. MODEL is served meanwhile, or --server is asked.
 
 Without --questions they are 456 questions in plain English about 156 passages, behind 2, 4, 8 and 16 of them."""
 
@@ -123,7 +122,7 @@ def _calibration_parser() -> Parser:
     parser.add_argument("--tolerance", type=_points, default=TOLERANCE, metavar="POINTS", help=tolerance)
     profile = "where the profile goes; in the model's folder the name must end with profile.json (default: in OUTPUT)"
     parser.add_argument("--profile", type=Path, metavar="FILE", help=profile)
-    _add_options(parser, f"{','.join(CALIBRATED)}; where the server can also {TEMPERED},{','.join(SPARSE)}")
+    _add_options(parser, f"{','.join(CALIBRATED)}; where the server can also {','.join(SPARSE)}")
     return parser
 
 
@@ -146,8 +145,6 @@ def _add_options(parser: Parser, default: str) -> None:
     parser.add_argument(
         "--max-tokens", type=positive, default=64, metavar="N", help="longest answer, in tokens (default: 64)"
     )
-    order = "of chunks in prompts: as in the question file, or by their text (default: given)"
-    parser.add_argument("--order", choices=get_args(ChunkOrder), default="given", help=order)
     concurrency = "requests at a time; with more than 1, times to first token are those under load (default: 1)"
     parser.add_argument("--concurrency", type=positive, default=1, metavar="N", help=concurrency)
     output = "folder for the results (default: results/<command>-<name of the question file>)"

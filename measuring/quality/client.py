@@ -3,7 +3,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from app.documents.document import Document
 from app.modes import cache_field, mode_of, special
@@ -18,8 +18,6 @@ from measuring.kit.client import (
 )
 from measuring.kit.servers import TEMPLATE_ADVICE
 from measuring.quality.questions.questions import Question
-
-ChunkOrder = Literal["given", "canonical"]
 
 FORCED_TOKENS: Final = "tessera_forced_tokens"
 """Key, in a request's ``vllm_xargs``, of the token ids that :mod:`measuring.quality.forced` has a server generate."""
@@ -50,7 +48,6 @@ class AskOptions:
 
     model: str
     max_tokens: int
-    order: ChunkOrder = "given"
     ahead: bool = False
 
 
@@ -150,7 +147,7 @@ def _body(question: Question, mode: str, options: AskOptions) -> dict[str, Any]:
         "system": question.system,
         "chunks": _chunks(question.chunks),
         "question": question.question,
-        "cache": {**cache_field(mode), "order": options.order},
+        "cache": cache_field(mode),
         "stream": True,
         "temperature": 0,
         "max_tokens": options.max_tokens,

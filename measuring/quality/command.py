@@ -111,7 +111,6 @@ def _settings(args: argparse.Namespace, questions: Sequence[Question], info: Ser
         server_arguments=args.server_arguments,
         served_model=info.model,
         max_tokens=args.max_tokens,
-        order=args.order,
         concurrency=args.concurrency,
         tessera=tessera_version(),
         vllm=info.vllm,
@@ -150,7 +149,7 @@ async def _ask(
         monitor.add(result)
 
     settings = folder.settings
-    options = AskOptions(settings.served_model, settings.max_tokens, settings.order, ahead)
+    options = AskOptions(settings.served_model, settings.max_tokens, ahead)
     pending = jobs(questions, settings.modes, folder.answered())
     monitor.start()
     async with client, shown(monitor):

@@ -10,7 +10,6 @@ from app.modes import mode_of
 from measuring.kit import folder
 from measuring.kit.client import Answer
 from measuring.kit.folder import RUN, FolderError, RecordFile
-from measuring.quality.client import ChunkOrder
 from measuring.quality.questions.questions import Question
 
 RESULTS, SUMMARY, PLOT, LOG = "results.jsonl", "summary.json", "accuracy.png", "server.log"
@@ -31,7 +30,6 @@ class RunSettings(BaseModel):
     server_arguments: tuple[str, ...]
     served_model: str
     max_tokens: int
-    order: ChunkOrder
     concurrency: int
     tessera: str
     vllm: str

@@ -56,10 +56,9 @@ def test_what_was_never_measured_is_full_attention():
 @pytest.mark.parametrize(
     ("mode", "holds", "placement", "placed"),
     [
-        ("offset@0.9", (), "attend", "offset@0.9"),
-        ("offset@0.9", ("offset@0.9", "link-8"), "copy", "link-8"),
-        ("offset@0.9", ("offset@0.9",), "copy", "full"),
-        ("offset@0.9", ("offset@0.9", "shared"), "in-place", "shared"),
+        ("offset%25", ("offset%25", "link-8"), "copy", "link-8"),
+        ("offset%25", ("offset%25",), "copy", "full"),
+        ("offset%25", ("offset%25", "shared"), "in-place", "shared"),
         ("offset", ("shared", "parallel", "offset"), "in-place", "parallel"),
         ("offset", ("offset",), "in-place", "offset"),
         ("full", ("shared",), "in-place", "full"),
@@ -78,12 +77,6 @@ def test_a_budget_is_applied_on_servers_that_leave_chunks_out():
     assert profile.placed("copy").decide(3).mode == "full"
 
 
-def test_a_temperature_is_applied():
-    options = make_profile(up_to_4="offset@0.9").applied(CacheOptions(temperature=0.5), 3)
-    assert (options.position_strategy, options.temperature) == (PositionStrategy.OFFSET, 0.9)
-    assert PROFILE.applied(CacheOptions(temperature=0.5), 3).temperature == 1
-
-
 def state(profile: Profile | None = PROFILE) -> State:
     return State({"tessera_settings": Settings(chunk_position_strategy="offset"), "tessera_profile": profile})
 
@@ -93,10 +86,8 @@ def state(profile: Profile | None = PROFILE) -> State:
     [
         {"mode": "chunked"},
         {"mode": "full"},
-        {"mode": "compare"},
         {"position_strategy": "offset"},
         {"link_tokens": 0},
-        {"temperature": 1},
         {"sparse": {"budget_share": 0.5}},
         {"scope": "isolated"},
         {"link_context": "cached"},

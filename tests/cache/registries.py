@@ -25,4 +25,4 @@ def entry_of(number, tokens=10):
     """A cached chunk."""
     identity = SegmentIdentity(CacheScope(), b"", pack(tuple(range(tokens))))
     digest = ChunkHash(b"chunk %d" % number)
-    return ChunkKVCache(digest, identity, list(range(3)), number, 1.0, 0.0, 0.0, is_system=False)
+    return ChunkKVCache(digest, identity, list(range(3)), number, 0.0, 0.0, is_system=False)

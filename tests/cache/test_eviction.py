@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.eviction.policies import EvictionPolicyName, make_policy, prefill_cost
+from cache.eviction.policies import EvictionPolicyName, make_policy
 
 ENTRIES = 8
 POLICIES = get_args(EvictionPolicyName)
@@ -24,16 +24,15 @@ deterministic = settings(derandomize=True, database=None, deadline=None)
 
 @dataclass(eq=False)
 class Entry:
-    """A segment, small and cheap by default."""
+    """A segment, small by default."""
 
     key: int
     num_pages: int = 1
-    recompute_cost: float = 16.0
 
 
 def make_entries(count=ENTRIES):
-    """Entries of several sizes and costs."""
-    return [Entry(key, 1 + key % 3, 16.0 * (1 + key % 4)) for key in range(count)]
+    """Entries of several sizes."""
+    return [Entry(key, 1 + key % 3) for key in range(count)]
 
 
 def take(policy, count, leased=()):
@@ -124,7 +123,7 @@ def test_many_entries_cost_little_each(name):
     assert len(list(policy.victims())) == len(entries) // 2
 
 
-@pytest.mark.parametrize(("name", "resists"), [("lru", False), ("gdsf", True), ("s3fifo", True)])
+@pytest.mark.parametrize(("name", "resists"), [("lru", False), ("s3fifo", True)])
 def test_what_a_scan_leaves_of_the_entries_in_use(name, resists):
     policy = make_policy(name)
     hot = [Entry(key) for key in range(20)]
@@ -138,45 +137,6 @@ def test_what_a_scan_leaves_of_the_entries_in_use(name, resists):
         if key >= 180:  # full
             gone += take(policy, 1)
     assert set(gone).isdisjoint(hot) == resists
-
-
-class TestGDSF:
-    def test_what_is_costly_and_often_used_outlives_what_is_cheap_and_came_once(self):
-        policy = make_policy("gdsf")
-        costly, cheap = Entry(1, recompute_cost=64.0), Entry(2)
-        policy.added(costly)
-        policy.used(costly)
-        policy.added(cheap)
-        assert list(policy.victims()) == [cheap, costly]
-
-    def test_cost_counts_by_the_page(self):
-        policy = make_policy("gdsf")
-        long, short = Entry(1, num_pages=8, recompute_cost=32.0), Entry(2, num_pages=1, recompute_cost=16.0)
-        for entry in (short, long):
-            policy.added(entry)
-        assert list(policy.victims()) == [long, short]
-
-    def test_old_fame_fades(self):
-        policy = make_policy("gdsf")
-        policy.added(famous := Entry(0))
-        for _ in range(5):
-            policy.used(famous)
-        gone = []
-        for key in range(1, 20):
-            policy.added(Entry(key))
-            gone += take(policy, 1)
-        assert famous in gone
-
-    def test_what_is_deleted_ages_nothing(self):
-        policy = make_policy("gdsf")
-        policy.added(deleted := Entry(0))
-        for _ in range(9):
-            policy.used(deleted)
-        policy.removed(deleted)
-        policy.added(first := Entry(1))
-        policy.used(first)
-        policy.added(second := Entry(2))
-        assert list(policy.victims()) == [second, first]
 
 
 class TestS3FIFO:
@@ -205,10 +165,3 @@ class TestS3FIFO:
                 policy.used(entry)
         policy.added(Entry(2))
         assert [entry.key for entry in take(policy, 3)] == [2, 0, 1]
-
-
-def test_prefill_cost():
-    assert prefill_cost(0, 1) == pytest.approx(1, rel=1e-3)
-    assert prefill_cost(8192, 1) == pytest.approx(2, rel=1e-3)
-    # Same result in two parts or one.
-    assert prefill_cost(64, 300) + prefill_cost(364, 200) == pytest.approx(prefill_cost(64, 500))

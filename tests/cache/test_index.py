@@ -12,7 +12,7 @@ IDENTITY = SegmentIdentity(SCOPE, pack((1, 2)), pack((3, 4)))
 
 
 def entry(name: str, identity: SegmentIdentity = IDENTITY) -> ChunkKVCache:
-    return ChunkKVCache(ChunkHash(name.encode()), identity, [], 0, 1.0, 0.0, 0.0, is_system=False)
+    return ChunkKVCache(ChunkHash(name.encode()), identity, [], 0, 0.0, 0.0, is_system=False)
 
 
 def filled(*names: str) -> tuple[ChunkHashIndex, list[ChunkKVCache]]:

@@ -68,10 +68,10 @@ class FaultyAttention(NumbaAttention):
     def attend(self, number: int, query: Tensor, output: Tensor, plan: AttentionPlan, scale: float) -> None:
         if self._half.fault == "wrong turn":
             plan = replace(plan, deltas=-plan.deltas)
-        elif self._half.fault == "wrong merge":
-            plan = replace(plan, temperatures=plan.temperatures + 0.5)
+        elif self._half.fault == "wrong scale":
+            scale *= 1.5
         elif self._half.fault == "missing segment":
-            plan = replace(plan, pieces=plan.pieces[1:], num_context=plan.num_context - 1)
+            plan = replace(plan, pieces=plan.pieces[1:])
         super().attend(number, query, output, plan, scale)
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP surface: reports, OpenAI's client, documents in every shape, streams, and errors."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from app.documents.openai_documents import from_anthropic
 from tests.engine.server import TesseraServer, stream_events, token_logprobs
-from tests.engine.test_exactness import BLOCK, ask, segments
+from tests.engine.test_exactness import ask, segments
 
 Text = Callable[[int], str]
 
@@ -55,19 +54,6 @@ def test_the_report_counts_what_the_engine_computed(server: TesseraServer, text:
     assert warm["tokens"]["reused"] == warm["tokens"]["prompt"] - len(question_ids)
     assert set(warm["timings_ms"]) == {"plan", "fill", "queue", "first_token", "total"}
     assert warm["timings_ms"]["first_token"] <= warm["timings_ms"]["total"]
-
-
-def test_canonical_order_makes_one_prompt_of_the_same_chunks(server: TesseraServer, text: Text) -> None:
-    chunks, cache = [text(160), text(145), text(180)], {"mode": "full", "order": "canonical", "explain": True}
-    reports = []
-    for order in itertools.permutations(chunks):
-        answer = server.chat(chunks=list(order), question=text(9), max_tokens=2, cache=cache)
-        reports.append((order, answer["cache"]))
-    assert reports[0][1]["tokens"]["reused"] == 0
-    for order, report in reports[1:]:
-        assert report["tokens"]["reused"] == 485 // BLOCK * BLOCK
-        assert [order[chunk["index"]] for chunk in report["chunks"]] == sorted(chunks)
-        assert segments(report)[:2] == segments(reports[0][1])[:2]
 
 
 def test_explained_positions(server: TesseraServer, text: Text) -> None:

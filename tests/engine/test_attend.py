@@ -50,31 +50,12 @@ def test_every_order_is_exact_and_nothing_is_copied(
 @pytest.mark.serve_with(*ATTEND)
 @pytest.mark.parametrize(
     "cache",
-    [
-        {"scope": "isolated"},
-        {"link_tokens": 5},
-        {"link_tokens": 400, "link_context": "cached"},
-        {"temperature": 1.3, "link_tokens": 5},
-    ],
+    [{"scope": "isolated"}, {"link_tokens": 5}, {"link_tokens": 400, "link_context": "cached"}],
 )
 def test_scopes_and_link_tokens(cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(n) for n in (50, 130, 17)]
     for _ in ("filled", "hit"):
         assert_attended(ask(server, "offset", chunks, text(12), cache=cache), oracle("tiny-llama"), "offset")
-
-
-@pytest.mark.serve_with(*ATTEND)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_temperatures(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
-    """Of the same prompt one after another: none finds KV of another's in vLLM's prefix cache."""
-    chunks, question = [text(50), text(130)], text(2 * BLOCK)
-    answers = {}
-    for temperature in (1, 0.8, 1.3):
-        response = ask(server, strategy, chunks, question, cache={"temperature": temperature})
-        assert response["cache"].get("temperature", 1) == temperature
-        assert_attended(response, oracle("tiny-llama"), strategy)
-        answers[temperature] = token_logprobs(response)[0]
-    assert len(set(answers.values())) == 3
 
 
 @pytest.mark.serve_with(*ATTEND)

@@ -36,7 +36,7 @@ async def test_a_sound_engine_attends(engine: ChunkEngine, oracle: Any) -> None:
     assert_exact(await ask(engine), oracle)
 
 
-@pytest.mark.parametrize("fault", ["wrong turn", "wrong merge", "missing segment"])
+@pytest.mark.parametrize("fault", ["wrong turn", "wrong scale", "missing segment"])
 async def test_faults_are_caught(engine: ChunkEngine, fault: str) -> None:
     check = SelfCheck(engine.llm, engine.cache.config)
     engine.cache.clear()  # the check uses the pool's first pages

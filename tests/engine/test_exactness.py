@@ -72,8 +72,7 @@ def assert_exact(
         tokens,
         report.get("opening"),
         links and (links["tokens"], links["context"]),
-        report.get("temperature", 1),
-        kept_of(report) if "left_out" in report["tokens"] else None,
+        kept=kept_of(report) if "left_out" in report["tokens"] else None,
     )
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences

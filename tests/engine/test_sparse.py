@@ -121,7 +121,7 @@ def test_a_budget_for_all_changes_nothing(server: TesseraServer, text: Text) -> 
 
 
 @pytest.mark.serve_with(*SPARSE)
-@pytest.mark.parametrize("cache", [{"scope": "isolated"}, {"order": "canonical"}])
+@pytest.mark.parametrize("cache", [{"scope": "isolated"}, {}])
 def test_scopes_and_prompts_without_a_system_segment(
     cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text
 ) -> None:
@@ -144,8 +144,6 @@ def test_a_chunk_given_twice(server: TesseraServer, oracle: Any, text: Text) -> 
 @pytest.mark.serve_with(*SPARSE)
 def test_reports_of_full_attention_leave_nothing_out(server: TesseraServer, text: Text) -> None:
     chunks = [text(length) for length in LENGTHS]
-    compared = ask_sparse(server, "offset", chunks, text(20), {"mode": "compare"})["cache"]
-    assert compared["compare"]["mean_kl"] > 0
     linked = ask_sparse(server, "offset", chunks, text(20), {"link_tokens": 4})["cache"]
     assert linked["mode"] == "full"
     assert "link tokens see all chunks" in linked["reason"]

@@ -81,7 +81,7 @@ def test_prompts_in_full_attention_stay_within_the_trained_positions(
     windowed: TesseraServer, text: Callable[[int], str]
 ) -> None:
     chunks = [text(length) for length in LENGTHS]
-    for cache in ({"mode": "full"}, {"mode": "compare"}, {"position_strategy": "offset"}):
+    for cache in ({"mode": "full"}, {"position_strategy": "offset"}):
         body = {"chunks": chunks, "question": "?", "max_tokens": 4}
         refused = windowed.post("/v1/rag/chat", {**body, "cache": {"position_strategy": "window", **cache}}, status=400)
         assert f"the model was trained for {TRAINED}" in refused["error"]["message"]

@@ -34,7 +34,7 @@ class FakeWorkers:
 
 def entry(name: str, namespace: str = "n", key: str | None = None) -> ChunkKVCache:
     identity = SegmentIdentity(CacheScope(namespace), b"", pack(tuple(name.encode().ljust(TOKENS))))
-    return ChunkKVCache(ChunkHash((key or namespace + name).encode()), identity, [0], 1, 1.0, 0.0, 0.0, False)
+    return ChunkKVCache(ChunkHash((key or namespace + name).encode()), identity, [0], 1, 0.0, 0.0, False)
 
 
 def number(known: Representations, each: ChunkKVCache) -> int | None:

@@ -140,7 +140,9 @@ def _amx(shape: Shape) -> tuple[tuple[int, ...], Views]:
         keys, values = cache.chunk(2, dim=2)
         outer = cache.stride()[:2]
         keys = keys.as_strided(
-            (blocks, size // 16, 16, heads, dim // 2, 2), (outer[0], 16 * dim, 2, outer[1], 32, 1), keys.storage_offset()
+            (blocks, size // 16, 16, heads, dim // 2, 2),
+            (outer[0], 16 * dim, 2, outer[1], 32, 1),
+            keys.storage_offset(),
         )
         values = values.as_strided(
             (blocks, size // 2, 2, heads, dim // 16, 16),

@@ -61,8 +61,8 @@ def fill(layer: LayerKV, plan: AttentionPlan) -> None:
                 view[page, torch.arange(at, at + length)] = torch.randn(length, *view.shape[2:]).to(view.dtype)
 
 
-def segment(pages: Sequence[int], skipped: int, length: int, delta: int, *, is_context: bool = True) -> PooledSegment:
-    return PooledSegment(runs_of(pages, PAGE, skipped, length), length, delta, is_context)
+def segment(pages: Sequence[int], skipped: int, length: int, delta: int) -> PooledSegment:
+    return PooledSegment(runs_of(pages, PAGE, skipped, length), length, delta)
 
 
 MODELS = st.builds(
@@ -80,7 +80,7 @@ MODELS = st.builds(
 
 @st.composite
 def steps(draw) -> list[AttendingRow]:
-    """Requests with prefill or decode tokens over some of six segments, one of which is no context."""
+    """Requests with prefill or decode tokens over some of six segments."""
     known = []
     for number in range(6):
         pages = draw(st.permutations(range(number * 4, number * 4 + 4)))
@@ -90,14 +90,13 @@ def steps(draw) -> list[AttendingRow]:
     rows, first = [], draw(st.integers(0, 2))
     for number in range(draw(st.integers(1, 4))):
         chosen = draw(st.lists(st.integers(0, 5), max_size=5))
-        segments = [segment(*known[each], draw(st.integers(-70, 5000)), is_context=each > 0) for each in chosen]
+        segments = [segment(*known[each], draw(st.integers(-70, 5000))) for each in chosen]
         skipped = draw(st.integers(0, BLOCK - 1))
         length = draw(st.integers(1, BLOCKS_EACH * BLOCK - skipped))
         blocks = draw(st.permutations(range(number * BLOCKS_EACH, (number + 1) * BLOCKS_EACH)))
         count = draw(st.integers(1, min(length, 70)))
-        temperature = draw(st.sampled_from([1.0, 0.9, 1.2]))
         tail = Tail(runs_of(blocks, BLOCK, skipped, length), length)
-        rows.append(AttendingRow(first, count, segments, tail, temperature))
+        rows.append(AttendingRow(first, count, segments, tail))
         first += count + draw(st.integers(0, 2))
     return rows
 

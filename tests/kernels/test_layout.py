@@ -179,7 +179,7 @@ def test_a_swizzled_layout_is_refused() -> None:
         keys = torch.stack([each[:, swizzled(slot, dims)] for each, slot in zip(key, slots.tolist(), strict=True)])
         cache.write(keys, value, slots)
 
-    with pytest.raises(LayoutProbeError, match="do not lie in tiles|is not what was written"):
+    with pytest.raises(LayoutProbeError, match=r"do not lie in tiles|is not what was written"):
         probe(cache, write)
     assert_spare_blocks_zero(cache)
 

@@ -88,7 +88,6 @@ class Prefill:
 
 def _is_divisible(parsed: dict[str, Any]) -> bool:
     """Whether two replicas can share the work: one prompt, one answer."""
-    prompt, cache = parsed.get("prompt"), parsed.get("cache")
+    prompt = parsed.get("prompt")
     prompts = isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
-    compares = isinstance(cache, dict) and cache.get("mode") == "compare"
-    return not (prompts or compares or parsed.get("n") not in (None, 1) or any(parsed.get(name) for name in _ALONE))
+    return not (prompts or parsed.get("n") not in (None, 1) or any(parsed.get(name) for name in _ALONE))

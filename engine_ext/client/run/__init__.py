@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request with chunks: prepared, composed, compared, reported."""
+"""One request with chunks: prepared, composed, reported."""

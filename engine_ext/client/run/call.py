@@ -48,9 +48,9 @@ class EngineCall:
         scores: Sequence[list[float] | None] = await self.llm.collective_rpc("chunk_cache_take_scores", args=(probe,))
         return scores
 
-    def generate(self, prompt: dict[str, Any], params: SamplingParams, name: str | None = None) -> Outputs:
-        """The same call with another prompt, other parameters and, if given, another name."""
-        outputs: Outputs = self.llm.generate(prompt, params, name or self.request_id, **self.kwargs)
+    def generate(self, prompt: dict[str, Any], params: SamplingParams) -> Outputs:
+        """The same call with another prompt and other parameters."""
+        outputs: Outputs = self.llm.generate(prompt, params, self.request_id, **self.kwargs)
         return outputs
 
     def within_positions(self, reach: int) -> "EngineCall":

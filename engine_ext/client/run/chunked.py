@@ -12,7 +12,6 @@ from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.resolved import ResolvedRequest, scope_salt
 from engine_ext.client.run.call import EngineCall, is_error, with_transfer_params
-from engine_ext.client.run.comparison import Comparison
 from engine_ext.client.run.handed_over import HandedOver, HandoverError, KVForm
 from engine_ext.client.run.preparation import FilledSegments, computed_links, filled_segments
 from engine_ext.client.run.reporting import Reporter
@@ -78,7 +77,7 @@ class ChunkedRun:
             form = self._form_elsewhere() if handover.is_chunked else self._plain_form()
         except FullAttentionError as error:
             raise await handover.refused(self._call, f"in full attention here: {error}", metrics) from error
-        if handover.report is None or self._request.mode == "compare" or self._request.sparse is not None:
+        if handover.report is None or self._request.sparse is not None:
             raise await handover.refused(self._call, "the request needs an answer of this engine alone", metrics)
         has_output = False
         async with aclosing(handover.outputs(self._call, form, metrics)) as outputs:
@@ -104,17 +103,13 @@ class ChunkedRun:
                         yield output
 
     async def _composed(self, segments: FilledSegments, form: KVForm) -> Outputs:
-        call = self._call.within_positions(form.reach)
-        comparison = self._comparison(call)
-        params = with_transfer_params((comparison or call).params, form.added)
+        params = with_transfer_params(self._call.within_positions(form.reach).params, form.added)
         has_output = False
         async with aclosing(self._call.generate(form.prompt, params)) as outputs:
             async for output in outputs:
                 if not has_output and is_error(output) and await segments.forget_refused(self._call.request_id):
                     raise FullAttentionError("load refused", "a worker refused to load the cached chunks")
                 has_output = True
-                if comparison is not None:
-                    await self._compare(comparison, output)
                 yield self._reported(output, form)
 
     async def _full(self, fallback: FullAttentionError) -> Outputs:
@@ -131,16 +126,14 @@ class ChunkedRun:
 
     def _plain_form(self) -> KVForm:
         """The same tokens in full attention."""
-        salt, call = scope_salt(self._cache.hasher, self._request.scope), self._call
-        return KVForm("full", "copy", salt, self._plain_prompt(), self._prefix_params(call), call.num_prompt_tokens)
-
-    def _plain_prompt(self) -> dict[str, Any]:
-        return self._call.with_salt(self._request.plain_salt(self._cache.hasher))
+        hasher, call = self._cache.hasher, self._call
+        salt, prompt = scope_salt(hasher, self._request.scope), call.with_salt(self._request.plain_salt(hasher))
+        return KVForm("full", "copy", salt, prompt, self._prefix_params(call), call.num_prompt_tokens)
 
     def _composed_form(self, call: EngineCall, layout: Layout, plan: TransferPlan) -> KVForm:
         """The KV that ``plan`` composes for the prompt of ``call``."""
         salt, added = self._request.composed_salt(self._cache.hasher, layout), plan.to_params()
-        if plan.attention is None and plan.elsewhere is None:  # else its blocks lack the chunks, or may be lost
+        if not plan.attends and plan.elsewhere is None:  # else its blocks lack the chunks, or may be lost
             added |= self._prefix_params(call, plan.num_loaded_tokens)
         return KVForm("chunked", layout.placement, salt, call.with_salt(salt), added, layout.reach)
 
@@ -154,21 +147,6 @@ class ChunkedRun:
 
     def _prefix_params(self, call: EngineCall, num_chunked: int = 0) -> dict[str, Any]:
         return self._cache.prefixes.params(self._request.scope, call.num_prompt_tokens, num_chunked)
-
-    def _comparison(self, call: EngineCall) -> Comparison | None:
-        """The comparison with full attention, if asked for; its parameters are those of ``call``."""
-        if self._request.mode != "compare":
-            return None
-        return Comparison.of_call(call.within_positions(self._call.num_prompt_tokens))
-
-    async def _compare(self, comparison: Comparison, output: RequestOutput) -> None:
-        """Records an output; after the last one, full attention answers too."""
-        comparison.note(output)
-        if not output.finished or is_error(output):
-            return
-        self._reporter.note_times(output)
-        with self._span.child("tessera.compare"):
-            self._reporter.compared(await comparison.with_full(self._plain_prompt(), self._stages.timings_ms))
 
     def _reported(self, output: RequestOutput, form: KVForm) -> RequestOutput:
         self._reporter.note(output)

@@ -17,7 +17,7 @@ from engine_ext.client.admission import Admission, lease
 from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.client.run.call import EngineCall
 from engine_ext.client.stages import Stages
-from engine_ext.wire.plan import Attention, TransferPlan
+from engine_ext.wire.plan import TransferPlan
 
 FILL_ATTEMPTS = 2
 
@@ -36,7 +36,7 @@ class FilledSegments:
     def plan(self, links: Lease | None) -> TransferPlan:
         """The load plan of the main request."""
         composition = self.request.composition(self.cache.hasher, self.layout)
-        return TransferPlan.for_answer(self.lease, links, composition, self.attention)
+        return TransferPlan.for_answer(self.lease, links, composition, attends=self.attends)
 
     @property
     def chunks(self) -> Sequence[LeasedSegment]:
@@ -49,11 +49,9 @@ class FilledSegments:
         return self.lease.segments
 
     @property
-    def attention(self) -> Attention | None:
-        """How the request attends to the pool; ``None`` if its segments are loaded or shared."""
-        if self.layout.placement != "attend" or not self.segments:
-            return None
-        return Attention(self.layout.system.length, self.request.options.temperature)
+    def attends(self) -> bool:
+        """Whether the request reads its segments in the pool; otherwise they are loaded or shared."""
+        return self.layout.placement == "attend" and bool(self.segments)
 
     def salt(self, *more: int | str) -> str:
         """Cache salt of the KV that the main request composes, or, with ``more``, another one."""
@@ -157,7 +155,7 @@ async def _link(filled: FilledSegments, links: Lease, call: EngineCall, stages: 
     with stages.stage("link") as span:
         span.describe({"links": len(links.chunks)})
         kwargs = call.fill_kwargs(span.headers)
-        requests = LinkRequests(call.request_id, context, salt_of, kwargs, filled.attention)
+        requests = LinkRequests(call.request_id, context, salt_of, kwargs, filled.attends)
         try:
             return await filled.link(links, requests)
         except LinkError:

@@ -8,7 +8,7 @@ from vllm.outputs import RequestOutput
 
 from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
-from cache.report import Compared, Decided, Handed, Links, Report, ReportedChunk, Retrieved, explain_segments
+from cache.report import Decided, Handed, Links, Report, ReportedChunk, Retrieved, explain_segments
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.fills import FillResult
 from engine_ext.chunks.source import SourceResult
@@ -74,7 +74,7 @@ class Reporter:
         report.placement = None if layout.placement == "copy" else layout.placement
         report.kv = "requantized" if layout.is_requantized else None
         tokens, sparse = report.tokens, self._request.sparse
-        report.temperature, tokens.left_out = options.temperature, layout.num_left_out
+        tokens.left_out = layout.num_left_out
         report.budget_share = sparse.budget_share if sparse else 1
         if options.link_tokens:
             report.links = Links(tokens=options.link_tokens, context=options.link_context)
@@ -99,7 +99,7 @@ class Reporter:
         report, prompt, options = self.report, self._request.prompt, self._request.options
         report.mode, report.reason = "full", str(why)
         report.links = report.placement = report.kv = report.opening = None
-        report.temperature = report.budget_share = 1
+        report.budget_share = 1
         report.tokens.left_out = 0
         report.chunks = [ReportedChunk.of(chunk) for chunk in prompt.chunks] if prompt is not None else []
         if prompt is not None and options.explain:
@@ -115,21 +115,13 @@ class Reporter:
         """Notes why another engine's blocks are not used."""
         self.report.handover = handed
 
-    def compared(self, comparison: Compared) -> None:
-        """Adds full attention's answer beside this one."""
-        self.report.compare = comparison
-
-    def note_times(self, output: RequestOutput) -> None:
-        """Records the first token's time, and with the last output all others."""
-        timings = self.report.timings_ms
-        timings.setdefault("first_token", self._stages.elapsed_ms())
-        if output.finished and "total" not in timings:
-            timings.update(_engine_timings_ms(output))
-            timings["total"] = self._stages.elapsed_ms()
-
     def note(self, output: RequestOutput) -> None:
         """Records the output's times; its cached tokens, which usage tells, become the reused ones."""
-        self.note_times(output)
+        timings = self.report.timings_ms
+        timings.setdefault("first_token", self._stages.elapsed_ms())
+        if output.finished:
+            timings.update(_engine_timings_ms(output))
+            timings["total"] = self._stages.elapsed_ms()
         if self.report.mode == "chunked" and not self._is_handed_over and output.num_cached_tokens:
             output.num_cached_tokens -= self._num_computed_of_saved
 

@@ -28,7 +28,7 @@ class Readers:
 
     def update(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
         """Takes in new requests, and forgets ended ones."""
-        can_attend = self.attending is not None or all(plan.attention is None for plan in started.values())
+        can_attend = self.attending is not None or not any(plan.attends for plan in started.values())
         assert can_attend, "requests attend to the pool on a server that can't"
         for each in (self.attending, self.probes):
             if each is not None:

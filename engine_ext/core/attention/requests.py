@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from engine_ext.core.attention.rows import BatchRow
-from engine_ext.wire.plan import Attention, Span, TransferPlan
+from engine_ext.wire.plan import Span, TransferPlan
 from kernels.attention.plan import AttendingRow, AttentionPlan, ChunkAttention, PooledSegment, Tail, plan_step, runs_of
 
 
@@ -22,20 +22,14 @@ class _Context:
     segments: tuple[PooledSegment, ...]
     spans: tuple[Span, ...]
     num_tokens: int
-    temperature: float
 
     @classmethod
-    def of(cls, plan: TransferPlan, attention: Attention, page_tokens: int) -> "_Context":
+    def of(cls, plan: TransferPlan, page_tokens: int) -> "_Context":
         segments = tuple(
-            PooledSegment(
-                runs_of(span.pages, page_tokens, span.skipped, span.length),
-                span.length,
-                span.delta,
-                is_context=span.start >= attention.system_tokens,
-            )
+            PooledSegment(runs_of(span.pages, page_tokens, span.skipped, span.length), span.length, span.delta)
             for span in plan.loads
         )
-        return cls(segments, plan.loads, plan.num_loaded_tokens, attention.temperature)
+        return cls(segments, plan.loads, plan.num_loaded_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +67,8 @@ class AttendingRequests:
         for request_id in ended:
             self._contexts.pop(request_id, None)
         for request_id, plan in started.items():
-            if plan.attention is not None:
-                self._contexts[request_id] = _Context.of(plan, plan.attention, self._page_tokens)
+            if plan.attends:
+                self._contexts[request_id] = _Context.of(plan, self._page_tokens)
 
     @property
     def is_idle(self) -> bool:
@@ -106,7 +100,7 @@ class AttendingRequests:
         first, skipped = divmod(context.num_tokens, self._block_tokens)
         length = row.length - context.num_tokens
         runs = runs_of(row.blocks[first:], self._block_tokens, skipped, length)
-        return AttendingRow(row.first, row.num_tokens, context.segments, Tail(runs, length), context.temperature)
+        return AttendingRow(row.first, row.num_tokens, context.segments, Tail(runs, length))
 
 
 def attention_reason(modules: Mapping[str, Any]) -> str | None:

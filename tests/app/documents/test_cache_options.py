@@ -49,7 +49,7 @@ def test_budgets_are_completed_by_the_servers(given, default, sparse):
 @pytest.mark.parametrize(
     ("value", "parameter", "message"),
     [
-        ({"mode": "fast"}, "cache.mode", "'auto', 'chunked', 'full' or 'compare'"),
+        ({"mode": "fast"}, "cache.mode", "'auto', 'chunked' or 'full'"),
         ({"position_strategy": "x"}, "cache.position_strategy", "'shared', 'parallel', 'offset' or 'window'"),
         ({"scope": "global"}, "cache.scope", "'system' or 'isolated'"),
         ({"namespace": ""}, "cache.namespace", "at least 1 character"),

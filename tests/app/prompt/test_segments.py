@@ -127,14 +127,6 @@ async def test_a_marked_chat_is_tokenized_segment_by_segment(marks):
     assert engine_input["cache_salt"] == "salt"
 
 
-async def test_chunks_in_canonical_order_are_named_as_they_were_sent(marks):
-    documents = [Document("two", "d1"), Document("one"), Document("three", "d3")]
-    _, (engine_input,) = await render_chat(marks, documents=documents, cache=CacheOptions(order="canonical"))
-    assert engine_input["prompt"] == "<s>one\n\nthree\n\ntwo\n\nwhy?</s>"
-    chunks = engine_input[REQUEST_KEY].prompt.chunks
-    assert [(chunk.document, chunk.id) for chunk in chunks] == [(1, None), (2, "d3"), (0, "d1")]
-
-
 async def test_segments_before_the_question_are_filled_up_to_whole_blocks(marks):
     ticket, documents = (
         RequestContext(PLAIN, ("d1", None, None)),

@@ -97,10 +97,3 @@ async def test_books_that_were_found_wrong() -> None:
     assert (mode, reason) == run
     assert mode == "full"
     assert str(reason).startswith("integrity check failed: ")
-
-
-async def test_a_temperature_without_chunk_attention() -> None:
-    """Full attention rather than an answer at another temperature than asked for."""
-    engine, _ = make_engine()
-    reason = "a temperature needs chunks that are attended to in the pool"
-    assert await outcomes(engine, options=replace(OPTIONS, temperature=0.9)) == [("full", reason)] * 2

@@ -84,7 +84,6 @@ def make_settings(**fields) -> RunSettings:
         "server_arguments": (),
         "served_model": "m",
         "max_tokens": 64,
-        "order": "given",
         "concurrency": 1,
         "tessera": "0.1.0",
         "vllm": "0.32.0",

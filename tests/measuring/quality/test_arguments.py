@@ -18,7 +18,7 @@ def test_what_is_not_given():
     assert (args.model, args.server, args.server_arguments) == ("m", None, ())
     assert (args.questions, args.format, args.demo, args.limit) == (Path("data/q.jsonl"), "auto", False, None)
     assert (args.modes, args.max_tokens, args.concurrency) == (None, 64, 1)
-    assert evaluated(args.calibrates, ["offset@0.9"]) == ("full", "shared", "parallel", "offset")
+    assert evaluated(args.calibrates, ["offset%25"]) == ("full", "shared", "parallel", "offset")
     assert (args.output, args.overwrite, args.refusal) == (Path("results/eval-q"), False, "I don't know")
 
 
@@ -49,17 +49,15 @@ def test_without_a_file_questions_are_in_plain_english(given, output):
 
 
 def test_modes_are_in_their_own_order():
-    modes = "link-16,offset@0.9,offset,link-8,full,offset"
-    assert parse(["--demo", "--modes", modes]).modes == ("full", "offset", "offset@0.9", "link-8", "link-16")
+    modes = "link-16,offset%25,offset,link-8,full,offset"
+    assert parse(["--demo", "--modes", modes]).modes == ("full", "offset", "offset%25", "link-8", "link-16")
 
 
 def test_a_calibration_has_every_mode():
     args = parse(["m", "--questions", "data/q.jsonl"], "calibrate")
     everywhere = ("full", "shared", "parallel", "offset", "link-8", "link-16", "link-32")
     assert args.modes is None
-    assert evaluated(args.calibrates, special({"placement": "copy"})) == everywhere
-    tempered = evaluated(args.calibrates, special({"placement": "attend", "leaves_out": False}))
-    assert tempered == (*everywhere[:4], "offset@0.9", *everywhere[4:])
+    assert evaluated(args.calibrates, special({"leaves_out": False})) == everywhere
     sparse = evaluated(args.calibrates, special({"leaves_out": True}))
     assert sparse == (*everywhere[:4], "offset%50", "offset%25", *everywhere[4:])
     assert (args.tolerance, args.profile, args.output) == (2.0, None, Path("results/calibrate-q"))

@@ -54,7 +54,7 @@ async def test_the_prompt_is_computed_first(redis_server, prefill, decode):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"n": 2}, {"cache": {"mode": "compare"}}, {"use_beam_search": True}, {"kv_transfer_params": {"own": 1}}],
+    [{"n": 2}, {"use_beam_search": True}, {"kv_transfer_params": {"own": 1}}],
 )
 async def test_requests_of_several_answers_stay_whole(redis_server, prefill, decode, fields):
     await ask(redis_server, prefill, decode, asked={**ASKED, **fields})

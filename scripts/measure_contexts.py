@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracy by the temperature of attention to the chunks, in plain transformers, beside the control.
+"""Accuracy in full attention and with composed chunks, in plain transformers.
 
-Each question is answered greedily in full attention and with composed chunks (``offset``), at each temperature. The
-control is full attention with the same temperature: the question and the answer attend to all chunks with it, as
-they do to composed chunks. What the chunks' own tokens see is the same at every temperature.
+Each question is answered greedily in each context.
 
-    python scripts/measure_temperature.py ~/.cache/tessera/models/SmolLM2-135M-Instruct results.jsonl --limit 400
-    python scripts/measure_temperature.py --table results.jsonl
-    python scripts/measure_temperature.py adapted adapted.jsonl --temperatures 1 --contexts full offset parallel
-    python scripts/measure_temperature.py --table adapted.jsonl --against results.jsonl
+    python scripts/measure_contexts.py ~/.cache/tessera/models/SmolLM2-135M-Instruct results.jsonl --limit 400
+    python scripts/measure_contexts.py --table results.jsonl
+    python scripts/measure_contexts.py adapted adapted.jsonl --contexts full offset parallel
+    python scripts/measure_contexts.py --table adapted.jsonl --against results.jsonl
 
 An interrupted run goes on where it was. Models: one kind of RoPE for each kind of layer, without scaling.
 """
@@ -41,21 +39,19 @@ def measure(
     output: Path,
     limit: int,
     part: slice,
-    temperatures: Sequence[float],
     contexts: Sequence[str],
     max_tokens: int,
 ) -> None:
-    """Appends a line to ``output`` for each question: accuracy and log probability of each row."""
-    reader = Reader(folder, temperatures, contexts)
-    names = [f"{context} {temperature:g}" for context in contexts for temperature in temperatures]
+    """Appends a line to ``output`` for each question: accuracy and log probability in each context."""
+    reader = Reader(folder, contexts)
     questions = plain_questions(limit)
-    random.Random("temperature").shuffle(questions)  # an interrupted run has all numbers of chunks
+    random.Random("contexts").shuffle(questions)  # an interrupted run has all numbers of chunks
     with output.open("a") as file:
         for batch in batches(questions[part], output):
             for question, answers in zip(batch, reader.answers(batch, max_tokens), strict=True):
                 rows = {
                     name: {"answer": text, "accuracy": score(text, question.answers).accuracy, "logprob": logprob}
-                    for name, (text, logprob) in zip(names, answers, strict=True)
+                    for name, (text, logprob) in zip(contexts, answers, strict=True)
                 }
                 line = {"id": question.id, "chunks": len(question.chunks), "rows": rows}
                 print(json.dumps(line), file=file, flush=True)
@@ -71,35 +67,30 @@ def batches(questions: Iterable[Question], output: Path) -> Iterator[list[Questi
 
 
 def table(paths: Iterable[Path]) -> None:
-    """Prints what each temperature gives composed chunks, full attention, and the former beyond the latter.
+    """Prints accuracy in full attention, and how far the other contexts are from it.
 
-    Accuracy in points and log probability of the right answer in nats, with 95 % intervals of paired questions.
+    In points of accuracy and in nats of the right answer's log probability, with 95 % intervals of paired questions.
     """
     for chunks, lines in _by_chunks((line["chunks"], line["rows"]) for line in read_lines(paths)):
-        means = {way: 100 * sum(rows[f"{way} 1"]["accuracy"] for rows in lines) / len(lines) for way in CONTEXTS}
-        print(f"{chunks} chunks, {len(lines)} questions: " + ", ".join(f"{w} {m:.1f} %" for w, m in means.items()))
-        for temperature in dict.fromkeys(name.partition(" ")[2] for name in lines[0] if not name.endswith(" 1")):
-            for measure, factor, unit in (("accuracy", 100, "points"), ("logprob", 1, "nats")):
-                known = [rows for rows in lines if rows["full 1"][measure] is not None]
-                gains = {}
-                for way in CONTEXTS:
-                    pairs = [(rows[f"{way} {temperature}"], rows[f"{way} 1"]) for rows in known]
-                    gains[way] = [factor * (one[measure] - other[measure]) for one, other in pairs]
-                gains["beyond"] = [one - other for one, other in zip(gains["offset"], gains["full"], strict=True)]
-                told = (f"{way} {interval(each)}" for way, each in gains.items())
-                print(f"  {temperature}, {unit}: " + ", ".join(told))
+        full = 100 * sum(rows["full"]["accuracy"] for rows in lines) / len(lines)
+        print(f"{chunks} chunks, {len(lines)} questions: full {full:.1f} %")
+        _print_differences([(rows, rows["full"]) for rows in lines], [name for name in lines[0] if name != "full"])
 
 
 def against(paths: Iterable[Path], originals: Iterable[Path]) -> None:
     """Prints how far answers are from full attention of the original model, on the same questions."""
-    full = {line["id"]: line["rows"]["full 1"] for line in read_lines(originals)}
+    full = {line["id"]: line["rows"]["full"] for line in read_lines(originals)}
     found = ((line["chunks"], (line["rows"], full.get(line["id"]))) for line in read_lines(paths))
     for chunks, pairs in _by_chunks(each for each in found if each[1][1] is not None):
         print(f"{chunks} chunks, {len(pairs)} questions")
-        for name in pairs[0][0]:
-            points = [100 * (rows[name]["accuracy"] - base["accuracy"]) for rows, base in pairs]
-            nats = [rows[name]["logprob"] - base["logprob"] for rows, base in pairs if base["logprob"] is not None]
-            print(f"  {name}: {interval(points)} points, {interval(nats)} nats")
+        _print_differences(pairs, pairs[0][0])
+
+
+def _print_differences(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], names: Iterable[str]) -> None:
+    for name in names:
+        points = [100 * (rows[name]["accuracy"] - base["accuracy"]) for rows, base in pairs]
+        nats = [rows[name]["logprob"] - base["logprob"] for rows, base in pairs if base["logprob"] is not None]
+        print(f"  {name}: {interval(points)} points, {interval(nats)} nats")
 
 
 def _by_chunks(numbered: Iterable[tuple[int, Any]]) -> list[tuple[str, list[Any]]]:
@@ -137,7 +128,6 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=400, help="questions for each number of chunks (default: 400)")
     part = "the K-th of N parts of the questions, one for each core (default: 1/1)"
     parser.add_argument("--part", type=_part, default="1/1", metavar="K/N", help=part)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=(1.0, 0.9), help="the first must be 1")
     ways = ("full", "offset", "shared", "parallel", "isolated")
     parser.add_argument("--contexts", nargs="+", choices=ways, default=CONTEXTS, help="contexts (default: full offset)")
     parser.add_argument("--max-tokens", type=int, default=32, help="longest answer (default: 32)")
@@ -150,7 +140,7 @@ def main() -> None:
         against(args.table, args.against) if args.against else table(args.table)
         return
     torch.set_num_threads(args.threads)
-    measure(args.model, args.output, args.limit, args.part, args.temperatures, args.contexts, args.max_tokens)
+    measure(args.model, args.output, args.limit, args.part, args.contexts, args.max_tokens)
 
 
 if __name__ == "__main__":
