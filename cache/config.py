@@ -13,10 +13,11 @@ HashAlgorithm = Literal["xxh3_128", "sha256"]
 class ChunkCacheConfig:
     """Static configuration of a :class:`~cache.manager.ChunkCacheManager`.
 
-    The pool has ``num_pages`` pages of ``page_tokens`` tokens each; their memory belongs to the engine. ``page_bytes``
-    (on all workers together) is for statistics and costs. ``fingerprint`` identifies everything that changes a token's
-    KV besides the tokens before it (model, dtype, RoPE parameters, parallel sizes), so that keys of two engines never
-    match. At most ``max_pinned_share`` of the pool can be pinned.
+    The pool has ``num_pages`` pages of ``page_tokens`` tokens each; their memory belongs to the engine.
+    ``page_bytes`` (on all workers together) is for statistics and costs. ``fingerprint`` identifies everything that
+    changes a token's KV besides the tokens before it (model, dtype, RoPE parameters, parallel sizes), so that keys of
+    two engines never match. ``block_order`` names the memory order of the engine's own blocks, which other engines
+    may read. At most ``max_pinned_share`` of the pool can be pinned.
     """
 
     num_pages: int
@@ -26,6 +27,7 @@ class ChunkCacheConfig:
     eviction: EvictionPolicyName = "s3fifo"
     max_pinned_share: float = 0.9
     page_bytes: int = 0
+    block_order: str = ""
 
     def __post_init__(self) -> None:
         if self.num_pages < 1:

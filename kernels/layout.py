@@ -152,6 +152,15 @@ class BlockLayout:
     key: OperandLayout
     value: OperandLayout
 
+    @property
+    def order(self) -> str:
+        """Name the order of tokens and dimensions in a block.
+
+        Equal in engines that can read each other's blocks as they are.
+        """
+        axes = (self.key.tokens, self.key.dims, self.value.tokens, self.value.dims)
+        return " ".join(f"{axis.size}/{axis.tile}:{axis.step}:{axis.stride}" for axis in axes)
+
     def key_view(self, cache: Tensor) -> PagedTensor:
         """Return K, sharing memory with `cache`."""
         return self.key.view(cache, self.num_blocks)

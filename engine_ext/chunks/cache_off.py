@@ -16,6 +16,7 @@ class CacheOff:
     """No chunk cache: finds, holds and stores nothing; refuses every use for ``reason``."""
 
     placement: Final = "copy"
+    block_order: Final = "unknown"
     transfers: Final = None
     leaves_out: Final = False
     num_tokens: Final = 0

@@ -128,6 +128,11 @@ class ChunkCache:
         return self._reindexer.placement
 
     @property
+    def block_order(self) -> str:
+        """Name of the memory order of the engine's blocks."""
+        return self.config.block_order
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that the pool can hold."""
         return self.config.num_pages * self.config.page_tokens

@@ -131,7 +131,7 @@ class ChunkEngine:
         if not transfer_params(call.params):
             return call.generate(prompt, with_transfer_params(call.params, added))
         handover, call = self._handed_over(call)
-        form = KVForm("full", "copy", scope_salt(hasher, scope), prompt, added, num_tokens)
+        form = KVForm("full", "copy", scope_salt(hasher, scope), self.cache.block_order, prompt, added, num_tokens)
         return ordinary_outputs(call, form, handover, self.cache.metrics)
 
     def _handed_over(self, call: EngineCall) -> tuple[HandedOver | None, EngineCall]:

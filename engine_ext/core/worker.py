@@ -30,11 +30,12 @@ class PoolSizeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PoolDescription:
-    """Sizes of one worker's pool."""
+    """Sizes of one worker's pool; ``block_order`` names the memory order of the engine's blocks, in all layers."""
 
     num_pages: int
     page_tokens: int
     page_bytes: int
+    block_order: str
 
 
 class WorkerHalf:
@@ -118,7 +119,8 @@ class WorkerHalf:
         self.token_bytes = token_bytes
         self._has_sinks = any(layer.has_sinks for layer in attention_layers)
         self._compared = [kv for layer, kv in zip(attention_layers, layers, strict=True) if not layer.is_draft]
-        return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens)
+        block_order = ", ".join(sorted({layout.order for layout in layouts}))
+        return PoolDescription(num_pages, self.page_tokens, token_bytes * self.page_tokens, block_order)
 
     def attach(self, layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None = None) -> None:
         """Uses the layers' pools, which are empty."""

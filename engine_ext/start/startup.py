@@ -232,6 +232,7 @@ async def prepare_pool(llm: AsyncLLM, options: ChunkCacheOptions, weights: str |
         eviction=options.eviction,
         max_pinned_share=options.max_pinned_share,
         page_bytes=sum(pool["page_bytes"] for pool in pools),
+        block_order="; ".join(sorted({pool["block_order"] for pool in pools})),
     )
     if reason := await _failure(SelfCheck(llm, config, llm.model_config.get_sliding_window()).run()):
         return reason

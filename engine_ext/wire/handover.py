@@ -23,7 +23,7 @@ Mode = Literal["chunked", "full"]
 class Handover:
     """The content of handed-over blocks; equal if the blocks are.
 
-    ``digest`` covers the prompt's tokens, and the model, namespace and layout of their KV.
+    ``digest`` covers the prompt's tokens, the model, namespace and layout of their KV, and the memory order of blocks.
     """
 
     mode: Mode
@@ -31,9 +31,14 @@ class Handover:
     digest: str
 
     @classmethod
-    def of(cls, mode: Mode, placement: PlacementName, salt: str, token_ids: Sequence[int]) -> Self:
-        """The record of a prompt whose KV has the layout named by ``salt`` (``ChunkHasher.layout_salt``)."""
-        return cls(mode, placement, sha256(salt.encode() + b"\0" + pack(tuple(token_ids))).hexdigest())
+    def of(cls, mode: Mode, placement: PlacementName, salt: str, block_order: str, token_ids: Sequence[int]) -> Self:
+        """The record of a prompt whose KV has the layout named by ``salt`` (``ChunkHasher.layout_salt``).
+
+        Connectors copy blocks as they are, so engines with another ``block_order`` (on CPUs, one with AMX and one
+        without) would read other KV.
+        """
+        names = b"\0".join((salt.encode(), block_order.encode(), b""))
+        return cls(mode, placement, sha256(names + pack(tuple(token_ids))).hexdigest())
 
     def to_params(self) -> dict[str, Any]:
         """The record as ``kv_transfer_params``."""

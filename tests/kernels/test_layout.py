@@ -167,6 +167,14 @@ def test_the_layout_of_amx_is_found(block_size: int, dim: int) -> None:
         assert not view[-2:].any()
 
 
+def test_blocks_of_another_order_have_another_name() -> None:
+    shape = Shape(3, 32, 2, 32)
+    orders = {probe(make_cache(layout, shape, torch.bfloat16)).order for layout in ("cpu", AMX, "BNH2D")}
+    assert len(orders) == 3
+    larger = Shape(5, 32, 4, 32)
+    assert {probe(make_cache(layout, larger, torch.bfloat16)).order for layout in ("cpu", AMX)} < orders
+
+
 def swizzled(token: int, dims: Tensor) -> Tensor:
     """Dimensions in an order that depends on the token."""
     return dims ^ (token % 4)

@@ -128,14 +128,16 @@ class ChunkedRun:
         """The same tokens in full attention."""
         hasher, call = self._cache.hasher, self._call
         salt, prompt = scope_salt(hasher, self._request.scope), call.with_salt(self._request.plain_salt(hasher))
-        return KVForm("full", "copy", salt, prompt, self._prefix_params(call), call.num_prompt_tokens)
+        added = self._prefix_params(call)
+        return KVForm("full", "copy", salt, self._cache.block_order, prompt, added, call.num_prompt_tokens)
 
     def _composed_form(self, call: EngineCall, layout: Layout, plan: TransferPlan) -> KVForm:
         """The KV that ``plan`` composes for the prompt of ``call``."""
         salt, added = self._request.composed_salt(self._cache.hasher, layout), plan.to_params()
         if not plan.attends and plan.elsewhere is None:  # else its blocks lack the chunks, or may be lost
             added |= self._prefix_params(call, plan.num_loaded_tokens)
-        return KVForm("chunked", layout.placement, salt, call.with_salt(salt), added, layout.reach)
+        prompt, block_order = call.with_salt(salt), self._cache.block_order
+        return KVForm("chunked", layout.placement, salt, block_order, prompt, added, layout.reach)
 
     def _form_elsewhere(self) -> KVForm:
         """The KV that another engine composed; raises :class:`FullAttentionError` if this one would not."""

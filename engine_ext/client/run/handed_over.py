@@ -38,19 +38,22 @@ class KVForm:
     """A prompt's KV as this engine computes or composes it.
 
     ``prompt`` has the cache salt, ``added`` are ``kv_transfer_params`` of this project's connectors. ``layout_salt``
-    names the form in all engines. ``reach`` is the largest distance in positions within the prompt.
+    names the form in all engines, ``block_order`` the memory order of this one's blocks. ``reach`` is the largest
+    distance in positions within the prompt.
     """
 
     mode: Mode
     placement: PlacementName
     layout_salt: str
+    block_order: str
     prompt: dict[str, Any]
     added: Mapping[str, Any]
     reach: int
 
     def record(self) -> Handover:
         """The form's record for another engine."""
-        return Handover.of(self.mode, self.placement, self.layout_salt, self.prompt["prompt_token_ids"])
+        token_ids = self.prompt["prompt_token_ids"]
+        return Handover.of(self.mode, self.placement, self.layout_salt, self.block_order, token_ids)
 
     def given_away(self, output: RequestOutput, call: EngineCall) -> RequestOutput:
         """The output; the last one has the record if another engine will read the blocks."""
@@ -123,7 +126,7 @@ class HandedOver:
             (call.num_answers != 1, "several answers"),
             (record.mode != own.mode, f"computed in mode {record.mode}, not {own.mode}"),
             (record.placement != own.placement, f"placement {record.placement}, not {own.placement}"),
-            (record.digest != own.digest, "of another prompt, layout or model"),
+            (record.digest != own.digest, "of another prompt, layout or model, or in another memory order"),
         ]
         return next((why for holds, why in checks if holds), None)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from engine_ext.wire.handover import HANDOVER_KEY, Handover
 from tests.fuzzing import json_values
 
-OWN = Handover.of("chunked", "copy", "salt", [1, 2, 3])
+OWN = Handover.of("chunked", "copy", "salt", "order", [1, 2, 3])
 
 
 def test_a_record_comes_back():
@@ -19,11 +19,12 @@ def test_a_record_comes_back():
 @pytest.mark.parametrize(
     "other",
     [
-        Handover.of("full", "copy", "salt", [1, 2, 3]),
-        Handover.of("chunked", "in-place", "salt", [1, 2, 3]),
-        Handover.of("chunked", "copy", "other", [1, 2, 3]),
-        Handover.of("chunked", "copy", "salt", [1, 3, 2]),
-        Handover.of("chunked", "copy", "salt", [1, 2]),
+        Handover.of("full", "copy", "salt", "order", [1, 2, 3]),
+        Handover.of("chunked", "in-place", "salt", "order", [1, 2, 3]),
+        Handover.of("chunked", "copy", "other", "order", [1, 2, 3]),
+        Handover.of("chunked", "copy", "salt", "another", [1, 2, 3]),
+        Handover.of("chunked", "copy", "salt", "order", [1, 3, 2]),
+        Handover.of("chunked", "copy", "salt", "order", [1, 2]),
     ],
 )
 def test_other_kv_has_another_record(other):
