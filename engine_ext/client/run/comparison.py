@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Full attention's answer beside the answer over cached chunks, and the distance of their predictions."""
 
-import math
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
@@ -17,11 +16,7 @@ from cache.report import Compared, ComparedTimes
 from engine_ext.client.run.call import EngineCall
 from engine_ext.wire.plan import Composition, TransferPlan
 from engine_ext.wire.request import Outputs
-
-TOP: Final = 20
-"""Most probable tokens of each position whose log probabilities are compared, where the server allows as many."""
-_LEAST: Final = -20.0
-"""Lower bound of log probabilities, against rounding and tokens that are ruled out."""
+from tools.divergence import TOP, kl_divergence
 
 
 class Comparison:
@@ -72,7 +67,9 @@ class Comparison:
         """The report's ``compare``; ``prompt`` is for full attention, ``timings_ms`` are the cached answer's."""
         answer, full_ms = await self._answer(prompt)
         judged = await self._judged(prompt)
-        divergences = [kl_divergence(full, cached) for full, cached in zip(judged, self._logprobs, strict=True)]
+        divergences = [
+            kl_divergence(_floats(full), _floats(cached)) for full, cached in zip(judged, self._logprobs, strict=True)
+        ]
         return Compared(
             answer=answer.outputs[0].text,
             same_tokens=list(answer.outputs[0].token_ids) == self._token_ids,
@@ -128,18 +125,6 @@ class Comparison:
         return [*of_prompt[len(of_prompt) - len(others) :], *of_last]
 
 
-def kl_divergence(full: Mapping[int, Any], cached: Mapping[int, Any]) -> float:
-    """Kullback-Leibler divergence D(full || cached) in nats, at least, of two distributions over the vocabulary.
-
-    Each has log probabilities of some tokens (vLLM's ``Logprob`` by token id). Tokens in both are compared one by one,
-    all others as if they were one token, which can only lower the result.
-    """
-    pairs = [(full[token].logprob, cached[token].logprob) for token in full.keys() & cached.keys()]
-    pairs.append((_log_of_others(one for one, _ in pairs), _log_of_others(other for _, other in pairs)))
-    terms = (math.exp(one) * (max(one, _LEAST) - max(other, _LEAST)) for one, other in pairs)
-    return float(max(0.0, sum(terms)))
-
-
-def _log_of_others(logprobs: Iterable[float]) -> float:
-    left = 1 - sum(map(math.exp, logprobs))
-    return math.log(left) if left > 0 else _LEAST
+def _floats(logprobs: Mapping[int, Any]) -> dict[int, float]:
+    """Of vLLM's ``Logprob`` by token."""
+    return {token: each.logprob for token, each in logprobs.items()}

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The distance of predictions, of which only the likeliest tokens are known."""
+
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm.logprobs import Logprob
 
-from engine_ext.client.run.comparison import kl_divergence
-
-
-def distribution(masses: list[float]) -> dict[int, Logprob]:
-    return {token: Logprob(math.log(mass / sum(masses))) for token, mass in enumerate(masses)}
+from tools.divergence import kl_divergence
 
 
-def textbook(full: dict[int, Logprob], cached: dict[int, Logprob]) -> float:
-    return sum(math.exp(full[t].logprob) * (full[t].logprob - cached[t].logprob) for t in full)
+def distribution(masses: list[float]) -> dict[int, float]:
+    return {token: math.log(mass / sum(masses)) for token, mass in enumerate(masses)}
+
+
+def textbook(full: dict[int, float], cached: dict[int, float]) -> float:
+    return sum(math.exp(full[t]) * (full[t] - cached[t]) for t in full)
 
 
 @given(pairs=st.lists(st.tuples(st.floats(0.001, 1), st.floats(0.001, 1)), min_size=2, max_size=8))
@@ -34,6 +35,6 @@ def test_what_is_not_known_only_makes_it_smaller(pairs, data):
 def test_alike_distributions_and_impossible_tokens():
     assert kl_divergence(distribution([1, 2, 3]), distribution([1, 2, 3])) == 0
     assert kl_divergence({}, {}) == 0
-    sure, never = {7: Logprob(0.0)}, {7: Logprob(-math.inf), 8: Logprob(0.0)}
+    sure, never = {7: 0.0}, {7: -math.inf, 8: 0.0}
     assert kl_divergence(sure, never) == pytest.approx(20)
     assert kl_divergence(never, sure) == pytest.approx(20)
