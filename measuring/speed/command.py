@@ -60,7 +60,7 @@ def _options(args: argparse.Namespace) -> Options:
         size = characters_per_token(model)
     except (OSError, PackagedModelError) as error:
         raise UsageError(str(error)) from error
-    return Options(model, args.flags, args.output, args.long, args.seed, trace, size)
+    return Options(model, args.flags, args.output, args.long, args.seed, trace, size, args.tokens)
 
 
 def _describe(argv: Sequence[str], options: Options, workloads: Sequence[Workload]) -> Run:
