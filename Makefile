@@ -22,7 +22,7 @@ help: ## print this help
 setup: ## install into .venv (EXTRA=cpu|cuda|ascend, PYTHON=python3.11)
 	@scripts/setup.sh
 
-demo: setup ## demonstrate SmolLM2 on a few documents; flags in ARGS (--port PORT, --once)
+demo: setup ## demonstrate SmolLM2 on a few documents; flags in ARGS (--model MODEL, --port PORT, --once)
 	$(BIN)/tessera demo $(ARGS)
 
 serve: setup ## serve MODEL (default: SmolLM2); flags in ARGS

@@ -50,6 +50,7 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
     from app.access.exposure import ExposedError
     from app.access.tenants import TenantsFileError
     from app.collections.retrievers import UnknownRetrieverError
+    from app.models.packaged_models import PackagedModelError
     from app.profile import ProfileError
     from app.settings import UnknownSettingError
     from cache.tiers.tier import TierConfigError
@@ -58,7 +59,7 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
     if isinstance(error, ValidationError):
         return _first_error(error)
     ours = (ExposedError, TenantsFileError, UnknownRetrieverError, UnknownSettingError, UnsupportedFlagError)
-    if isinstance(error, (*ours, TierConfigError, ProfileError)):
+    if isinstance(error, (*ours, PackagedModelError, TierConfigError, ProfileError)):
         return str(error)
     if isinstance(error, HFValidationError | HfHubHTTPError | LocalEntryNotFoundError):
         return f"model {args.model}: no such folder, and not available from the model hub: {first_line(error)}"

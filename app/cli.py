@@ -23,7 +23,7 @@ _COMMANDS: Final = {
     "serve": Command(
         "app.commands.serve",
         "[MODEL] [any vllm serve flag] [--chunk-cache-… flag]",
-        "serve MODEL (a folder or a name vLLM knows) over HTTP, reusing document chunks' KV cache;\n"
+        "serve MODEL (a folder, or a name that vLLM or tessera model knows) over HTTP, reusing document chunks' KV;\n"
         "without MODEL, SmolLM2 with 135 M parameters, downloaded first",
     ),
     "doctor": Command(
@@ -33,11 +33,11 @@ _COMMANDS: Final = {
     ),
     "demo": Command(
         "app.commands.demo",
-        "[--port PORT] [--once]",
+        "[--model MODEL] [--port PORT] [--once]",
         "serve a small model and show in the terminal what happens to documents and questions",
     ),
     "model": Command(
-        "app.commands.model", "smollm2|gemma3-270m", "download a small model with real weights, to try things with"
+        "app.commands.model", "smollm2|qwen2.5-coder-1.5b", "download a model with real weights, to try things with"
     ),
     "eval": Command(
         "measuring.quality.command",

@@ -36,10 +36,10 @@ ROOMS = (
     "app/catalog",  # computing chunks ahead; naming, pinning and dropping them
     "app/cluster",  # router, registration, peers
     "app/routes",
+    "app/models",
     "app/server.py",
     "app/arguments.py",
     "app/ray_serve",
-    "app/models",
     "training/runs.py",
     "training/demo",
     "measuring/kit",  # servers, clients, texts, statistics, the folder of a run

@@ -45,6 +45,11 @@ class Progress:
             self.end()
             self._start(stage)
 
+    def rename(self, stage: str) -> None:
+        """Says more exactly what the present stage does."""
+        with self._lock:
+            self._stage = stage
+
     def end(self) -> None:
         """Tells how long the present stage took."""
         say(f"{self._stage}: {time.monotonic() - self._started:.1f} s")

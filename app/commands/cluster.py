@@ -16,6 +16,7 @@ from typing import Final
 
 from app import cluster
 from app.models.default_model import DEFAULT_MODEL_FLAGS, default_model
+from app.models.packaged_models import PackagedModelError, local_model
 from replicas.registry import Role
 from tools.folders import tessera_home
 from tools.followed import echoed
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
             parts = _start(args, flags, replicas, stack)
             _tell(parts)
             _watch(parts)
-    except (ClusterError, NoRedisError) as error:
+    except (ClusterError, NoRedisError, PackagedModelError) as error:
         say(str(error))
         return 2
     except KeyboardInterrupt:
@@ -153,6 +154,7 @@ def _start(args: argparse.Namespace, flags: list[str], replicas: Mapping[str, Ro
     """Starts replicas, then the router, and waits until all are ready; ``stack`` ends them."""
     if args.model is None:
         args.model, flags = default_model(), [*flags, *DEFAULT_MODEL_FLAGS]
+    args.model = local_model(args.model)
     folder = tessera_home() / "cluster"
     folder.mkdir(parents=True, exist_ok=True)
     registry = ("--registry", args.registry or stack.enter_context(local_redis()))

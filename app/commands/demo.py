@@ -12,6 +12,7 @@ from rich.text import Text
 
 from app.documents.document import Document
 from app.models.default_model import DEFAULT_MODEL_FLAGS, default_model
+from app.models.packaged_models import MODELS, PackagedModelError, local_model
 from measuring.kit.client import Answer, ServerError
 from measuring.kit.servers import started_server
 from measuring.quality.client import AskOptions, ServerInfo, TesseraClient
@@ -36,11 +37,11 @@ def main(argv: Sequence[str]) -> int:
     log = tessera_home() / "demo.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        model = default_model()
+        model = local_model(args.model) if args.model else default_model()
         with started_server(model, DEFAULT_MODEL_FLAGS, log, args.port) as server:
             asyncio.run(_tell(server.url, Example.read(example_file(model)), Console(highlight=False)))
             return 0 if args.once else _serve_on(server, log)
-    except (ServerError, OSError) as error:
+    except (PackagedModelError, ServerError, OSError) as error:
         say(str(error))
         return 2
     except KeyboardInterrupt:
@@ -50,6 +51,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tessera demo", description=(__doc__ or "").partition(": ")[2].strip())
+    model = f"a folder, or one of {', '.join(MODELS)}, downloaded first (default: smollm2)"
+    parser.add_argument("--model", help=model)
     parser.add_argument("--port", type=int, default=8000, help="port of the server (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="end after the last question instead of serving on")
     return parser

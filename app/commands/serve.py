@@ -26,12 +26,13 @@ def main(arguments: list[str]) -> int:
     import uvloop
 
     from app.models.default_model import default_model
+    from app.models.packaged_models import local_model
     from app.server import run
     from app.settings import load_settings
 
     try:
         settings = load_settings(args)
-        args.model = args.model_tag or default_model()
+        args.model = local_model(args.model_tag) if args.model_tag else default_model()
         args.enforce_eager |= args.model_tag is None  # compiling so small a model takes longer than it saves
         if log_file() is not None:
             args.use_tqdm_on_load = False  # bars of vLLM's processes, between our lines

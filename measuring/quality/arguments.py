@@ -10,6 +10,7 @@ from app.modes import CALIBRATED, MODES, SPARSE, in_order, is_mode
 from measuring.kit.arguments import Parser, positive
 from measuring.quality.metrics import REFUSAL, normalize
 from measuring.quality.questions.datasets import Format
+from measuring.quality.questions.plain_english import CHUNKS, MOST_LONG_CHUNKS
 
 PLAIN_QUESTIONS, DEMO_QUESTIONS = 100, 250
 """Default questions for each number of chunks, in plain English and with ``--demo``."""
@@ -25,22 +26,26 @@ Each question is asked in each mode: full (full attention over the same tokens),
 another), shared and parallel (chunks overlap, the question behind the longest or at its own index), link-N (offset
 with N link tokens); %P is a budget in percent. MODEL is served meanwhile, or --server is asked.
 
-Without --questions they are 456 questions in plain English about 156 passages, behind 2, 4, 8 and 16 of them."""
+Without --questions they are questions in plain English about invented facts, of eight kinds by turns: plain facts, two
+passages at once, comparisons, counts, paraphrases, and questions that no passage answers. Each stands behind 2, 4, 8
+and 16 passages."""
 
 _EPILOG = """\
-A server that tessera eval starts also tells the log probability of each right answer, a finer measure.
+A server that tessera eval starts also tells how likely each right answer is, and how far the predictions of its tokens
+are from full attention's: finer measures.
 
 OUTPUT gets run.json (what was asked), results.jsonl (each answer, as it comes), summary.json and accuracy.png.
-An interrupted run is resumed by the same command.
+An interrupted run reports what it has, and is resumed by the same command.
 
 A question file has one JSON object a line:
   {"system": "Answer from the documents.", "chunks": ["One.", {"title": "B", "text": "Two."}],
    "question": "What …?", "answers": ["this", "or this"]}
-"answers": [] says that no chunk has the answer, and that the model should say so (--refusal). system and id may be
-left out. The files of HotpotQA, 2WikiMultihopQA, MuSiQue and LongBench's question-answering sets are read as they are.
+"answers": [] says that no chunk has the answer, and that the model should say so (--refusal). system, id and kind may
+be left out; results are also reported by kind. The files of HotpotQA, 2WikiMultihopQA, MuSiQue and LongBench's
+question-answering sets are read as they are.
 
 examples:
-  tessera eval Qwen/Qwen3-0.6B --limit 456 --long-chunks
+  tessera eval qwen2.5-coder-1.5b --limit 400 --chunks 2,4,8,16,32
   tessera eval ./model --questions questions.jsonl -- --dtype float32 --chat-template template.jinja
   tessera eval --server http://localhost:8000 --questions musique_ans_v1.0_dev.jsonl --limit 200
 
@@ -72,6 +77,7 @@ def parse(argv: Sequence[str], command: Command = "eval") -> argparse.Namespace:
     args.server_arguments = tuple(server_arguments)
     if problem := _problem(args):
         parser.error(problem)
+    args.chunks = args.chunks or CHUNKS
     if args.output is None:
         args.output = Path("results", f"{command}-{Path(name_of(args)).stem}")
     return args
@@ -97,6 +103,9 @@ def _problem(args: argparse.Namespace) -> str | None:
         "give either --questions or --demo": args.questions is not None and args.demo,
         "give either MODEL or --server": args.model is not None and args.server is not None,
         "--long-chunks is for the questions in plain English": args.long_chunks and bool(args.questions or args.demo),
+        "a question file has its own numbers of chunks: leave out --chunks": args.chunks and args.questions is not None,
+        f"--long-chunks has at most {MOST_LONG_CHUNKS} chunks": args.long_chunks
+        and max(args.chunks or CHUNKS) > MOST_LONG_CHUNKS,
         "give MODEL, or --server URL": not (args.model or args.server or args.demo),
         "arguments after -- are for the server that MODEL starts": bool(args.server_arguments and args.server),
         "full attention is what others are compared with: --modes full,…": args.calibrates and "full" not in modes,
@@ -128,7 +137,7 @@ def _calibration_parser() -> Parser:
 
 def _add_options(parser: Parser, default: str) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or name of the model to serve")
-    questions = "a question file (default: 456 questions in plain English)"
+    questions = "a question file (default: questions in plain English)"
     parser.add_argument("--questions", type=Path, metavar="FILE", help=questions)
     parser.add_argument("--format", choices=get_args(Format), default="auto", help="its format (default: auto)")
     demo = "the tiny demo model's own questions, and that model unless one is given"
@@ -141,6 +150,8 @@ def _add_options(parser: Parser, default: str) -> None:
         "ask the first N questions only; without a file N for each number of chunks "
         f"(default: {PLAIN_QUESTIONS}, with --demo {DEMO_QUESTIONS})"
     )
+    chunks = f"numbers of chunks that questions stand behind (default: {','.join(map(str, CHUNKS))})"
+    parser.add_argument("--chunks", type=_numbers, metavar="N,…", help=chunks)
     parser.add_argument("--limit", type=positive, metavar="N", help=limit)
     parser.add_argument(
         "--max-tokens", type=positive, default=64, metavar="N", help="longest answer, in tokens (default: 64)"
@@ -175,6 +186,16 @@ def _phrase(text: str) -> str:
     if not normalize(text):
         raise argparse.ArgumentTypeError("needs a word besides a, an and the")
     return text
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = tuple(sorted({int(number) for number in text.split(",")}))
+    if numbers[0] < 2:
+        raise argparse.ArgumentTypeError("must be at least 2")
+    return numbers
+
+
+_numbers.__name__ = "list of numbers"
 
 
 def _modes(text: str) -> tuple[str, ...]:

@@ -18,12 +18,13 @@ from measuring.kit.client import (
 )
 from measuring.kit.servers import TEMPLATE_ADVICE
 from measuring.quality.questions.questions import Question
+from tools.divergence import TOP
 
 FORCED_TOKENS: Final = "tessera_forced_tokens"
 """Key, in a request's ``vllm_xargs``, of the token ids that :mod:`measuring.quality.forced` has a server generate."""
 
 LEAD: Final = "The answer is"
-"""The words before a right answer whose log probability is taken."""
+"""The words before a right answer whose log probability is taken. A refusal has none before it."""
 
 _CHAT: Final = "/v1/rag/chat"
 
@@ -44,11 +45,23 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """Options of all requests of a run. ``ahead``: chunks that are to be reused are computed before."""
+    """Options of all requests of a run.
+
+    ``refusal`` is right where no chunk has the answer. ``ahead``: chunks that are to be reused are computed before.
+    """
 
     model: str
     max_tokens: int
+    refusal: str
     ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The model's view of the right answer: its log probability, and those of likely tokens at each of its tokens."""
+
+    logprob: float
+    top_logprobs: tuple[dict[str, float], ...]
 
 
 class TesseraClient(Client):
@@ -84,23 +97,27 @@ class TesseraClient(Client):
             raise ServerError(f"an answer of {self.label} ended before its cache report")
         return answer
 
-    async def logprob(self, question: Question, mode: str, options: AskOptions, answer: str) -> float | None:
-        """Log probability of ``answer``, in nats, behind the words :data:`LEAD`, which are not counted.
+    async def judge(self, question: Question, mode: str, options: AskOptions) -> Judged | None:
+        """How likely the first right answer is behind the words :data:`LEAD`, which are not counted.
 
         Without them it would tell how a model likes to begin, in sentences or in words.
 
         ``None`` if the server can't be made to say it (:mod:`measuring.quality.forced`), or answered in another mode.
         Raises :class:`ServerError` or a subclass.
         """
-        lead, token_ids = await self._tokens_to_force(LEAD), await self._tokens_to_force(f"{LEAD} {answer}")
-        if lead is None or token_ids is None:
+        lead, said = (LEAD, f"{LEAD} {question.answers[0]}") if question.answers else ("", options.refusal)
+        lead_ids = await self._tokens_to_force(lead) if lead else []
+        token_ids = await self._tokens_to_force(said)
+        if lead_ids is None or token_ids is None:
             return None
         forced = {
             "stream": False,
             "max_tokens": len(token_ids),
             "ignore_eos": True,
             "logprobs": True,
+            "top_logprobs": TOP,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
             "vllm_xargs": {FORCED_TOKENS: token_ids},
         }
         given = await self.post(_CHAT, {**_body(question, mode, options), **forced})
@@ -108,9 +125,13 @@ class TesseraClient(Client):
         self._forces_tokens = choice["token_ids"] == token_ids
         if not self._forces_tokens or mode_of(given["cache"]) != mode:
             return None
+        tokens = choice["logprobs"]["content"]
         # The last token of the words may be another where the answer follows.
-        num_lead = next(i for i, token in enumerate(token_ids) if token not in lead[i : i + 1])
-        return sum(float(token["logprob"]) for token in choice["logprobs"]["content"][num_lead:])
+        num_lead = next(i for i, token in enumerate(token_ids) if token not in lead_ids[i : i + 1])
+        return Judged(
+            sum(float(token["logprob"]) for token in tokens[num_lead:]),
+            tuple({top["token"]: round(top["logprob"], 4) for top in token["top_logprobs"]} for token in tokens),
+        )
 
     async def _tokens_to_force(self, text: str) -> list[int] | None:
         """The text's tokens; ``None`` if the server cannot tell or force them."""

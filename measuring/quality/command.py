@@ -60,9 +60,9 @@ def _questions(args: argparse.Namespace) -> list[Question]:
     if args.demo:
         from measuring.quality.questions.demo import demo_questions
 
-        return demo_questions(args.limit or DEMO_QUESTIONS)
+        return demo_questions(args.limit or DEMO_QUESTIONS, numbers=args.chunks)
     if args.questions is None:
-        return plain_questions(args.limit or PLAIN_QUESTIONS, long=args.long_chunks)
+        return plain_questions(args.limit or PLAIN_QUESTIONS, long=args.long_chunks, numbers=args.chunks)
     return load_questions(args.questions, args.format, args.refusal)[: args.limit]
 
 
@@ -80,10 +80,14 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
 
 
 def model_of(args: argparse.Namespace) -> str:
-    """The model that is served for the questions."""
+    """The model that is served for the questions, downloaded first if necessary; raises :class:`UsageError`."""
     from app.models.demo_model import DEMO_MODEL
+    from app.models.packaged_models import PackagedModelError, local_model
 
-    return args.model or str(DEMO_MODEL)
+    try:
+        return local_model(args.model) if args.model else str(DEMO_MODEL)
+    except PackagedModelError as error:
+        raise UsageError(str(error)) from error
 
 
 def _with_forced(arguments: Sequence[str]) -> tuple[str, ...]:
@@ -111,6 +115,7 @@ def _settings(args: argparse.Namespace, questions: Sequence[Question], info: Ser
         server_arguments=args.server_arguments,
         served_model=info.model,
         max_tokens=args.max_tokens,
+        refusal=args.refusal,
         concurrency=args.concurrency,
         tessera=tessera_version(),
         vllm=info.vllm,
@@ -120,7 +125,7 @@ def _settings(args: argparse.Namespace, questions: Sequence[Question], info: Ser
 def _run(
     args: argparse.Namespace, url: str, questions: Sequence[Question], folder: ResultsFolder, report: Report
 ) -> int:
-    """Asks the open questions, and reports."""
+    """Asks the open questions, and reports; where it is cut short, the figures of what is there."""
     monitor = Monitor(len(questions) * len(folder.settings.modes), args.refusal)
     for key in folder.answered():
         monitor.add(folder.results[key])
@@ -130,11 +135,13 @@ def _run(
         client = TesseraClient(url, args.api_key)
         asyncio.run(_ask(client, questions, folder, monitor, ahead=args.calibrates))
     except KeyboardInterrupt:
+        _report_part(args, folder)
         say(f"interrupted: {_state(monitor)}; the same command resumes")
         return 130
     except SetupError:
         raise
     except ServerError as error:
+        _report_part(args, folder)
         log = "" if args.server else f" (its log is {args.output / LOG})"
         say(f"{error}{log}: {_state(monitor)}; the same command resumes")
         return 1
@@ -149,7 +156,7 @@ async def _ask(
         monitor.add(result)
 
     settings = folder.settings
-    options = AskOptions(settings.served_model, settings.max_tokens, ahead)
+    options = AskOptions(settings.served_model, settings.max_tokens, settings.refusal, ahead)
     pending = jobs(questions, settings.modes, folder.answered())
     monitor.start()
     async with client, shown(monitor):
@@ -164,6 +171,11 @@ def report(args: argparse.Namespace, folder: ResultsFolder) -> int:
     plot(rows, folder.path / PLOT)
     say(f"results are in {folder.path}")
     return 0 if folder.answered() else 1
+
+
+def _report_part(args: argparse.Namespace, folder: ResultsFolder) -> None:
+    if folder.answered():
+        report(args, folder)
 
 
 def _state(monitor: Monitor) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NO_PLOTS: Final = "matplotlib is not installed: pip install 'tessera-rag[measure]'"
 
 # Wide enough for the widest line where there is no terminal that has a width.
-_WIDTH = 132
+_WIDTH = 150
 _REASONS_SHOWN = 3
 # Told apart without colours: by line and marker, and by lightness.
 _STYLES = (
@@ -36,15 +36,18 @@ _STYLES = (
 
 
 def table(rows: Sequence[Row], console: Console | None = None) -> None:
-    """Prints accuracy, speed, and fallbacks; to standard output unless ``console`` is another."""
+    """Prints accuracy, predictions, speed, and fallbacks; to standard output unless ``console`` is another."""
     console = console or Console()
     if not console.is_terminal:
         console.width = _WIDTH
-    console.print(_accuracy_table(rows))
+    of_all_kinds = [row for row in rows if row.kind == "all"]
+    console.print(_accuracy_table(of_all_kinds))
     if any(row.logprob is not None for row in rows):
-        console.print(_logprob_table(rows))
-    console.print(_speed_table(rows))
-    for row in rows:
+        console.print(_prediction_table(of_all_kinds))
+    if by_kind := [row for row in rows if row.kind != "all"]:
+        console.print(_kind_table(by_kind))
+    console.print(_speed_table(of_all_kinds))
+    for row in of_all_kinds:
         if row.chunks == "all":
             _print_reasons(console, f"{row.mode}: ran in full attention instead", row.fell_back)
             _print_reasons(console, f"{row.mode}: refused by the server", row.refused)
@@ -88,12 +91,29 @@ def _accuracy_table(rows: Sequence[Row]) -> Table:
     return result
 
 
-def _logprob_table(rows: Sequence[Row]) -> Table:
-    columns = (f"log probability ({CONFIDENCE:.0%})", "minus full")
-    result = _new_table(f"Log probability of the right answer, nats, with {CONFIDENCE:.0%} intervals", columns)
+def _prediction_table(rows: Sequence[Row]) -> Table:
+    columns = ("log probability of it", "minus full", "divergence from full, per token")
+    result = _new_table(f"Predictions of the right answer, nats, with {CONFIDENCE:.0%} intervals", columns)
     for row in rows:
-        result.add_row(*_head(row), _nats(row.logprob), _nats(row.logprob_difference, signed=True))
+        result.add_row(*_head(row), *_predictions(row))
     return result
+
+
+def _kind_table(rows: Sequence[Row]) -> Table:
+    title = (
+        f"Accuracy, %, and predictions of the right answer, nats, by kind of question, with {CONFIDENCE:.0%} intervals"
+    )
+    columns = ("answers", "accuracy", "minus full", "log probability minus full", "divergence from full")
+    result = _new_table(title, columns, of="kind")
+    for row in rows:
+        accuracy = (_interval(row.accuracy), _interval(row.difference, signed=True))
+        _, *predictions = _predictions(row)
+        result.add_row(row.kind, row.mode, str(row.answers), *accuracy, *predictions)
+    return result
+
+
+def _predictions(row: Row) -> tuple[str, str, str]:
+    return _nats(row.logprob), _nats(row.logprob_difference, signed=True), _formatted(row.divergence, 1, ".3f")
 
 
 def _speed_table(rows: Sequence[Row]) -> Table:
@@ -106,9 +126,9 @@ def _speed_table(rows: Sequence[Row]) -> Table:
     return result
 
 
-def _new_table(title: str, columns: Sequence[str]) -> Table:
+def _new_table(title: str, columns: Sequence[str], of: str = "chunks") -> Table:
     result = Table(title=title, title_justify="left")
-    result.add_column("chunks")
+    result.add_column(of)
     result.add_column("mode")
     for column in columns:
         result.add_column(column, justify="right")

@@ -10,6 +10,7 @@ from app.modes import mode_of
 from measuring.kit import folder
 from measuring.kit.client import Answer
 from measuring.kit.folder import RUN, FolderError, RecordFile
+from measuring.quality.client import Judged
 from measuring.quality.questions.questions import Question
 
 RESULTS, SUMMARY, PLOT, LOG = "results.jsonl", "summary.json", "accuracy.png", "server.log"
@@ -30,6 +31,7 @@ class RunSettings(BaseModel):
     server_arguments: tuple[str, ...]
     served_model: str
     max_tokens: int
+    refusal: str
     concurrency: int
     tessera: str
     vllm: str
@@ -44,21 +46,25 @@ class Result(BaseModel):
     mode: str
     chunks: int
     answers: tuple[str, ...]
+    kind: str | None = None
     text: str = ""
     logprob: float | None = None
-    """Log probability of the first right answer, in nats; ``None`` if unknown."""
+    """Log probability of the first right answer, or of a refusal if that is right, in nats; ``None`` if unknown."""
+    top_logprobs: tuple[dict[str, float], ...] = ()
+    """Log probabilities of likely tokens at each token of that answer."""
     ttft_s: float | None = None
     total_s: float | None = None
     cache: dict[str, Any] | None = None
     error: str | None = None
 
     @classmethod
-    def of_answer(cls, question: Question, mode: str, answer: Answer, logprob: float | None = None) -> "Result":
+    def of_answer(cls, question: Question, mode: str, answer: Answer, judged: Judged | None) -> "Result":
         """The result of a question that was answered, in whatever mode."""
         return cls(
             **_asked(question, mode),
             text=answer.text,
-            logprob=logprob,
+            logprob=judged and judged.logprob,
+            top_logprobs=judged.top_logprobs if judged else (),
             ttft_s=answer.ttft_s,
             total_s=answer.total_s,
             cache=answer.cache,
@@ -80,7 +86,13 @@ class Result(BaseModel):
 
 
 def _asked(question: Question, mode: str) -> dict[str, Any]:
-    return {"question": question.id, "mode": mode, "chunks": len(question.chunks), "answers": question.answers}
+    return {
+        "question": question.id,
+        "mode": mode,
+        "chunks": len(question.chunks),
+        "answers": question.answers,
+        "kind": question.kind,
+    }
 
 
 class ResultsFolder:

@@ -55,7 +55,6 @@ async def _ask(client: TesseraClient, question: Question, mode: str, options: As
             async for _ in client.ingest(question.system, question.chunks):
                 pass
         answer = await client.ask(question, mode, options)
-        logprob = await client.logprob(question, mode, options, question.answers[0]) if question.answers else None
-        return Result.of_answer(question, mode, answer, logprob)
+        return Result.of_answer(question, mode, answer, await client.judge(question, mode, options))
     except RefusedError as error:
         return Result.of_error(question, mode, str(error))

@@ -10,6 +10,7 @@ from app.modes import in_order
 from measuring.kit.statistics import mean_interval
 from measuring.quality.metrics import Scores, score
 from measuring.quality.results import Result
+from tools.divergence import kl_divergence
 
 CONFIDENCE = 0.95
 
@@ -28,8 +29,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One mode, on questions with one number of chunks. Shares are from 0 to 1; ``None``: nothing to take it from.
+    """One mode, on questions with one number of chunks, or of one kind.
 
+    Shares are from 0 to 1; ``None``: nothing to take it from.
     Only answers that ran in the mode asked for count. ``fell_back`` counts the others by the server's reason, and
     ``refused`` the requests that it didn't answer, by its message.
     """
@@ -37,6 +39,8 @@ class Row:
     mode: str
     chunks: str
     """``all``, a number, or a range such as ``5–8``."""
+    kind: str
+    """Of the questions; ``all``: of every kind."""
     answers: int
     accuracy: Estimate | None
     difference: Estimate | None
@@ -45,6 +49,8 @@ class Row:
     """Log probability of the right answer, in nats."""
     logprob_difference: Estimate | None
     """… minus that of mode ``full`` on the same questions."""
+    divergence: Estimate | None
+    """Kullback-Leibler divergence D(full ‖ mode) of the predictions of that answer's tokens, in nats a token."""
     exact_match: float | None
     f1: float | None
     right_refusals: float | None
@@ -77,11 +83,13 @@ class Bin:
 
 
 def summarize(results: Iterable[Result], refusal: str) -> list[Row]:
-    """Rows for all questions first, then by number of chunks; within these, by mode."""
+    """Rows for all questions first, then by number of chunks, then by kind; within these, by mode."""
     scored = _scored(results, refusal)
-    rows = _rows("all", scored)
+    rows = _rows(scored)
     for _, of_bin in _by_chunks(scored):
         rows += of_bin
+    for kind in dict.fromkeys(result.kind for result, _ in scored if result.kind):
+        rows += _rows([(result, scores) for result, scores in scored if result.kind == kind], kind=kind)
     return rows
 
 
@@ -96,7 +104,7 @@ def _scored(results: Iterable[Result], refusal: str) -> list[_Scored]:
 
 def _by_chunks(scored: Sequence[_Scored]) -> list[tuple[Bin, list[Row]]]:
     return [
-        (at, _rows(at.label, [(result, scores) for result, scores in scored if at.low <= result.chunks <= at.high]))
+        (at, _rows([(result, scores) for result, scores in scored if at.low <= result.chunks <= at.high], at.label))
         for at in _bins({result.chunks for result, _ in scored})
     ]
 
@@ -109,28 +117,32 @@ def _bins(counts: set[int]) -> list[Bin]:
     return [Bin((1 << exponent) // 2 + 1, 1 << exponent) for exponent in exponents]
 
 
-def _rows(label: str, scored: Sequence[_Scored]) -> list[Row]:
+def _rows(scored: Sequence[_Scored], chunks: str = "all", kind: str = "all") -> list[Row]:
     modes = in_order(result.mode for result, _ in scored)
     full = {result.question: (result, scores) for result, scores in scored if result.mode == result.ran_as == "full"}
     return [
-        _row(label, mode, [(result, scores) for result, scores in scored if result.mode == mode], full)
+        _row(mode, chunks, kind, [(result, scores) for result, scores in scored if result.mode == mode], full)
         for mode in modes
     ]
 
 
-def _row(label: str, mode: str, asked: Sequence[_Scored], full: Mapping[str, _Scored]) -> Row:
+def _row(mode: str, chunks: str, kind: str, asked: Sequence[_Scored], full: Mapping[str, _Scored]) -> Row:
     results = [result for result, _ in asked]
     ran = [(result, scores) for result, scores in asked if result.ran_as == mode]
     against = full if mode != "full" else {}
     pairs = [((result, scores), against[result.question]) for result, scores in ran if result.question in against]
     return Row(
         mode=mode,
-        chunks=label,
+        chunks=chunks,
+        kind=kind,
         answers=len(ran),
         accuracy=_estimate([scores.accuracy for _, scores in ran]),
         difference=_difference((one.accuracy, other.accuracy) for (_, one), (_, other) in pairs),
         logprob=_estimate([result.logprob for result, _ in ran if result.logprob is not None]),
         logprob_difference=_difference((one.logprob, other.logprob) for (one, _), (other, _) in pairs),
+        divergence=_estimate(
+            [_divergence(of_full, one) for (one, _), (of_full, _) in pairs if one.top_logprobs and of_full.top_logprobs]
+        ),
         exact_match=_mean(scores.exact_match for _, scores in ran),
         f1=_mean(scores.f1 for _, scores in ran),
         right_refusals=_mean(scores.is_refusal for result, scores in ran if not result.answers),
@@ -152,6 +164,11 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
 def _difference(pairs: Iterable[tuple[float | None, float | None]]) -> Estimate | None:
     """Mean difference over pairs whose values are both known."""
     return _estimate([one - other for one, other in pairs if one is not None and other is not None])
+
+
+def _divergence(full: Result, other: Result) -> float:
+    """Mean over the tokens of the same answer."""
+    return fmean(map(kl_divergence, full.top_logprobs, other.top_logprobs))
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -8,8 +8,6 @@ from measuring.kit.client import Answer, ServerError
 from measuring.speed.query import Query
 from measuring.speed.servers import Server
 
-TIE_LOGPROB = 1e-3
-"""Largest difference of log probabilities of equally likely tokens, within float32's error."""
 _REFUSAL = "not reporting"
 
 
@@ -53,21 +51,23 @@ async def check_same(query: Query, one: Asked, other: Asked) -> None:
         return
     for asked in (one, other):
         tokens = await asked.server.token_logprobs(query, asked.namespace)
-        if not _parts_at_tie(tokens, *texts):
+        if not _parts_at_tie(tokens, *texts, asked.server.tie):
             raise DifferentAnswerError(
                 f"{one.server.name} and {other.server.name} answered differently; {_REFUSAL}: "
                 f"{texts[0]!r} and {texts[1]!r}"
             )
 
 
-def _parts_at_tie(tokens: list[dict[str, Any]], text: str, other: str) -> bool:
-    """Whether the texts differ first at a token where both continuations are equally likely."""
+def _parts_at_tie(tokens: list[dict[str, Any]], text: str, other: str, tie: float) -> bool:
+    """Whether the texts differ first at a token where both continuations are equally likely, but for a ``tie``."""
     same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     said = ""
     for token in tokens:
         if len(said) + len(token["token"]) > same:
-            chosen = [_logprob(token["top_logprobs"], each, len(said), same) for each in (text, other)]
-            return said == text[: len(said)] and _are_near(*chosen)
+            one, another = (_logprob(token["top_logprobs"], each, len(said), same) for each in (text, other))
+            if one is None or another is None:
+                return False
+            return said == text[: len(said)] and abs(one - another) <= tie
         said += token["token"]
     return False
 
@@ -76,7 +76,3 @@ def _logprob(candidates: list[dict[str, Any]], text: str, start: int, same: int)
     """Log probability of the likeliest token that continues ``text`` from ``start`` beyond ``same``."""
     fits = (each for each in candidates if text.startswith(each["token"], start) and start + len(each["token"]) > same)
     return max((each["logprob"] for each in fits), default=None)
-
-
-def _are_near(one: float | None, other: float | None) -> bool:
-    return one is not None and other is not None and abs(one - other) <= TIE_LOGPROB

@@ -9,6 +9,7 @@ from pathlib import Path
 from measuring.kit.arguments import Parser, positive
 from measuring.speed.verdicts import CONFIDENCE, LEAST_ROUNDS
 from measuring.speed.workloads import WORKLOADS
+from measuring.speed.workloads.context import CHUNK_TOKENS
 
 LEFT_TO_LONG_RUNS = ("placement", "decoding")
 DEFAULT_FLAGS = ("--dtype", "float32", "--max-model-len", "20480", "--kv-cache-memory-bytes", "2G")
@@ -36,7 +37,7 @@ examples:
   tessera bench context chat --long --output build/long
   tessera bench placement --minutes 30
   tessera bench load --trace requests.jsonl
-  tessera bench context --model ./model --dtype bfloat16 --max-num-batched-tokens 4096
+  tessera bench context decoding --model qwen2.5-coder-1.5b --dtype bfloat16 --tokens 1024,4096,8192
 
 Exit status: 0 when all was measured, whether or not every claim holds; 1 if a server failed or an answer was wrong;
 2 for errors in usage or files; 130 when interrupted. What was measured by then is kept, marked as partial."""
@@ -51,8 +52,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unknown workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
     if flags and not flags[0].startswith("-"):
         parser.error(f"unexpected {flags[0]!r}: workloads come before options")
-    if args.model is not None and not args.model.is_dir():
-        parser.error(f"--model: no folder {args.model}")
     args.workloads = list(dict.fromkeys(names)) or [
         name for name in WORKLOADS if args.long or name not in LEFT_TO_LONG_RUNS
     ]
@@ -61,14 +60,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def _contexts(text: str) -> tuple[int, ...]:
+    numbers = tuple(sorted({int(number) for number in text.split(",")}))
+    if any(number < 1 or number % CHUNK_TOKENS for number in numbers):
+        raise argparse.ArgumentTypeError(f"must be multiples of {CHUNK_TOKENS}")
+    return numbers
+
+
+_contexts.__name__ = "list of numbers"
+
+
 def _parser() -> Parser:
     width = max(map(len, WORKLOADS))
     workloads = "\n".join(f"  {name:{width}}  {workload.title}" for name, workload in WORKLOADS.items())
     usage = "tessera bench [WORKLOAD ...] [options] [any vllm serve flag]"
     parser = Parser("tessera bench", usage, _DESCRIPTION, _EPILOG.format(workloads=workloads))
-    model = "folder of the model (default: a random one of about 100 M parameters)"
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help=model)
+    model = "folder of the model, or a name of tessera model (default: a random one of about 100 M parameters)"
+    parser.add_argument("--model", metavar="MODEL", help=model)
     parser.add_argument("--long", action="store_true", help="the full sizes, which take hours on two cores")
+    tokens = f"contexts that context measures, multiples of {CHUNK_TOKENS} (default: 4096; with --long 1024 to 16384)"
+    parser.add_argument("--tokens", type=_contexts, default=(), metavar="N,…", help=tokens)
     minutes = f"time limit of a workload's rounds (default: {_MINUTES}, with --long {_LONG_MINUTES})"
     parser.add_argument("--minutes", type=positive, metavar="N", help=minutes)
     output = "folder for the results (default: build/bench)"

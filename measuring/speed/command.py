@@ -6,9 +6,11 @@ import asyncio
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.console import Console
 
+from app.models.packaged_models import PackagedModelError, local_model
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import ServerError
 from measuring.kit.folder import FolderError
@@ -51,12 +53,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _options(args: argparse.Namespace) -> Options:
     trace = read_trace(args.trace) if args.trace else None
-    model = args.model or build_preset(_MODEL)
     try:
+        model = Path(local_model(args.model)) if args.model else build_preset(_MODEL)
+        if not model.is_dir():
+            raise UsageError(f"--model: no folder {model}")
         size = characters_per_token(model)
-    except OSError as error:
+    except (OSError, PackagedModelError) as error:
         raise UsageError(str(error)) from error
-    return Options(model, args.flags, args.output, args.long, args.seed, trace, size)
+    return Options(model, args.flags, args.output, args.long, args.seed, trace, size, args.tokens)
 
 
 def _describe(argv: Sequence[str], options: Options, workloads: Sequence[Workload]) -> Run:

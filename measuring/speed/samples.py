@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-System = Literal["stock", "exact repeat", "empty", "warm", "in place", "attend", "quarter", "tessera"]
-"""Stock vLLM, and its repeated requests. Tessera with chunks missing, cached and copied, cached in place,
-cached and attended to, cached in a pool for a quarter of them. Tessera asked without chunks."""
+System = Literal["stock", "prefix hit", "empty", "warm", "in place", "attend", "quarter", "tessera"]
+"""Stock vLLM, and a new question behind its last request's documents. Tessera with chunks missing, cached and copied,
+cached in place, cached and attended to, cached in a pool for a quarter of them. Tessera asked without chunks."""
 
 Value = Literal["ttft_s", "tpot_s", "latency_s", "requests_per_s"]
 """Times to first token, per further output token, to the last token; a round's throughput."""

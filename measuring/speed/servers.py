@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compared servers, with one model and the same flags, started on first use."""
 
+import argparse
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -45,13 +46,15 @@ class Pool:
 class Server(Client):
     """A running server. Its methods raise :class:`ServerError`, naming the server and its log.
 
-    ``name`` is for messages, ``is_stock`` tells vLLM from Tessera.
+    ``name`` is for messages, ``is_stock`` tells vLLM from Tessera. Tokens whose log probabilities differ by at most
+    ``tie`` are equally likely.
     """
 
-    def __init__(self, name: str, process: ServerProcess, *, is_stock: bool) -> None:
+    def __init__(self, name: str, process: ServerProcess, *, is_stock: bool, tie: float) -> None:
         super().__init__(process.url, f"{name} (its log is {process.log})")
         self.name = name
         self.is_stock = is_stock
+        self.tie = tie
 
     async def ask(self, query: Query, namespace: str = "default") -> Answer:
         """The answer to ``query``, streamed."""
@@ -122,10 +125,17 @@ async def running(
     process = ServerProcess(log, model, *flags, environment={**defaults, **os.environ}, serve=serve)
     try:
         await asyncio.to_thread(wait_ready, process, name)
-        async with Server(name, process, is_stock=is_stock) as server:
+        async with Server(name, process, is_stock=is_stock, tie=_tie(flags)) as server:
             yield server
     finally:
         await asyncio.to_thread(stop, process)
+
+
+def _tie(flags: Sequence[str]) -> float:
+    """The error of log probabilities by dtype. In bfloat16, logits from 16 to 32 are multiples of 1/8."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dtype")
+    return 1e-3 if parser.parse_known_args(flags)[0].dtype == "float32" else 0.25
 
 
 class Servers:

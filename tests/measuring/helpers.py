@@ -29,7 +29,7 @@ class Fakes:
         fake = self.servers[name] = self._stack.enter_context(serving(**self.state))
         self.flags[name] = tuple(flags)
         self.running.add(name)
-        server = Server(name, SimpleNamespace(url=fake.url, log=folder / f"{name}.log"), is_stock=is_stock)
+        server = Server(name, SimpleNamespace(url=fake.url, log=folder / f"{name}.log"), is_stock=is_stock, tie=1e-3)
         try:
             async with server:
                 yield server

@@ -11,6 +11,7 @@ from app.arguments import parse, refusal
 from app.commands.doctor import environment
 from app.commands.doctor.finding import Finding
 from app.models.default_model import present_model
+from app.models.packaged_models import local_model
 from tools.folders import tessera_home
 from tools.progress import first_line, say
 from tools.server_process import ended_by_signals
@@ -67,7 +68,7 @@ def _examine_flags(flags: list[str], report: "_Report") -> int:
     try:
         settings = load_settings(args)
         check_flags(args)
-        args.model = args.model_tag or present_model()
+        args.model = local_model(args.model_tag) if args.model_tag else present_model()
         report.add_all(flag_checks.findings(args, settings))
         report.add_all(refused_before_start(args, settings))
     except FailedError:

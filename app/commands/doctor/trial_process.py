@@ -21,6 +21,7 @@ def main() -> None:
     """Writes the result as JSON to the first argument. The other arguments are those of ``tessera serve``."""
     from app.arguments import parse
     from app.models.default_model import present_model
+    from app.models.packaged_models import local_model
     from app.server import abandon_start
     from app.settings import load_settings
     from tools.process_watch import end_with_starter
@@ -30,7 +31,7 @@ def main() -> None:
         signal.signal(number, abandon_start)
     result, *arguments = sys.argv[1:]
     args = parse(arguments)
-    args.model = args.model_tag or present_model()
+    args.model = local_model(args.model_tag) if args.model_tag else present_model()
     # Not in the registry, where requests would find it; without tiers, whose files it must not touch.
     apart = {"registry": None, "chunk_cache_tiers": None}
     found = asyncio.run(_try(args, load_settings(args).model_copy(update=apart)))

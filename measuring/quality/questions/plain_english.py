@@ -1,107 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions in plain English about invented facts, which no model knows by heart.
+"""Questions in plain English about invented facts, which no model knows by heart. Their kinds:
 
-`passages/` has a file for each topic: passages of some 60 tokens, and questions of four kinds: ``plain``;
-``refers-back``, where the sentence with the answer names its subject by a pronoun only; ``two-chunk``, which need two
-passages; and ``unanswerable``. Passages that don't matter to a question stand beside those that do, half of them from
-the same topic.
+- ``plain``, and ``refers-back``, where the sentence with the answer names its subject by a pronoun only
+- ``two-hop``, about two passages; ``chain``, where the second shares no word with the question
+- ``comparison`` of what two passages say, and ``count`` of passages that say something
+- ``paraphrased``: the passage has no word of the question
+- ``unanswerable``: the passage that would have the answer is not there, or doesn't say
+
+`passages/` has the written ones, a file for each topic; :mod:`.generated` makes the others. Passages that don't matter
+to a question stand beside those that do, half of them from the same topic.
 """
 
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, get_args
 
-from app.documents.document import Document
-from measuring.quality.metrics import REFUSAL
+from measuring.quality.questions.generated import generated
+from measuring.quality.questions.library import Asked, Kind, Library
 from measuring.quality.questions.questions import Question
 
 CHUNKS: Final = (2, 4, 8, 16)
-SYSTEM: Final = (
-    "You answer questions about the documents below. Keep answers short. "
-    f"If the documents do not say, answer: {REFUSAL}."
-)
+MOST_LONG_CHUNKS: Final = 26
+"""Of long chunks, there are no more of the written passages."""
 _FOLDER: Final = Path(__file__).parent / "passages"
-
-Kind = Literal["plain", "refers-back", "two-chunk", "unanswerable"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A question, the passages that it is about by index, and where it comes from."""
-
-    kind: Kind
-    name: str
-    question: str
-    answers: tuple[str, ...]
-    passages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Topic:
-    passages: tuple[str, ...]
-    questions: tuple[_Asked, ...]
 
 
 def plain_questions(count: int, *, long: bool = False, numbers: Sequence[int] = CHUNKS) -> list[Question]:
-    """Up to ``count`` questions behind each of these ``numbers`` of chunks; always the same ones.
+    """Up to ``count`` questions behind each of these ``numbers`` of chunks; always the same ones, all kinds by turns.
 
-    A chunk is a passage, or, if ``long``, six of different topics: some 400 tokens.
+    A chunk is a passage, or, if ``long``, six of different topics: some 400 tokens. A question stands behind each
+    number of chunks before the next one comes, so that the first results are of all numbers.
     """
-    topics = _topics()
-    asked = [(topic, each) for topic in topics for each in topics[topic].questions]
-    random.Random("plain english").shuffle(asked)
-    compose = _long_chunks if long else _short_chunks
-    return [
-        Question(f"{each.kind}/{each.name}/{number}", SYSTEM, compose(topic, each, number), each.question, each.answers)
-        for number in numbers
-        for topic, each in asked[:count]
+    asked = [
+        (library, each) for kind in zip_longest(*map(_of_kind, get_args(Kind))) for library, each in filter(None, kind)
     ]
+    return [library.ask(each, number, long=long) for library, each in asked[:count] for number in numbers]
 
 
-def _short_chunks(topic: str, asked: _Asked, number: int) -> tuple[Document, ...]:
-    """The question's passages among others, as many of its own topic as of all others."""
-    rng = random.Random(f"{asked.name} {number}")
-    topics = _topics()
-    wanted = [topics[topic].passages[i] for i in asked.passages]
-    own = [passage for passage in topics[topic].passages if passage not in wanted]
-    others = [passage for name in topics if name != topic for passage in topics[name].passages]
-    missing = number - len(wanted)
-    return _shuffled(rng, [*wanted, *rng.sample(own, -(-missing // 2)), *rng.sample(others, missing // 2)])
-
-
-def _long_chunks(topic: str, asked: _Asked, number: int) -> tuple[Document, ...]:
-    """Chunks of one passage of each topic, including the question's passages."""
-    rng = random.Random(f"{asked.name} {number}")
-    chunks = ["\n\n".join(passages) for passages in zip(*(each.passages for each in _topics().values()), strict=True)]
-    wanted = [chunks[i] for i in asked.passages]
-    others = [chunk for chunk in chunks if chunk not in wanted]
-    return _shuffled(rng, [*wanted, *rng.sample(others, number - len(wanted))])
-
-
-def _shuffled(rng: random.Random, texts: Sequence[str]) -> tuple[Document, ...]:
-    return tuple(map(Document, rng.sample(texts, len(texts))))
+def _of_kind(kind: Kind) -> Iterator[tuple[Library, Asked]]:
+    """The questions of a kind in random order, of both libraries by turns."""
+    rng = random.Random(f"plain english {kind}")
+    by_library = []
+    for library in (written(), generated()):
+        of_kind = [(library, each) for each in library.questions if each.kind == kind]
+        by_library.append(rng.sample(of_kind, len(of_kind)))
+    return filter(None, chain.from_iterable(zip_longest(*by_library)))
 
 
 @cache
-def _topics() -> dict[str, _Topic]:
-    return {path.stem: _read(path) for path in sorted(_FOLDER.glob("*.json"))}
+def written() -> Library:
+    """The passages and questions of the folder."""
+    records = {path.stem: json.loads(path.read_bytes()) for path in sorted(_FOLDER.glob("*.json"))}
+    topics = {topic: tuple(passage["text"] for passage in record["passages"]) for topic, record in records.items()}
+    return Library(topics, tuple(chain.from_iterable(_questions(*record) for record in records.items())))
 
 
-def _read(path: Path) -> _Topic:
-    record = json.loads(path.read_bytes())
-    index = {passage["id"]: i for i, passage in enumerate(record["passages"])}
-    questions = (
-        _Asked(
-            asked["kind"],
-            f"{path.stem}-{number}",
-            asked["question"],
-            tuple(asked["answers"]),
-            tuple(index[passage] for passage in asked["passages"]),
-        )
-        for number, asked in enumerate(record["questions"])
-    )
-    return _Topic(tuple(passage["text"] for passage in record["passages"]), tuple(questions))
+def _questions(topic: str, record: dict) -> Iterator[Asked]:
+    texts = {passage["id"]: passage["text"] for passage in record["passages"]}
+    for number, asked in enumerate(record["questions"]):
+        kind, passages = asked["kind"], tuple(texts[id] for id in asked["passages"])
+        name = f"{kind}/{topic}-{number}"
+        yield Asked(kind, name, topic, asked["question"], tuple(asked["answers"]), passages)

@@ -24,6 +24,8 @@ class Question:
     chunks: tuple[Document, ...]
     question: str
     answers: tuple[str, ...]
+    kind: str | None = None
+    """Results are also reported by kind."""
 
 
 class QuestionRecord(BaseModel):
@@ -60,6 +62,7 @@ class JsonlRecord(QuestionRecord):
     question: Text
     answers: list[Text] | None = None
     answer: Text | None = None
+    kind: Text | None = None
     metadata: Any = None
 
     @model_validator(mode="after")
@@ -72,7 +75,7 @@ class JsonlRecord(QuestionRecord):
     def to_question(self, number: int) -> Question:
         chunks = tuple(Document(chunk.text, title=chunk.title) for chunk in self.chunks)
         answers = self.answers if self.answer is None else [self.answer]
-        return Question(self.id or str(number), self.system, chunks, self.question, tuple(answers or ()))
+        return Question(self.id or str(number), self.system, chunks, self.question, tuple(answers or ()), self.kind)
 
 
 def to_questions(records: Iterable[Record], model: type[QuestionRecord]) -> list[Question]:

@@ -21,7 +21,7 @@ from measuring.speed.verdicts import CONFIDENCE, Verdict
 
 SUMMARY, PAGE = "summary.json", "report.html"
 # Wide enough for the widest line where there is no terminal that has a width.
-_WIDTH = 132
+_WIDTH = 170
 _HTML: Final = """\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>tessera bench</title>

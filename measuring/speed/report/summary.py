@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from measuring.kit.statistics import median, p95
+import numpy as np
+
+from measuring.kit.statistics import interval, median, p95, resampled
 from measuring.speed.folder import Run, read_run
 from measuring.speed.samples import Claim, Sample, System, Value
-from measuring.speed.verdicts import Verdict, evaluate
+from measuring.speed.verdicts import CONFIDENCE, Verdict, evaluate
 
 _SYSTEMS: tuple[System, ...] = get_args(System)
 _VALUES: tuple[Value, ...] = get_args(Value)
@@ -17,9 +19,11 @@ _VALUES: tuple[Value, ...] = get_args(Value)
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Quantiles of ``n`` samples, in the value's own unit (seconds, or 1/s)."""
+    """Quantiles of ``n`` samples, in the value's own unit (seconds, or 1/s); ``low`` and ``high`` bound the median."""
 
     median: float
+    low: float
+    high: float
     p95: float
     n: int
 
@@ -110,4 +114,9 @@ def values_of(rows: Sequence[Row]) -> list[Value]:
 
 def _figures(samples: Sequence[Sample]) -> dict[Value, Quantiles]:
     taken = {value: [sample.values[value] for sample in samples if value in sample.values] for value in _VALUES}
-    return {value: Quantiles(median(found), p95(found), len(found)) for value, found in taken.items() if found}
+    return {value: _quantiles(found) for value, found in taken.items() if found}
+
+
+def _quantiles(found: Sequence[float]) -> Quantiles:
+    low, high = interval(resampled(found, np.median), CONFIDENCE)
+    return Quantiles(median(found), low, high, p95(found), len(found))

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from measuring.speed.report.summary import Quantiles, Row, Section, values_of
 from measuring.speed.samples import Claim, Growth, Ratio, System, Value
-from measuring.speed.verdicts import Verdict
+from measuring.speed.verdicts import CONFIDENCE, Verdict
 
 SYSTEMS: dict[System, str] = {
     "stock": "stock vLLM",
-    "exact repeat": "stock vLLM, exact repeat",
+    "prefix hit": "stock vLLM, a new question behind the same documents",
     "empty": "Tessera, chunks missing",
     "warm": "Tessera, chunks cached",
     "in place": "Tessera, chunks cached, in place",
@@ -56,19 +56,23 @@ def place(point: str, axis: str) -> str:
 def columns(section: Section) -> list[str]:
     """The heads of the workload's table."""
     values = values_of(section.rows)
-    return [section.axis, "system", *(head for value in values for head in (heading(value), "p95")), "n"]
+    interval = f"{CONFIDENCE:.0%} interval"
+    return [section.axis, "system", *(head for value in values for head in (heading(value), interval, "p95")), "n"]
 
 
 def cells(section: Section, row: Row) -> list[str]:
     """The row's texts, one for each of :func:`columns`."""
-    numbers = [text for value in values_of(section.rows) for text in _pair(value, row.figures.get(value))]
+    numbers = [text for value in values_of(section.rows) for text in _texts(value, row.figures.get(value))]
     return [row.point, row.system, *numbers, row.n]
 
 
-def _pair(value: Value, found: Quantiles | None) -> tuple[str, str]:
+def _texts(value: Value, found: Quantiles | None) -> tuple[str, str, str]:
     if found is None:
-        return "–", "–"
-    return digits(scaled(value, found.median)), digits(scaled(value, found.p95))
+        return "–", "–", "–"
+    median, low, high, p95 = (
+        digits(scaled(value, number)) for number in (found.median, found.low, found.high, found.p95)
+    )
+    return median, f"{low} to {high}", p95
 
 
 def sentence(claim: Claim, verdict: Verdict | None, axis: str) -> str:

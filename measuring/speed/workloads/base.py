@@ -18,6 +18,7 @@ class Options:
     """Options of a run: ``is_long`` asks for the full sizes, ``trace`` replaces generated requests.
 
     ``model`` is the model's folder, ``flags`` are those of both servers, ``output`` is the folder of the run.
+    ``context_tokens`` are those that `context` measures; by default its own.
     """
 
     model: Path
@@ -27,6 +28,7 @@ class Options:
     seed: int = 0
     trace: Trace | None = None
     characters_per_token: float = 1.0
+    context_tokens: tuple[int, ...] = ()
 
     def texts(self, workload: str) -> Texts:
         """Texts that no other workload has: they would be in the other's prefix cache."""

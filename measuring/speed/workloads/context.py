@@ -11,7 +11,10 @@ from measuring.speed.samples import Claim, Growth, Ratio, Sample, System
 from measuring.speed.servers import STOCK, TESSERA, Servers
 from measuring.speed.workloads.base import Options, Workload, sample
 
-_SYSTEM_TOKENS, _CHUNK_TOKENS, _QUESTION_TOKENS, _OUTPUT_TOKENS = 64, 512, 32, 4
+CHUNK_TOKENS = 512
+_SYSTEM_TOKENS, _QUESTION_TOKENS, _OUTPUT_TOKENS = 64, 32, 4
+_LEAST_GAINS, _MOST_OF_HITS = {"4096": 20.0, "8192": 28.0}, {"4096": 0.8}
+"""Bounds by tokens of context."""
 
 
 class Context(Workload):
@@ -24,16 +27,19 @@ class Context(Workload):
     long: tuple[int, ...] = (2, 4, 8, 16, 32)
 
     def __init__(self, options: Options) -> None:
-        self._numbers = self.long if options.is_long else self.short
+        default = self.long if options.is_long else self.short
+        self._numbers = tuple(tokens // CHUNK_TOKENS for tokens in options.context_tokens) or default
         self._texts = options.texts(self.name)
         self._system = self._texts.text(_SYSTEM_TOKENS)
 
     def claims(self) -> list[Claim]:
-        claims: list[Claim] = [
-            Ratio(self.name, "4096", "ttft_s", "stock", "warm", at_least=40),
-            Ratio(self.name, "4096", "ttft_s", "warm", "exact repeat", at_most=1),
-            Ratio(self.name, "4096", "ttft_s", "empty", "stock", at_most=1),
-        ]
+        claims: list[Claim] = []
+        for point in (str(number * CHUNK_TOKENS) for number in self._numbers):
+            claims += [
+                Ratio(self.name, point, "ttft_s", "stock", "warm", at_least=_LEAST_GAINS.get(point)),
+                Ratio(self.name, point, "ttft_s", "warm", "prefix hit", at_most=_MOST_OF_HITS.get(point)),
+                Ratio(self.name, point, "ttft_s", "empty", "stock", at_most=1 if point == "4096" else None),
+            ]
         if {2, 32} <= set(self._numbers):
             claims += [
                 Growth(self.name, "1024", "16384", "ttft_s", "warm", at_most=8),
@@ -45,7 +51,7 @@ class Context(Workload):
         return {
             "system_tokens": _SYSTEM_TOKENS,
             "chunks": list(self._numbers),
-            "chunk_tokens": _CHUNK_TOKENS,
+            "chunk_tokens": CHUNK_TOKENS,
             "question_tokens": _QUESTION_TOKENS,
             "output_tokens": _OUTPUT_TOKENS,
         }
@@ -54,21 +60,20 @@ class Context(Workload):
         return [each for chunks in self._numbers for each in await self._point(servers, number, chunks)]
 
     async def _point(self, servers: Servers, number: int, chunks: int) -> list[Sample]:
-        texts = self._texts.chunks(chunks, _CHUNK_TOKENS)
+        texts = self._texts.chunks(chunks, CHUNK_TOKENS)
         query = Query(self._system, tuple(texts), self._texts.text(_QUESTION_TOKENS), _OUTPUT_TOKENS)
         stock = await self._ask_stock(servers, query)
         answers = {**stock, **await self._ask_tessera(servers, query, f"{self.name}-{number}-{chunks}")}
         check_prompt(answers["stock"], answers["warm"])
-        point = str(chunks * _CHUNK_TOKENS)
+        point = str(chunks * CHUNK_TOKENS)
         return [sample(self.name, point, system, number, answers[system], "ttft_s") for system in answers]
 
     async def _ask_stock(self, servers: Servers, query: Query) -> dict[System, Answer]:
         server = await servers.get(STOCK)
         stock = await server.ask(query)
-        repeat = await server.ask(query)
-        await check_same(query, Asked(server, stock), Asked(server, repeat))
+        hit = await server.ask(replace(query, question=self._texts.text(_QUESTION_TOKENS)))
         await server.settle()
-        return {"stock": stock, "exact repeat": repeat}
+        return {"stock": stock, "prefix hit": hit}
 
     async def _ask_tessera(self, servers: Servers, query: Query, namespace: str) -> dict[System, Answer]:
         """Asks with cached chunks, computed in another order than the query's, and without any."""

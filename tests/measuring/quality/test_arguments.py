@@ -20,6 +20,7 @@ def test_what_is_not_given():
     assert (args.modes, args.max_tokens, args.concurrency) == (None, 64, 1)
     assert evaluated(args.calibrates, ["offset%25"]) == ("full", "shared", "parallel", "offset")
     assert (args.output, args.overwrite, args.refusal) == (Path("results/eval-q"), False, "I don't know")
+    assert args.chunks == (2, 4, 8, 16)
 
 
 def test_arguments_for_the_server_follow_two_dashes():
@@ -100,6 +101,13 @@ def test_what_is_wrong_with_a_calibration(argv, message):
         (["--demo", "--format", "csv"], "argument --format: invalid choice: 'csv'"),
         (["--demo", "--max-token", "5"], "unrecognized arguments: --max-token"),
         (["m", "n", "--demo"], "unrecognized arguments: n"),
+        (
+            ["m", "--questions", "q", "--chunks", "2"],
+            "a question file has its own numbers of chunks: leave out --chunks",
+        ),
+        (["m", "--chunks", "2,1"], "argument --chunks: must be at least 2"),
+        (["m", "--chunks", "2,x"], "argument --chunks: invalid list of numbers value: '2,x'"),
+        (["m", "--long-chunks", "--chunks", "2,32"], "--long-chunks has at most 26 chunks"),
     ],
     ids=str,
 )

@@ -7,8 +7,9 @@ from app.documents.document import Document
 from measuring.kit.client import RefusedError, ServerError, SetupError
 from measuring.quality.client import FORCED_TOKENS, LEAD, AskOptions, ServerInfo, TesseraClient
 from tests.measuring.quality.helpers import TEMPLATE_ERROR, Reply, make_question, make_report
+from tools.divergence import TOP
 
-OPTIONS = AskOptions("m", 32)
+OPTIONS = AskOptions("m", 32, "No idea")
 
 
 @pytest.fixture
@@ -58,11 +59,13 @@ async def test_what_is_sent(server, ask, mode, cache):
 
 @pytest.fixture
 def logprob(server):
-    """Asks the same client for the log probability of each answer."""
+    """Has the same client judge each right answer; returns their log probabilities."""
 
     async def logprob(*answers, mode="shared"):
         async with TesseraClient(server.url) as client:
-            return [await client.logprob(make_question(), mode, OPTIONS, answer) for answer in answers]
+            questions = [make_question(answers=(answer,) if answer else ()) for answer in answers]
+            judged = [await client.judge(question, mode, OPTIONS) for question in questions]
+            return [each and each.logprob for each in judged]
 
     return logprob
 
@@ -75,6 +78,20 @@ async def test_the_log_probability_of_an_answer_is_that_of_its_tokens(server, lo
     assert (first["stream"], first["max_tokens"], first["ignore_eos"]) == (False, len(said), True)
     assert last["max_tokens"] == len(f"{LEAD} No")
     assert server.tokenized == [LEAD, said, f"{LEAD} No"]  # each once
+
+
+async def test_where_no_chunk_has_the_answer_the_refusal_is_judged_and_nothing_stands_before_it(server, logprob):
+    server.forces = True
+    assert await logprob("") == [-len("No idea") / 4]
+    assert server.tokenized == ["No idea"]
+
+
+async def test_predictions_are_kept_for_each_token_with_those_of_the_words_before(server):
+    server.forces = True
+    async with TesseraClient(server.url) as client:
+        judged = await client.judge(make_question(), "shared", OPTIONS)
+    assert judged.top_logprobs == tuple({f"token_id:{ord(letter)}": -0.25} for letter in f"{LEAD} Riga")
+    assert (server.forced[0]["top_logprobs"], server.forced[0]["return_tokens_as_token_ids"]) == (TOP, True)
 
 
 async def test_an_answer_in_another_mode_has_no_log_probability(server, logprob):

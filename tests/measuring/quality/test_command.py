@@ -150,6 +150,7 @@ def test_a_server_that_fails_midway(argv, server, out, capsys):
         last_line(capsys) == f"tessera: the server at {server.url} failed: /v1/rag/chat: HTTP 500: no message: {state}"
     )
     assert len(results(out)) == 6
+    assert (out / "summary.json").exists()
     server.refusals.clear()
     assert main(argv) == 0
     assert len(server.requests) == len(results(out)) == 24
@@ -194,22 +195,25 @@ class Holding:
         self._released.set()
 
 
-def run_until_held(server, argv: list[str], number: int) -> tuple[int, str]:
-    """Exit code and last line of a process that gets a signal after four answers."""
+def run_until_held(server, argv: list[str], number: int) -> tuple[int, str, str]:
+    """Exit code, standard output and last line of errors of a process that gets a signal after four answers."""
     server.reply = holding = Holding(server, 4)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", COMMAND, *argv]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, **pipes, text=True) as process:
         holding.wait()
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
     holding.release()
-    return process.returncode, err.splitlines()[-1]
+    return process.returncode, out, err.splitlines()[-1]
 
 
-def test_an_interrupted_run_says_how_far_it_came_and_resumes(argv, server, out):
-    status, said = run_until_held(server, argv, signal.SIGINT)
+def test_an_interrupted_run_reports_what_it_has_and_resumes(argv, server, out):
+    status, told, said = run_until_held(server, argv, signal.SIGINT)
     assert status == 130
+    assert "Accuracy" in told
+    assert sum(row["answers"] for row in json.loads((out / "summary.json").read_text())["rows"][:4]) == 4
     assert said == "tessera: interrupted: 4 of 24 answers are there; the same command resumes"
     assert len(results(out)) == 4
     assert main(argv) == 0
@@ -217,7 +221,7 @@ def test_an_interrupted_run_says_how_far_it_came_and_resumes(argv, server, out):
 
 
 def test_a_killed_run_resumes_after_its_torn_line(argv, server, out, capsys):
-    status, _ = run_until_held(server, argv, signal.SIGKILL)
+    status, *_ = run_until_held(server, argv, signal.SIGKILL)
     assert status == -signal.SIGKILL
     whole = results(out)
     assert len(whole) == 4
@@ -285,7 +289,7 @@ def test_the_log_is_named_when_the_own_server_fails(argv, own_server, server, ou
 def demo(monkeypatch):
     """``measuring.quality.questions.demo`` with one question; the counts it is asked for."""
     counts = []
-    demo_questions = lambda count: counts.append(count) or [make_question()]  # noqa: E731
+    demo_questions = lambda count, numbers: counts.append((count, numbers)) or [make_question()]  # noqa: E731
     monkeypatch.setitem(
         sys.modules, "measuring.quality.questions.demo", types.SimpleNamespace(demo_questions=demo_questions)
     )
@@ -296,8 +300,8 @@ def test_the_demo_has_its_own_questions_and_model(demo, own_server, out):
     from app.models.demo_model import DEMO_MODEL
 
     assert main(["--demo", "--output", str(out)]) == 0
-    assert main(["--demo", "--output", str(out), "--limit", "7"]) == 0
-    assert demo == [250, 7]
+    assert main(["--demo", "--output", str(out), "--limit", "7", "--chunks", "8,2"]) == 0
+    assert demo == [(250, (2, 4, 8, 16)), (7, (2, 8))]
     assert own_server[0] == (str(DEMO_MODEL), *FORCED)
 
 

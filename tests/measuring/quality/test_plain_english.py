@@ -3,21 +3,40 @@
 
 import re
 from collections import Counter
+from typing import get_args
 
 import pytest
 
 from measuring.quality.metrics import contains, normalize
-from measuring.quality.questions.plain_english import CHUNKS, _topics, plain_questions
+from measuring.quality.questions.generated import generated
+from measuring.quality.questions.library import Kind
+from measuring.quality.questions.plain_english import CHUNKS, MOST_LONG_CHUNKS, plain_questions, written
 
-TOPICS = _topics()
-ASKED = [(topic, asked) for topic, each in TOPICS.items() for asked in each.questions]
+WRITTEN, GENERATED = written(), generated()
+ASKED = {asked.name: asked for library in (WRITTEN, GENERATED) for asked in library.questions}
 PRONOUNS = re.compile(
     r"\b(it|its|she|her|hers|he|his|him|they|their|them|this|that|these|those|there|both|one|which|here)\b", re.I
 )
+FUNCTION_WORDS = re.compile(
+    r"\b(a|an|the|of|in|on|at|to|with|is|are|was|did|do|does|has|have|had|what|which|who|when|where|how|many|large|kind|"
+    r"most|that|it|its|all|for|and|one)\b"
+)
 
 
-def passages(topic: str, asked) -> list[str]:
-    return [TOPICS[topic].passages[i] for i in asked.passages]
+def content(text: str) -> set[str]:
+    """Words that mean something, without endings."""
+    return {re.sub(r"(ing|ed|es|s)$", "", word) for word in FUNCTION_WORDS.sub(" ", normalize(text)).split()}
+
+
+def is_named(passage: str, in_passage: str) -> bool:
+    """Whether what the passage is about is named in the other one."""
+    (name,) = re.findall(r"^(?:The )?(?:Hotel )?([A-Z]\w+(?: [A-Z]\w+)?)", passage)
+    return name in in_passage
+
+
+def of_kind(*kinds: str, library=None):
+    asked = [each for each in (library.questions if library else ASKED.values()) if each.kind in kinds]
+    return pytest.mark.parametrize("asked", asked, ids=lambda each: each.name)
 
 
 def sentence_with(passage: str, answer: str) -> tuple[int, str]:
@@ -27,51 +46,95 @@ def sentence_with(passage: str, answer: str) -> tuple[int, str]:
 
 
 def test_there_are_enough_of_each_kind():
-    texts = [passage for topic in TOPICS.values() for passage in topic.passages]
-    assert len(texts) == len(set(texts)) >= 150
-    kinds = Counter(asked.kind for _, asked in ASKED)
-    assert sum(kinds.values()) >= 450
-    assert kinds["refers-back"] >= 100
-    assert kinds["two-chunk"] >= 80
-    assert kinds["unanswerable"] >= 60
-    assert len({asked.question for _, asked in ASKED}) == len(ASKED)
+    for library in (WRITTEN, GENERATED):
+        texts = [passage for passages in library.topics.values() for passage in passages]
+        assert len(texts) == len(set(texts)) >= 150
+    kinds = Counter(asked.kind for asked in ASKED.values())
+    assert set(kinds) == set(get_args(Kind))
+    assert min(kinds.values()) >= 50
+    assert len(ASKED) == len(WRITTEN.questions) + len(GENERATED.questions)
+    assert {len(each) for each in generated.__wrapped__().topics.values()} == {40}
+    assert generated.__wrapped__() == GENERATED  # the same in each run
 
 
-@pytest.mark.parametrize(("topic", "asked"), ASKED, ids=lambda value: getattr(value, "name", value))
-def test_an_answer_stands_where_it_should(topic, asked):
-    *before, last = passages(topic, asked)
+@pytest.mark.parametrize("asked", ASKED.values(), ids=lambda each: each.name)
+def test_an_answer_stands_where_it_should(asked):
     assert asked.question.endswith("?")
-    assert len(before) == (asked.kind == "two-chunk")
-    assert bool(asked.answers) == (asked.kind != "unanswerable")
+    assert bool(asked.answers) == (asked.kind not in ("unanswerable", "count"))
+    *before, last = asked.passages
+    assert len(before) == (asked.kind in ("two-hop", "chain", "comparison")) or asked.kind == "count"
     for answer in asked.answers:
         assert 1 <= len(answer.split()) <= 5
         assert normalize(answer) not in ("", "yes", "no")
         assert not contains(asked.question, [answer])
         assert not any(contains(passage, [answer]) for passage in before)
     if asked.answers:
-        place, sentence = sentence_with(last, asked.answers[0])
-        if asked.kind == "refers-back":
-            assert place > 0
-            assert PRONOUNS.search(sentence)
+        assert contains(last, asked.answers)
+
+
+@of_kind("refers-back")
+def test_the_sentence_with_the_answer_refers_back(asked):
+    place, sentence = sentence_with(asked.passages[0], asked.answers[0])
+    assert place > 0
+    assert PRONOUNS.search(sentence)
+
+
+@of_kind("chain", "paraphrased")
+def test_the_passage_with_the_answer_has_no_word_of_the_question(asked):
+    assert not content(asked.question) & content(asked.passages[-1])
+
+
+@of_kind("chain")
+def test_the_first_passage_of_a_chain_names_what_the_second_is_about(asked):
+    first, second = asked.passages
+    assert is_named(second, first)
+    assert not content(asked.question) <= content(first)
+
+
+@of_kind("count")
+def test_all_passages_that_count_are_known(asked):
+    """One that stands there by chance would count too."""
+    counted = asked.name.split("-")[-2]
+    texts = {text for passages in GENERATED.topics.values() for text in passages if contains(text, [counted])}
+    assert len(asked.passages) == 8
+    assert set(asked.passages) == texts & set(GENERATED.topics[asked.topic])
+    assert not any(contains(text, [counted]) for text in texts - set(asked.passages) if asked.topic != "towns")
+
+
+@of_kind("unanswerable", library=GENERATED)
+def test_of_a_broken_chain_the_second_passage_stays_apart(asked):
+    assert all(is_named(passage, asked.passages[0]) for passage in asked.apart)
+
+
+def test_paraphrases_are_about_one_person():
+    by_question = Counter(asked.question for asked in GENERATED.questions if asked.kind == "paraphrased")
+    assert set(by_question.values()) == {1}
 
 
 @pytest.mark.parametrize("long", [False, True])
 def test_each_question_stands_behind_each_number_of_chunks(long):
-    questions = plain_questions(1000, long=long)
-    assert questions == plain_questions(1000, long=long)
-    assert len({question.id for question in questions}) == len(questions) == len(CHUNKS) * len(ASKED)
-    by_name = {asked.name: (topic, asked) for topic, asked in ASKED}
+    numbers = (*CHUNKS, MOST_LONG_CHUNKS if long else 32)
+    questions = plain_questions(400, long=long, numbers=numbers)
+    assert questions == plain_questions(400, long=long, numbers=numbers)
+    assert len({question.id for question in questions}) == len(questions) == len(numbers) * 400
+    assert Counter((each.kind, len(each.chunks)) for each in questions) == {
+        (kind, number): 50 for kind in get_args(Kind) for number in numbers
+    }
     for question in questions:
-        kind, name, number = question.id.split("/")
-        topic, asked = by_name[name]
-        texts = [chunk.text for chunk in question.chunks]
+        name, _, number = question.id.rpartition("/")
+        asked, texts = ASKED[name], [chunk.text for chunk in question.chunks]
+        assert question.kind == name.split("/")[0]
         assert len(texts) == len(set(texts)) == int(number)
-        wanted = {next(i for i, text in enumerate(texts) if passage in text) for passage in passages(topic, asked)}
-        assert len(wanted) == (2 if kind == "two-chunk" else 1)  # in chunks of their own
-        assert all(len(text.split()) > 200 for text in texts) == long
+        holders = [[i for i, text in enumerate(texts) if passage in text] for passage in asked.passages]
+        assert not any(passage in text for passage in asked.apart for text in texts)
+        there = [held for held in holders if held]
+        assert all(len(held) == 1 for held in there)
+        assert len({held[0] for held in there}) == len(there)  # in chunks of their own
+        assert len(there) == (int(question.answers[0]) if asked.kind == "count" else len(asked.passages))
+        assert all(len(text.split()) > 100 for text in texts) == long
 
 
-def test_the_first_few_are_of_several_kinds_and_topics():
-    few = plain_questions(60)
-    assert len(few) == 60 * len(CHUNKS)
-    assert len({question.id.split("/")[0] for question in few}) == 4
+def test_the_first_few_are_of_all_kinds_and_numbers():
+    assert {(each.kind, len(each.chunks)) for each in plain_questions(8)} == {
+        (kind, number) for kind in get_args(Kind) for number in CHUNKS
+    }

@@ -37,6 +37,7 @@ def test_all_fields(load):
     }
     chunks = (Document("One."), Document("Two.", title="B"), Document("Three."))
     assert load(record) == [Question("a", "Answer.", chunks, "Which?", ("one", "two"))]
+    assert load({**record, "kind": "hard"})[0].kind == "hard"
 
 
 def test_what_may_be_left_out(load):

@@ -48,6 +48,19 @@ def test_tables_have_a_line_for_each_row(rows):
     assert [line[:2] for line in accuracy] == [[row.chunks, row.mode] for row in rows]
 
 
+def test_kinds_of_questions_have_a_table_of_their_own():
+    results = [
+        make_result(mode, kind, kind=kind, logprob=-1.0, top_logprobs=({"a": 0.0},))
+        for kind in ("plain", "count")
+        for mode in ("full", "offset")
+    ]
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed(summarize(results, "?")).splitlines()]
+    sure = "100.0 (100.0 to 100.0)"
+    assert ["count", "full", "1", sure, "–", "–", "–"] in lines
+    differences = ["+0.0 (+0.0 to +0.0)", "+0.00 (+0.00 to +0.00)", "0.000 (0.000 to 0.000)"]
+    assert ["count", "offset", "1", sure, *differences] in lines
+
+
 def test_the_most_frequent_reasons_are_printed_as_they_are(rows):
     lines = printed(rows).splitlines()
     assert "offset: ran in full attention instead, 1 ×: [red] 2-0" in lines

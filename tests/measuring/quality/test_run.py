@@ -8,6 +8,7 @@ import pytest
 
 from measuring.kit.client import ServerError, SetupError
 from measuring.quality.client import AskOptions, TesseraClient
+from measuring.quality.metrics import REFUSAL
 from measuring.quality.results import Result
 from measuring.quality.run import ask_all, jobs
 from tests.measuring.quality.helpers import TEMPLATE_ERROR, Reply, asked_mode, make_question, make_report
@@ -24,7 +25,7 @@ def run(server):
         results = []
         async with TesseraClient(server.url) as client:
             given = pending or jobs(QUESTIONS, MODES, set())
-            await ask_all(given, client, AskOptions("m", 32), keep or results.append, concurrency)
+            await ask_all(given, client, AskOptions("m", 32, REFUSAL), keep or results.append, concurrency)
         return results
 
     return run

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of a run, from results made up for each."""
 
+import math
+
 import pytest
 
 from measuring.quality.summary import Estimate, Row, summarize
@@ -11,7 +13,7 @@ REFUSAL = "I don't know"
 
 def rows(results, mode: str | None = None) -> dict[str, Row]:
     """By number of chunks; of one mode."""
-    return {row.chunks: row for row in summarize(results, REFUSAL) if mode in (None, row.mode)}
+    return {row.chunks: row for row in summarize(results, REFUSAL) if mode in (None, row.mode) and row.kind == "all"}
 
 
 def overall(results, mode: str) -> Row:
@@ -109,6 +111,31 @@ def test_rows_are_by_chunks_and_mode():
     assert [(row.chunks, row.mode) for row in summarize(results, REFUSAL)] == [
         (chunks, mode) for chunks in ("all", "2", "4", "16") for mode in ("full", "offset")
     ]
+
+
+def test_rows_are_by_kind_too_over_all_numbers_of_chunks():
+    results = [
+        make_result(mode, f"{kind}-{n}", "Riga" if mode == "full" else "Paris", chunks=n, kind=kind)
+        for kind in ("plain", "count")
+        for n in (2, 4)
+        for mode in ("full", "offset")
+    ]
+    by_kind = [row for row in summarize(results, REFUSAL) if row.kind != "all"]
+    assert [(row.kind, row.chunks, row.mode, row.answers) for row in by_kind] == [
+        (kind, "all", mode, 2) for kind in ("plain", "count") for mode in ("full", "offset")
+    ]
+    assert [row.difference and row.difference.mean for row in by_kind] == [None, -1, None, -1]
+
+
+def test_the_divergence_is_over_the_tokens_of_answers_that_both_modes_predicted():
+    alike, sure = {"a": math.log(0.5), "b": math.log(0.5)}, {"a": 0.0}
+    results = [
+        *(make_result("full", "1", top_logprobs=(sure, sure)), make_result("offset", "1", top_logprobs=(alike, sure))),
+        *(make_result("full", "2"), make_result("offset", "2", top_logprobs=(alike,))),
+        *(make_result("full", "3", top_logprobs=(sure,)), make_result("offset", "3")),
+    ]
+    assert overall(results, "offset").divergence.mean == pytest.approx(math.log(2) / 2)
+    assert overall(results, "full").divergence is None
 
 
 @pytest.mark.parametrize(

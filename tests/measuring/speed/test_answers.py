@@ -47,8 +47,8 @@ def test_prompts_have_the_same_number_of_tokens():
 class Replaying:
     """Tells likely tokens when asked again: lists of ``(token, logprob)``, the chosen one first."""
 
-    def __init__(self, name, *tokens):
-        self.name = name
+    def __init__(self, name, *tokens, tie=1e-3):
+        self.name, self.tie = name, tie
         self.asked = []
         self.tokens = [
             {
@@ -111,6 +111,10 @@ async def test_it_must_be_a_tie_for_both():
             await compare("ab", "ac", *servers)
 
 
+async def test_a_tie_is_as_wide_as_the_dtypes_error():
+    await compare("ab", "ac", Replaying("one", SAME, NO_TIE, tie=0.25))
+
+
 async def test_tokens_of_several_characters():
     parting = [(" won", -0.7), (" word", -0.7), (" wo", -0.1)]
     await compare("a wonder", "a words", Replaying("one", [("a", 0.0)], parting))
@@ -122,7 +126,7 @@ async def test_tokens_of_several_characters():
 async def test_over_http_the_same_request_is_asked_again(is_stock, tmp_path):
     with serving(answer=lambda prompt, n: "abcd") as fake:
         process = SimpleNamespace(url=fake.url, log=tmp_path / "x.log")
-        server = Server("stock", process, is_stock=is_stock)
+        server = Server("stock", process, is_stock=is_stock, tie=1e-3)
         answer = await server.ask(QUERY, "n")
         with pytest.raises(DifferentAnswerError):
             await check_same(QUERY, Asked(server, answer, "n"), Asked(server, Answer(text="abce"), "n"))

@@ -31,17 +31,17 @@ def lines_of(text: str) -> list[list[str]]:
 
 def test_tables_have_a_line_for_each_point_and_system(tmp_path):
     assert lines_of(printed(make_folder(tmp_path))) == [
-        ["1024", "stock", "3584", "5888", "6"],
-        ["1024", "warm", "71.7", "118", "6"],
-        ["4096", "stock", "14336", "23552", "6"],
-        ["4096", "warm", "287", "471", "6"],
-        ["concurrency 8", "stock", "–", "–", "0.500", "0.500", "6"],
-        ["concurrency 8", "warm", "–", "–", "4.00", "4.00", "6"],
-        ["concurrency 8", "quarter", "–", "–", "2.00", "2.00", "6"],
-        ["concurrency 1", "stock", "–", "–", "0.500", "0.500", "6"],
-        ["concurrency 1", "warm", "–", "–", "4.00", "4.00", "6"],
-        ["concurrency 1", "quarter", "–", "–", "2.00", "2.00", "6"],
-        ["open loop", "warm", "250", "250", "–", "–", "1"],
+        ["1024", "stock", "3584", "1024 to 6144", "5888", "6"],
+        ["1024", "warm", "71.7", "20.5 to 123", "118", "6"],
+        ["4096", "stock", "14336", "4096 to 24576", "23552", "6"],
+        ["4096", "warm", "287", "81.9 to 492", "471", "6"],
+        ["concurrency 8", "stock", *3 * ["–"], "0.500", "0.500 to 0.500", "0.500", "6"],
+        ["concurrency 8", "warm", *3 * ["–"], "4.00", "4.00 to 4.00", "4.00", "6"],
+        ["concurrency 8", "quarter", *3 * ["–"], "2.00", "2.00 to 2.00", "2.00", "6"],
+        ["concurrency 1", "stock", *3 * ["–"], "0.500", "0.500 to 0.500", "0.500", "6"],
+        ["concurrency 1", "warm", *3 * ["–"], "4.00", "4.00 to 4.00", "4.00", "6"],
+        ["concurrency 1", "quarter", *3 * ["–"], "2.00", "2.00 to 2.00", "2.00", "6"],
+        ["open loop", "warm", "250", "250 to 250", "250", *3 * ["–"], "1"],
     ]
 
 
@@ -79,7 +79,8 @@ def test_the_summary_has_numpys_figures(written):
     summary = json.loads((written / "summary.json").read_text())
     row = summary["workloads"]["context"]["rows"][1]
     taken = [s.values["ttft_s"] for s in context_samples() if (s.point, s.system) == ("1024", "warm")]
-    expected = {"median": pytest.approx(np.median(taken)), "p95": pytest.approx(np.percentile(taken, 95)), "n": 6}
+    quantiles = {"median": pytest.approx(np.median(taken)), "p95": pytest.approx(np.percentile(taken, 95))}
+    expected = {**quantiles, "low": min(taken), "high": max(taken), "n": 6}
     assert row == {"point": "1024", "system": "warm", "ttft_s": expected}
     assert summary["workloads"]["chat"]["rows"] == []
     assert (summary["run"]["complete"], summary["confidence"]) == (True, 0.99)
