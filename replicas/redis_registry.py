@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 
 from cache.segments.holdings import DocumentKey, Holding, Tier
 from replicas.registry import FILL_S, Claim, Found, RegistryError, Replica
@@ -120,6 +120,8 @@ class RedisRegistry:
                 pipe.hgetall(self._claims(document))
                 pipe.set(self._filler(document), replica_id, nx=True, get=True, px=int(FILL_S * 1000))
             found = await pipe.execute(raise_on_error=False)
+            if refused := next((each for each in found if isinstance(each, ReadOnlyError)), None):
+                raise refused
         earlier = [value.decode(errors="replace") if isinstance(value, bytes) else replica_id for value in found[1::2]]
         return list(map(Found, map(self._parsed, found[::2]), earlier))
 
@@ -152,6 +154,10 @@ class RedisRegistry:
                 yield pipe
         except TimeoutError as error:
             raise RegistryError(f"Redis did not answer within {self._timeout_s:g} s") from error
+        except ReadOnlyError as error:
+            # The primary has become a replica: new connections find the new one.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise RegistryError(f"Redis: {error}") from error
         except (RedisError, OSError) as error:
             raise RegistryError(f"Redis: {error}") from error
 

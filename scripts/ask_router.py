@@ -7,7 +7,7 @@ python3 scripts/ask_router.py http://127.0.0.1:8080
 import json
 import sys
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 CODE = "7342"
 ASKED = {
@@ -23,7 +23,7 @@ REPLICAS = 2
 def call(url: str, body: dict[str, Any] | None = None) -> tuple[dict[str, Any], str]:
     """The answer to a GET, or to a POST of ``body``, and the replica that gave it."""
     request = Request(url, json.dumps(body).encode() if body else None, HEADERS)
-    with urlopen(request, timeout=120) as response:
+    with build_opener(ProxyHandler({})).open(request, timeout=120) as response:
         return json.load(response), response.headers.get("x-tessera-replica", "")
 
 

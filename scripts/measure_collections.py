@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from tools.http_client import http_client
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -26,7 +28,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=8)
     args = parser.parse_args()
     num_found, times = 0, dict[str, list[float]](auto=[], full=[])
-    with httpx.Client(base_url=args.server, timeout=None) as client:
+    with http_client(args.server, timeout=None) as client:
         for question, phrase in json.loads(args.questions.read_text()):
             retrieved, seconds = list[Any](), dict[str, float]()
             for mode, all_times in times.items():

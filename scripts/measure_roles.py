@@ -22,10 +22,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import httpx
-
 from app.commands.cluster import shares
 from app.models.default_model import default_model
+from tools.http_client import http_client
 from tools.redis_process import local_redis
 from tools.server_process import ServerProcess
 
@@ -43,7 +42,7 @@ class Client:
     """Requests to one server."""
 
     def __init__(self, url: str, model: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=600)
+        self._http = http_client(url, timeout=600)
         self._model = model
         self._numbers = itertools.count()
 

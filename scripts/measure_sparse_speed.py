@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tools.http_client import http_client
 from tools.random_model import build_preset
 from tools.server_process import ServerProcess
 
@@ -48,7 +48,7 @@ class Client:
     """Requests to the server."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self._http = httpx.Client(base_url=server.url, timeout=1200)
+        self._http = http_client(server.url, timeout=1200)
         sample = self._http.post("/tokenize", json={"prompt": text("sample", 100), "add_special_tokens": False}).json()
         words = 100 * CHUNK_TOKENS // sample["count"]
         self._chunks = [text(f"chunk {number}", words) for number in range(CHUNKS)]

@@ -15,6 +15,7 @@ from typing import Self
 
 import httpx
 
+from tools.http_client import http_client
 from tools.process_watch import starter_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,7 +64,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.client = httpx.Client(base_url=self.url, timeout=300)
+        self.client = http_client(self.url, timeout=300)
 
     def wait_ready(self) -> Self:
         """Waits until the server answers; stops the server on failure."""

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.documents.files import SUFFIXES
+from tools.http_client import http_client
 from tools.progress import say
 
 _COUNTED: Final = ("hit", "loaded", "filled", "waited", "failed", "displaced")
@@ -72,7 +73,7 @@ def _ingest(args: argparse.Namespace, files: Sequence[Path]) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with (
-        httpx.Client(base_url=args.server, headers=headers, timeout=None) as client,
+        http_client(args.server, headers=headers, timeout=None) as client,
         Progress(*columns, console=console, transient=True) as bar,
     ):
         task = bar.add_task("", total=len(files))

@@ -85,6 +85,7 @@ def _parse_document(document: Any, path: str) -> Document:
 
 
 def split_by_separator(text: str, separator: str, path: str) -> tuple[list[Document], str]:
-    """Splits ``chunk separator chunk separator question`` into documents and question."""
+    """Splits ``chunk separator chunk separator question`` into documents and question; an empty piece is neither."""
     *chunks, question = text.split(separator)
-    return [checked_document(chunk, None, None, path) for chunk in chunks], question.strip() if chunks else question
+    documents = [checked_document(chunk, None, None, path) for chunk in chunks if chunk.strip()]
+    return documents, question.strip() if chunks else question

@@ -66,7 +66,7 @@ def from_completion(body: Body, separator: str | None) -> Extraction | None:
     if not isinstance(prompt, str) or not separator or separator not in prompt:
         return _refuse_cache_without_documents(cache)
     system, *chunks, question = prompt.split(separator)
-    documents = [checked_document(chunk, None, None, "prompt") for chunk in chunks]
+    documents = [checked_document(chunk, None, None, "prompt") for chunk in chunks if chunk.strip()]
 
     def insert(marked: str) -> None:
         body["prompt"] = system + marked + question

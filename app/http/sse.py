@@ -3,7 +3,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -14,11 +13,9 @@ from engine_ext.wire.request import RequestContext
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _TERMINAL_EVENTS: Final = (b"message_stop", b"response.completed")
-_IDENTITY: Final = ("id", "object", "created", "model")
+_FINISH: Final = b"finish_reason"
 LONGEST_EVENT: Final = 64 << 20
 """Bytes of an event that are buffered until it ends; longer events pass unread."""
-
-_Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def is_event_stream(headers: Headers) -> bool:
@@ -27,10 +24,10 @@ def is_event_stream(headers: Headers) -> bool:
 
 
 class ReportInserter:
-    """Parses one stream; adds the report to its last event.
+    """Parses one stream; adds the report as a field to its last event.
 
-    OpenAI's completions end with ``[DONE]``: the report comes just before it, as an event without choices (like
-    OpenAI's usage event). Other schemas name their last event, which gets the report as a field. Everything else passes
+    That is the one with a ``finish_reason`` of OpenAI's completions (many clients read ``choices[0]`` of every event,
+    so the report gets no event of its own), and the terminal event that other schemas name. Everything else passes
     unchanged, however it is divided into parts. An event passes as soon as it is complete.
     """
 
@@ -39,7 +36,7 @@ class ReportInserter:
         self._field = field
         self._rest = bytearray()
         self._is_rest_unread = False
-        self._identity: dict[str, Any] | None = None
+        self._is_reported = False
 
     def feed(self, part: bytes) -> bytes:
         """Bytes for the client after ``part`` has arrived."""
@@ -63,18 +60,15 @@ class ReportInserter:
         return bytes(self._rest)
 
     def _read(self, event: bytes) -> bytes:
-        if self._ticket.report is not None:
-            name, data = _fields(event)
-            if data == b"[DONE]":
-                return self._report_event() + event
-            if name in _TERMINAL_EVENTS:
-                return _edited(event, self._with_report)
-        if self._identity is None and (parsed := _parsed(_fields(event)[1])) is not None:
-            self._identity = {name: parsed[name] for name in _IDENTITY if name in parsed}
-        return event
-
-    def _report_event(self) -> bytes:
-        return b"" if self._identity is None else _event(self._with_report({**self._identity, "choices": []}))
+        if self._ticket.report is None or self._is_reported:
+            return event
+        name, data = _fields(event)
+        parsed = _parsed(data) if name in _TERMINAL_EVENTS or _FINISH in data else None
+        if parsed is None or not (name in _TERMINAL_EVENTS or _is_finished(parsed)):
+            return event
+        self._is_reported = True
+        kept = [line for line in _LINE_END.split(event) if line and line.partition(b":")[0] != b"data"]
+        return b"".join(line + b"\n" for line in kept) + _event(self._with_report(parsed))
 
     def _with_report(self, data: dict[str, Any]) -> dict[str, Any]:
         assert self._ticket.report is not None
@@ -105,13 +99,10 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def _edited(event: bytes, change: _Change) -> bytes:
-    """The event with its data changed; unchanged if its data is not an object."""
-    data = _parsed(_fields(event)[1])
-    if data is None:
-        return event
-    kept = [line for line in _LINE_END.split(event) if line and line.partition(b":")[0] != b"data"]
-    return b"".join(line + b"\n" for line in kept) + _event(change(data))
+def _is_finished(data: dict[str, Any]) -> bool:
+    """Whether an event of OpenAI's completions ends a choice."""
+    choices = data.get("choices")
+    return isinstance(choices, list) and any(isinstance(each, dict) and each.get("finish_reason") for each in choices)
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Object stores (S3, Google Cloud Storage, Azure), by way of obstore."""
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
@@ -14,7 +15,13 @@ from obstore.store import from_url
 
 from cache.tiers.directory import QUARANTINE, SUFFIX, address_of
 from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
+from tools.http_client import is_loopback
 
+_ENDPOINTS: Final = (
+    *("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"),
+    *("azure_endpoint", "azure_storage_endpoint"),
+)
+"""Names of the store's address in options and environment, in lower case; options come first."""
 _LISTED_S: Final = 60.0
 """Validity of a listing; others may write to the same place."""
 
@@ -33,15 +40,16 @@ class ObjectTier:
         self._files: dict[Address, Stored] = {}
         self._listed_at = 0.0
         self._read_at: dict[Address, float] = {}
-        given: dict[str, Any] = dict(options)
-        if "endpoint" in given and given["endpoint"].startswith("http://"):
-            given["client_options"] = {"allow_http": True}
+        given = {name: value for name, value in options.items() if name != "allow_http"}
         retries = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
         try:
             make: Any = from_url  # its options depend on the scheme
-            self._store = make(url._replace(query="").geturl(), retry_config=retries, **given)
+            with _told():
+                self._store = make(
+                    url._replace(query="").geturl(), retry_config=retries, client_options=_client(options), **given
+                )
             self._list_again()
-        except (BaseError, TierError, ValueError, TypeError) as error:
+        except (TierError, FileNotFoundError, ValueError, TypeError) as error:
             raise TierConfigError(_first_line(error)) from error
 
     def put(self, address: Address, file: Buffer) -> None:
@@ -117,13 +125,28 @@ def _told() -> Iterator[None]:
         yield
     except (NotFoundError, FileNotFoundError) as error:
         raise FileNotFoundError(_first_line(error)) from error
-    except BaseError as error:
-        raise TierError(_first_line(error)) from error
+    except BaseException as error:
+        # A panic of the store's Rust code is no Exception, and its class can't be imported.
+        if isinstance(error, BaseError) or type(error).__name__ == "PanicException":
+            raise TierError(_first_line(error)) from error
+        raise
 
 
 def _path(address: Address) -> str:
     return f"{address.key[:2]}/{address.key}.{address.rank}-of-{address.ranks}{SUFFIX}"
 
 
-def _first_line(error: Exception) -> str:
+def _client(options: Mapping[str, str]) -> dict[str, Any]:
+    """Options of the store's HTTP client: plain http where the endpoint says so, and this machine without a proxy."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_"))}
+    named = {name.lower(): value for name, value in {**variables, **options}.items()}
+    endpoint = next((named[name] for name in _ENDPOINTS if named.get(name)), "")
+    client: dict[str, Any] = {"allow_http": True}
+    if is_loopback(endpoint):
+        # The client takes proxies from the environment unless it is given one; this one is never asked.
+        client |= {"proxy_url": endpoint, "proxy_excludes": urlsplit(endpoint).hostname}
+    return client
+
+
+def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:300]

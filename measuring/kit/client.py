@@ -18,6 +18,8 @@ from typing import Any, Self
 
 import httpx
 
+from tools.http_client import async_http_client
+
 # A long prompt may take minutes to its first token, on a CPU.
 _TIMEOUT = httpx.Timeout(1800, connect=10)
 
@@ -81,7 +83,7 @@ class Client:
         self.label = label or f"the server at {self.url}"
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None)
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=_TIMEOUT, limits=limits)
+        self._http = async_http_client(self.url, headers=headers, timeout=_TIMEOUT, limits=limits)
 
     async def __aenter__(self) -> Self:
         return self

@@ -447,3 +447,31 @@ def test_several_tiers_are_read_in_their_order():
     urls = ["host://?size=4GiB", "file:///var/x?size=1TiB"]
     assert parse_tiers(" , ".join(urls)) == urls
     assert parse_tiers("") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [
+        ("", {"AWS_ENDPOINT_URL": "http://{}"}),
+        ("", {"AWS_ENDPOINT_URL_S3": "http://{}"}),
+        ("&endpoint=HTTP://{}", {}),
+        ("&endpoint=http://{}&allow_http=true", {}),
+        ("&aws_endpoint=http://{}", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}),
+        ("&endpoint=http://{}", {"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}),
+        ("", {"AWS_ENDPOINT_URL": "http://{}", "http_proxy": "http://127.0.0.1:9"}),
+    ],
+)
+def test_a_store_that_speaks_plain_http_is_found(s3, tmp_path, monkeypatch, options, environment):
+    host = s3.removeprefix("http://")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value.format(host))
+    tier = make_tier(f"s3://bucket/{tmp_path.name}?size=1MiB{options.format(host)}")
+    tier.put(address(1), b"file")
+    assert bytes(tier.get(address(1), MOST)) == b"file"
+
+
+@pytest.mark.parametrize("option", ["proxy_url=http://127.0.0.1:9", "bogus=1"])
+def test_an_option_that_the_store_does_not_take_is_said(s3, option):
+    """Also where the store's Rust code panics, which Python does not see as an Exception."""
+    with pytest.raises(TierConfigError, match=r"tier s3://bucket.*: \w+"):
+        make_tier(f"s3://bucket/x?size=1GiB&endpoint={s3}&{option}")

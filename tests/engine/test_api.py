@@ -96,7 +96,7 @@ def test_a_stream_ends_with_the_report(server: TesseraServer, text: Text) -> Non
     events = stream_events(server, "/v1/rag/chat", body)
     streamed = "".join(c["delta"].get("content") or "" for event in events for c in event["choices"])
     assert streamed == answer["choices"][0]["message"]["content"]
-    assert events[-1]["choices"] == []
+    assert all(event["choices"] for event in events)  # many clients read choices[0] of every event
     assert events[-1]["cache"]["chunks"][0]["status"] == "hit"
     assert not any("cache" in event for event in events[:-1])
 

@@ -343,3 +343,22 @@ def wrong_type():
     except RegistryError as error:
         if "WRONGTYPE" not in str(error):
             raise
+
+
+@pytest.mark.parametrize("call", ["beat", "publish", "begin_fills"])
+async def test_a_primary_that_became_a_replica_loses_its_connections(redis_registry, redis_server, call):
+    """Otherwise writes are refused for as long as the connection lasts, although the name leads to a new primary."""
+    calls = {
+        "beat": lambda: redis_registry.beat(replica(1)),
+        "publish": lambda: redis_registry.publish(replica(1).id, {key(1): holding(10)}),
+        "begin_fills": lambda: redis_registry.begin_fills(replica(1).id, [key(1)]),
+    }
+    await calls[call]()
+    own = [each["id"] for each in redis_server.client.client_list() if each["cmd"] != "client|list"]
+    assert len(own) == 1
+    redis_server.client.replicaof("127.0.0.1", "9")
+    with pytest.raises(RegistryError, match="read only replica"):
+        await calls[call]()
+    redis_server.client.replicaof("NO", "ONE")
+    await calls[call]()
+    assert own[0] not in [each["id"] for each in redis_server.client.client_list()]

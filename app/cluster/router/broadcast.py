@@ -13,6 +13,7 @@ from app.cluster.router.directory import Directory
 from app.cluster.router.forwarding import REPLICA_HEADER, forwarded
 from app.cluster.router.proxy import Proxy, unavailable
 from app.http.bodies import read_body
+from app.http.refusals import refusal
 from replicas.registry import Replica
 
 _TIMEOUT_S = 30.0
@@ -27,6 +28,9 @@ class Broadcast:
         self._proxy = proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            words = "the router passes no WebSockets on: connect to one of the replicas (GET /v1/cluster)"
+            return await refusal(HTTPStatus.NOT_IMPLEMENTED, "not_implemented", words)(scope, receive, send)
         if not concerns_all(scope):
             return await self._proxy(scope, receive, send)
         body = await read_body(receive)
@@ -54,7 +58,7 @@ def concerns_all(scope: Scope) -> bool:
     """Whether a request is for every replica: clears, deletes or pins, naming no replica."""
     if any(name == REPLICA_HEADER for name, _ in scope["headers"]):
         return False
-    method, path = scope["method"], scope["path"]
+    method, path = scope.get("method"), scope["path"]  # a WebSocket has none
     return (method, path) == ("POST", "/v1/cache/clear") or (
         method in ("DELETE", "PATCH") and path.startswith("/v1/rag/chunks/")
     )

@@ -91,6 +91,8 @@ def test_text_without_the_separator_is_the_question_unchanged():
     assert split_by_separator(" why? ", " # # ", "p") == ([], " why? ")
 
 
-def test_an_empty_chunk_between_separators_is_refused():
-    with refused("messages.0.content", "text is empty"):
-        split_by_separator("one | | why?", "|", "messages.0.content")
+@pytest.mark.parametrize("text", ["one||why?", "|one|why?", "one | \n| why?"])
+def test_an_empty_piece_between_separators_is_no_chunk(text):
+    documents, question = split_by_separator(text, "|", "messages.0.content")
+    assert ([each.text.strip() for each in documents], question) == (["one"], "why?")
+    assert split_by_separator("||why?", "|", "messages.0.content") == ([], "why?")

@@ -135,11 +135,13 @@ class TestChatEndpoints:
         with refused("documents.1.text", "text is empty"):
             extract({field: [user("why?")], "documents": ["one", {"text": ""}]}, None)
 
-    def test_an_empty_chunk_names_its_message(self, extract, field):
-        with refused(f"{field}.1.content", "text is empty"):
-            extract({field: [user("why?"), user("one||why?")]}, "|")
-        with refused(f"{field}.0.content.1.text", "text is empty"):
-            extract({field: [user([{"type": "image"}, text("|why?")])]}, "|")
+    def test_an_empty_piece_is_no_chunk(self, extract, field):
+        assert extract({field: [user("one||why?")]}, "|").documents == [A]
+        assert extract({field: [user([{"type": "image"}, text("|why?")])]}, "|").documents == []
+
+    def test_a_bad_chunk_names_its_message(self, extract, field):
+        with refused(f"{field}.0.content.1.text", "not Unicode text"):
+            extract({field: [user([{"type": "image"}, text("\ud800|why?")])]}, "|")
 
 
 class TestResponses:
@@ -198,9 +200,8 @@ class TestCompletion:
         with refused("cache", "no text that chunks could belong to"):
             from_completion({"prompt": prompt, "cache": {"separator": "|"}}, None)
 
-    def test_an_empty_chunk_is_refused(self):
-        with refused("prompt", "text is empty"):
-            from_completion({"prompt": "sys| |why?"}, "|")
+    def test_an_empty_piece_is_no_chunk(self):
+        assert from_completion({"prompt": "sys| |one||why?"}, "|").documents == [A]
 
 
 class TestAnthropic:

@@ -51,26 +51,28 @@ class Stream:
         return fed
 
 
-@pytest.mark.parametrize("report_before", [1, 2])
-def test_completions_get_the_report_just_before_done(report_before):
-    stream, events = Stream(), [chunk("a"), chunk("b"), DONE]
-    *passed, last = stream.feed(*events, report_before=report_before)
-    assert passed == events[:2]
-    assert last.endswith(DONE)
-    assert data(last.removesuffix(DONE)) == {
-        "id": "c1",
-        "object": "chat.completion.chunk",
-        "created": 5,
-        "model": "m",
-        "choices": [],
-        "cache": stream.report.to_dict(),
-    }
+def finish(text: str = "", reason: str = "stop", **fields) -> str:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason}
+    return f"data: {json.dumps({'id': 'c1', 'choices': [choice], **fields})}\n\n"
 
 
-def test_the_report_event_has_no_content_of_the_event_it_follows():
-    stream = Stream()
-    last = stream.feed(chunk("a", usage={"total_tokens": 3}, system_fingerprint="f"), DONE, report_before=1)[-1]
-    assert data(last.removesuffix(DONE)).keys() == {"id", "object", "created", "model", "choices", "cache"}
+USAGE = f"data: {json.dumps({'id': 'c1', 'choices': [], 'usage': {'total_tokens': 3}})}\n\n"
+
+
+@pytest.mark.parametrize("more", [[], [USAGE]])
+def test_completions_get_the_report_in_the_event_that_ends_the_choice(more):
+    """No event is added: clients read `choices[0]` of each that they did not ask for otherwise."""
+    stream, events = Stream(), [chunk("a"), finish("b"), *more, DONE]
+    first, last, *rest = stream.feed(*events, report_before=1)
+    assert [first, *rest] == [events[0], *events[2:]]
+    assert data(last) == {**data(events[1]), "cache": stream.report.to_dict()}
+
+
+def test_of_several_choices_one_carries_the_report():
+    events = [finish("a"), finish("b"), finish("c", "length"), DONE]
+    fed = Stream().feed(*events, report_before=1)
+    assert [fed[0], *fed[2:]] == [events[0], *events[2:]]
+    assert "cache" in data(fed[1])
 
 
 @pytest.mark.parametrize("name", ["message_stop", "response.completed"])
@@ -84,7 +86,7 @@ def test_other_schemas_get_the_report_in_their_last_event(name):
     assert data(last) == {"type": name, "response": {"id": "r"}, "kv_transfer_params": report}
 
 
-@pytest.mark.parametrize("events", [[chunk("a"), DONE], [named("start"), named("message_stop")], [DONE], [""]])
+@pytest.mark.parametrize("events", [[finish("a"), DONE], [named("start"), named("message_stop")], [DONE], [""]])
 def test_without_a_report_nothing_changes(events):
     assert Stream().feed(*events, report_before=99) == events
 
@@ -94,6 +96,13 @@ def test_without_a_report_nothing_changes(events):
     [
         chunk("data: [DONE]"),
         chunk('"message_stop"'),
+        chunk('{"finish_reason": "stop"}'),
+        chunk("a", finish_reason="stop"),
+        finish(reason=""),
+        'data: {"choices": [{"finish_reason": null}, 7, null]}\n\n',
+        'data: {"choices": {"finish_reason": "stop"}}\n\n',
+        'data: [{"finish_reason": "stop"}]\n\n',
+        DONE,
         chunk("data: {"),
         ": ping\n\n",
         "event: ping\ndata: {}\n\n",
@@ -148,24 +157,24 @@ def parts(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 def with_report(events: list[tuple[bytes, bytes]], field: str, report: dict) -> Iterator[tuple[bytes, object]]:
     """Expected events."""
-    identity = None
+    is_reported = False
     for name, payload in events:
         try:
             parsed = json.loads(payload)
         except (ValueError, RecursionError):
             parsed = None
-        if payload == b"[DONE]" and identity is not None:
-            yield b"", {**identity, "choices": [], field: report}
-        is_last = name in (b"message_stop", b"response.completed") and isinstance(parsed, dict)
-        yield name, {**parsed, field: report} if is_last else payload
-        if identity is None and isinstance(parsed, dict) and not is_last:
-            identity = {key: parsed[key] for key in ("id", "object", "created", "model") if key in parsed}
+        is_last = isinstance(parsed, dict) and (
+            name in (b"message_stop", b"response.completed") or parsed.get("choices") == [{"finish_reason": "stop"}]
+        )
+        yield name, {**parsed, field: report} if is_last and not is_reported else payload
+        is_reported |= is_last
 
 
 line_ends = st.sampled_from([b"\n", b"\r\n", b"\r"])
 names = st.sampled_from([b"message_stop", b"response.completed", b"message_stop_soon", b"ping", b""])
 payloads = st.one_of(
     st.just(b"[DONE]"),
+    st.just(b'{"choices": [{"finish_reason": "stop"}]}'),
     json_values.map(lambda value: json.dumps(value, ensure_ascii=True).encode()),
     st.fixed_dictionaries({"id": st.text(), "text": st.text(alphabet="aé東😀")}).map(
         lambda value: json.dumps(value, ensure_ascii=False).encode()
@@ -218,5 +227,5 @@ def test_an_event_without_an_end_is_not_kept(part, monkeypatch):
         fed += stream.inserter.feed(part)
         assert len(stream.inserter._rest) <= 1000 + len(part)
     assert fed + stream.inserter.end() == 2000 * part
-    *_, after = stream.feed("\n\n", chunk("a"), DONE, report_before=0)
-    assert '"choices": [], "cache"' in after
+    *_, after, _ = stream.feed("\n\n", finish("a"), DONE, report_before=0)
+    assert "cache" in data(after)

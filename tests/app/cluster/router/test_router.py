@@ -2,6 +2,7 @@
 """The router from the perspective of clients, replicas and operators."""
 
 import asyncio
+import json
 import random
 import signal
 import subprocess
@@ -10,6 +11,8 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from app.documents.request_documents import wanted_documents
 from cache.segments.holdings import Holding, Tier
@@ -330,3 +333,14 @@ def test_a_stopped_router_exits_with_0(sent, tmp_path):
     finally:
         status = router.stop(sent)
     assert status == 0
+
+
+async def test_a_web_socket_is_refused_in_words(cluster):
+    """With the status and message of a refusal, before the connection is upgraded; the router goes on."""
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(cluster.url.replace("http:", "ws:") + "/v1/realtime"):
+            pass
+    error = json.loads(refused.value.response.body)["error"]
+    assert (refused.value.response.status_code, error["reason"]) == (501, "not_implemented")
+    assert "connect to one of the replicas" in error["message"]
+    assert (await cluster.client.get("/health")).status_code == 200

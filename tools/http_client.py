@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP clients that ask this machine directly, whatever proxy the environment names."""
+
+import ipaddress
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL's host is this machine, by name or number."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def http_client(url: str, **options: Any) -> httpx.Client:
+    """A client for the server at ``url``."""
+    return httpx.Client(base_url=url, trust_env=not is_loopback(url), **options)
+
+
+def async_http_client(url: str, **options: Any) -> httpx.AsyncClient:
+    """As :func:`http_client`, for an event loop."""
+    return httpx.AsyncClient(base_url=url, trust_env=not is_loopback(url), **options)
