@@ -3,15 +3,28 @@
 
 import argparse
 import errno
+import sys
+from typing import Final
 
 from pydantic import ValidationError
 
 from tools.progress import first_line
 
+_USAGE: Final = """\
+usage: {} [MODEL] [flags]
+
+Serve a model with the chunk cache. Each flag is also TESSERA_<NAME> in the environment."""
+_MORE: Final = """
+Every flag of vllm serve works too: --help=all, --help=GROUP, --help=listgroup. Details: docs/operations.md."""
+
 
 def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespace:
-    """Parses the flags of ``tessera serve``, including vLLM's. Exits with 2 for an unknown flag."""
-    from app.settings import add_flags, add_missing_flags
+    """Parses the flags of ``tessera serve``, including vLLM's. Exits with 2 for an unknown flag, with 0 after help."""
+    from app.settings import add_flags, add_missing_flags, flag_lines
+
+    if {"-h", "--help"} & set(arguments):
+        print(_USAGE.format(prog), *flag_lines(), _MORE, sep="\n")
+        sys.exit(0)
     from engine_ext.wire.vllm_compat import (
         FlexibleArgumentParser,
         cli_env_setup,

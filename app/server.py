@@ -42,7 +42,6 @@ from app.settings import Settings
 from cache.positions.strategy import ChunkTokens, DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.chunks.cache_off import CacheOff
-from engine_ext.chunks.fills import FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
 from engine_ext.start.memory import set_cpu_defaults
@@ -199,18 +198,14 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
     return ChunkCacheOptions(
         enabled=settings.chunk_cache,
         pool_bytes=int(settings.chunk_cache_memory),
-        page_tokens=settings.chunk_cache_page_tokens,
         placement=settings.chunk_cache_placement,
         strategy=_strategy(settings, profile),
         window=settings.chunk_window,
-        hash_algorithm=settings.chunk_cache_hash,
         eviction=settings.chunk_cache_eviction,
-        max_pinned_share=settings.chunk_cache_max_pinned,
-        fill_limits=FillLimits(settings.chunk_cache_max_fills, settings.chunk_cache_max_queued_fills),
         tiers=tuple(parse_tiers(settings.chunk_cache_tiers or "")),
         tier_timeout_s=settings.chunk_cache_tier_timeout,
-        scoring=settings.scoring(),
-        decoding=settings.decoding(),
+        scoring_layers=settings.scoring_layers(),
+        decode_budget=settings.decode_sparse_budget,
         shares=settings.registry is not None and settings.peer_secret is not None,
     )
 

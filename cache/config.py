@@ -2,30 +2,24 @@
 """Configuration of one chunk cache."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from cache.eviction.policies import EvictionPolicyName
-
-HashAlgorithm = Literal["xxh3_128", "sha256"]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkCacheConfig:
     """Static configuration of a :class:`~cache.manager.ChunkCacheManager`.
 
-    The pool has ``num_pages`` pages of ``page_tokens`` tokens each; their memory belongs to the engine.
-    ``page_bytes`` (on all workers together) is for statistics and costs. ``fingerprint`` identifies everything that
-    changes a token's KV besides the tokens before it (model, dtype, RoPE parameters, parallel sizes), so that keys of
-    two engines never match. ``block_order`` names the memory order of the engine's own blocks, which other engines
-    may read. At most ``max_pinned_share`` of the pool can be pinned.
+    The pool has ``num_pages`` pages of ``page_tokens`` tokens each; their memory belongs to the engine. ``page_bytes``
+    (on all workers together) is for statistics and costs. ``fingerprint`` identifies everything that changes a token's
+    KV besides the tokens before it (model, dtype, RoPE parameters, parallel sizes), so that keys of two engines never
+    match. ``block_order`` names the memory order of the engine's own blocks, which other engines may read.
     """
 
     num_pages: int
     page_tokens: int
     fingerprint: str
-    hash_algorithm: HashAlgorithm = "xxh3_128"
     eviction: EvictionPolicyName = "s3fifo"
-    max_pinned_share: float = 0.9
     page_bytes: int = 0
     block_order: str = ""
 

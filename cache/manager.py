@@ -57,7 +57,7 @@ class ChunkCacheManager:
         on_id: Callable[[ChunkName], None] = _ignore,
     ) -> None:
         self.config = config
-        self.hasher = ChunkHasher(config.fingerprint, config.hash_algorithm)
+        self.hasher = ChunkHasher(config.fingerprint)
         self.pool = ChunkBlockPool(config.num_pages)
         self.index = ChunkHashIndex()
         self.ids = ChunkIds(on_id)
@@ -74,7 +74,7 @@ class ChunkCacheManager:
         self._leases: set[Lease] = set()
         self._filling: set[ChunkKVCache] = set()
         self._detached: set[ChunkKVCache] = set()
-        self._pins = Pins(config.num_pages, config.max_pinned_share)
+        self._pins = Pins(config.num_pages)
         self._books = Books(
             config, self.pool, self.index, self.usage, self._pins, self._leases, self._filling, self._detached
         )

@@ -3,26 +3,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-PolicyName = Literal["attention", "mean", "channels", "signs"]
-"""Names of :data:`kernels.selection.POLICIES`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How chunks are scored: by a policy, in some layers; ``None``: in one at three fifths of the model's depth."""
-
-    policy: PolicyName = "attention"
-    layers: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingBudget:
-    """Tokens that a generated token attends to, in whole blocks that a policy scores."""
-
-    tokens: int
-    policy: PolicyName
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-_MEAN_TOKENS: Final = 32
 _CHANNELS: Final = 0.25
 
 Representation = Mapping[str, Tensor]
@@ -47,23 +46,8 @@ class AttentionPolicy(SelectionPolicy):
         return query @ kept["keys"].float().transpose(1, 2)
 
 
-class MeanPolicy(SelectionPolicy):
-    """Mean keys of 32 tokens each, as in ESA's and GSA's blocks."""
-
-    name = "mean"
-
-    def represent(self, keys: Tensor) -> Representation:
-        """Means, heads first."""
-        means = [piece.float().mean(0) for piece in torch.split(keys, _MEAN_TOKENS)]
-        return {"keys": torch.stack(means, 1).to(keys.dtype)}
-
-    def logits(self, query: Tensor, kept: Representation) -> Tensor:
-        """Products with each mean."""
-        return query @ kept["keys"].float().transpose(1, 2)
-
-
 class ChannelsPolicy(SelectionPolicy):
-    """The quarter of each head's channels whose keys are largest, as KVStar has it."""
+    """The quarter of each head's channels whose keys are largest, as in KVStar."""
 
     name = "channels"
 
@@ -80,25 +64,10 @@ class ChannelsPolicy(SelectionPolicy):
         return chosen @ kept["keys"].float().transpose(1, 2)
 
 
-class SignsPolicy(SelectionPolicy):
-    """Each key's signs and length: one bit for each dimension, after GSA on devices (HATA, KVComp)."""
-
-    name = "signs"
-
-    def represent(self, keys: Tensor) -> Representation:
-        """Signs as bytes, and keys' lengths over the root of their dimensions; heads first."""
-        heads = keys.transpose(0, 1).float()
-        return {"signs": heads.signbit(), "lengths": heads.norm(dim=-1) / keys.shape[2] ** 0.5}
-
-    def logits(self, query: Tensor, kept: Representation) -> Tensor:
-        """Products with the signs, times the keys' lengths."""
-        signs = 1 - 2 * kept["signs"].float()
-        return query @ signs.transpose(1, 2) * kept["lengths"][:, None]
-
-
 POLICIES: Final[Mapping[str, SelectionPolicy]] = {
-    policy.name: policy for policy in (AttentionPolicy(), MeanPolicy(), ChannelsPolicy(), SignsPolicy())
+    policy.name: policy for policy in (AttentionPolicy(), ChannelsPolicy())
 }
+"""``attention`` scores chunks, ``channels`` blocks for generated tokens."""
 
 
 def shares(policy: SelectionPolicy, queries: Sequence[Tensor], kept: Sequence[Representation], scale: float) -> Tensor:

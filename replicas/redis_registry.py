@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registry in Redis 7 or Valkey, for replicas and routers on many machines.
 
-Keys, behind a prefix: ``replicas``, a set of replica ids; ``r:<id>``, a heartbeat as JSON that expires with its lease;
-``d:<digest>``, a hash of claims, from the id of a replica or a storage to tier and tokens, in binary for Redis to pack;
-``f:<digest>``, the id of the replica that computes a document, short-lived. Claims outlive their replicas, but readers
-ignore claims without a heartbeat, and the keys expire.
+Keys, behind :data:`PREFIX`: ``replicas``, a set of replica ids; ``r:<id>``, a heartbeat as JSON that expires with its
+lease; ``d:<digest>``, a hash of claims, from the id of a replica or a storage to tier and tokens, in binary for Redis
+to pack; ``f:<digest>``, the id of the replica that computes a document, short-lived. Claims outlive their replicas, but
+readers ignore claims without a heartbeat, and the keys expire. Clusters that share a Redis have a database each.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from redis.exceptions import ReadOnlyError, RedisError
 from cache.segments.holdings import DocumentKey, Holding, Tier
 from replicas.registry import FILL_S, Claim, Found, RegistryError, Replica
 
+PREFIX = b"tessera:"
 CLAIM_TTL_S = 3600
 """Lifetime of a claim that its replica does not repeat."""
 BATCH = 500
@@ -34,15 +35,17 @@ _EARLIER_HOLDING = struct.Struct("<BIQ")
 
 
 class RedisRegistry:
-    """A :class:`replicas.registry.Registry`; each round trip takes at most ``timeout_s``."""
+    """A :class:`replicas.registry.Registry`; each round trip takes at most ``timeout_s``.
 
-    def __init__(self, url: str, *, prefix: str = "tessera:", timeout_s: float = 0.1, lease_s: float = 5.0) -> None:
+    A replica without a heartbeat for ``lease_s`` counts as gone.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 0.1, lease_s: float = 5.0) -> None:
         """Connects on first use. Raises ``ValueError`` for a URL that is not a Redis URL."""
         self.num_invalid = 0
         """Malformed entries ignored so far."""
         self._timeout_s = timeout_s
         self._lease_ms = int(lease_s * 1000)
-        self._prefix = prefix.encode()
         self._ids: tuple[bytes, ...] = ()
         # Without timeouts of its own: with them the client awaits asyncio.wait_for, which in Python 3.11 may swallow a
         # cancellation, so that a server would not stop. `_round_trip` limits the time.
@@ -163,16 +166,16 @@ class RedisRegistry:
 
     @property
     def _replicas(self) -> bytes:
-        return self._prefix + b"replicas"
+        return PREFIX + b"replicas"
 
     def _heartbeat(self, id: bytes) -> bytes:
-        return self._prefix + b"r:" + id
+        return PREFIX + b"r:" + id
 
     def _claims(self, document: DocumentKey) -> bytes:
-        return self._prefix + b"d:" + document.digest
+        return PREFIX + b"d:" + document.digest
 
     def _filler(self, document: DocumentKey) -> bytes:
-        return self._prefix + b"f:" + document.digest
+        return PREFIX + b"f:" + document.digest
 
 
 def _unpacked(value: bytes) -> Holding:

@@ -32,7 +32,7 @@ A sparse request keeps some chunks (`score` with `kept`): the others' K and V ar
 chooses by `shares`: attention of the question, read behind the system segment alone, to each chunk's K.
 
 A generated token may read some blocks of the row (`score` with `blocks`): the first, the last two, and for each KV
-head those between that its own query attends to most. Answers are read token by token.
+head those between that its own query attends to most, in a quarter of the channels. Answers are read token by token.
 
 Scope `isolated` is `score` with an `opening`: each chunk's K and V are computed behind the opening alone, and K is
 then moved to the chunk's place in the strategy; the system segment is computed alone, at position 0.
@@ -75,15 +75,18 @@ def catch(module, query, key, value, attention_mask, scaling, caught, **_):
 ALL_ATTENTION_FUNCTIONS.register("caught", catch)
 
 
-def attend_to_blocks(module, query, key, value, attention_mask, scaling, size, number, policy, **_):
-    """One token's attention, [1, 1, heads, size], to `number` blocks of `size` tokens for each KV head."""
+def attend_to_blocks(module, query, key, value, attention_mask, scaling, size, number, **_):
+    """One token's attention, [1, 1, heads, size], to `number` blocks of `size` tokens for each KV head.
+
+    Blocks are chosen by the quarter of their channels with the largest keys.
+    """
     kv_heads, length = key.shape[1:3]
     count = -(-length // size)
     read = torch.ones(kv_heads, count, dtype=torch.bool)
     if count > number:
         between = key[0, :, size : (count - 2) * size].unflatten(1, (-1, size))
-        if policy == "mean":
-            between = between.unflatten(2, (-1, 32)).mean(3)
+        small = between.abs().mean(2, keepdim=True).topk(3 * key.shape[3] // 4, largest=False).indices
+        between = between.scatter(3, small.expand(-1, -1, size, -1), 0)
         queries = query[0].reshape(kv_heads, 1, -1, key.shape[3]) * scaling
         masses = (queries @ between.transpose(2, 3)).logsumexp(-1)  # [KV heads, blocks, heads of each]
         best = masses.softmax(1).mean(2).topk(number - 3).indices

@@ -14,6 +14,9 @@ from app.http.refusals import refusal
 
 logger = logging.getLogger(__name__)
 
+CLIENT_TIMEOUT_S = 60.0
+"""Time without progress after which a client that neither sends nor reads is disconnected."""
+
 
 class _TooLargeError(Exception):
     pass
@@ -22,7 +25,7 @@ class _TooLargeError(Exception):
 class ClientLimitsMiddleware:
     """Refuses large (413) and slow (408) bodies, and ends responses that nobody reads.
 
-    The limits are in the application's state (``tessera_settings``).
+    The largest size is in the application's state (``tessera_settings``).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -36,17 +39,17 @@ class ClientLimitsMiddleware:
             declared = Headers(scope=scope).get("content-length", "")
             if declared.isdigit() and int(declared) > settings.max_body_size:
                 raise _TooLargeError
-            body = await read_body(_limited(receive, settings))
+            body = await read_body(_limited(receive, settings.max_body_size))
         except _TooLargeError:
             words = f"the body is larger than {settings.max_body_size.human_readable()} (--max-body-size)"
             answer = refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", words, headers=_CLOSE)
             return await answer(scope, receive, send)
         except TimeoutError:
-            words = f"nothing of the body came for {settings.client_timeout:g} s (--client-timeout)"
+            words = f"nothing of the body came for {CLIENT_TIMEOUT_S:g} s"
             answer = refusal(HTTPStatus.REQUEST_TIMEOUT, "client_too_slow", words, headers=_CLOSE)
             return await answer(scope, receive, send)
         if body is not None:
-            connection = _Connection(replay(body, receive), send, settings.client_timeout)
+            connection = _Connection(replay(body, receive), send, CLIENT_TIMEOUT_S)
             await self._app(scope, connection.receive, connection.send)
         return None
 
@@ -87,15 +90,15 @@ class _Connection:
 _CLOSE = {"connection": "close"}
 
 
-def _limited(receive: Receive, settings: AccessSettings) -> Receive:
+def _limited(receive: Receive, max_bytes: int) -> Receive:
     num_bytes = 0
 
     async def limited() -> Message:
         nonlocal num_bytes
-        async with asyncio.timeout(settings.client_timeout):
+        async with asyncio.timeout(CLIENT_TIMEOUT_S):
             message = await receive()
         num_bytes += len(message.get("body", b""))
-        if num_bytes > settings.max_body_size:
+        if num_bytes > max_bytes:
             raise _TooLargeError
         return message
 

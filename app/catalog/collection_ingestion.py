@@ -57,9 +57,9 @@ class CollectionIngestion:
         self._collections = collections
         self._about = about
 
-    async def store(self, files: Sequence[GivenFile], max_bytes: int) -> list[FileResult]:
-        """Stores the files that have changed, of ``max_bytes`` at most. Raises :class:`CollectionStorageError`."""
-        return [await self._stored(file, max_bytes) for file in files]
+    async def store(self, files: Sequence[GivenFile]) -> list[FileResult]:
+        """Stores the files that have changed. Raises :class:`CollectionStorageError`."""
+        return [await self._stored(file) for file in files]
 
     async def compute(self, results: Sequence[FileResult]) -> Lines | ErrorResponse:
         """Computes the passages of stored files. Yields a line per file, one per passage, and the summary."""
@@ -80,10 +80,7 @@ class CollectionIngestion:
         if known is not None and (keys := Catalog(self._manager, None).drop_ids(namespace, ids)):
             await self._engine.cache.drop_from_tiers(keys, namespace)
 
-    async def _stored(self, file: GivenFile, max_bytes: int) -> FileResult:
-        if len(file.content) > max_bytes:
-            words = f"the file is larger than {max_bytes} bytes (--split-max-bytes)"
-            return FileResult(file.name, "failed", None, words)
+    async def _stored(self, file: GivenFile) -> FileResult:
         digest = sha256(file.content).hexdigest()
         before = await asyncio.to_thread(self._collections.record, self._about, file.name)
         if before is not None and before.is_of(digest, self._about.max_tokens):

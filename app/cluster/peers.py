@@ -51,7 +51,7 @@ class Peers:
         costs: Costs,
         headers: dict[str, str],
         *,
-        wait_s: float,
+        wait_s: float = 5.0,
         is_eager: bool = False,
     ) -> None:
         """``own_id`` returns ``None`` while the registry is lost, ``transfers`` once sharing has ended.

@@ -41,12 +41,7 @@ async def registered(
     if settings.registry is None:
         yield
         return
-    registry = RedisRegistry(
-        settings.registry,
-        prefix=settings.registry_prefix,
-        timeout_s=settings.registry_timeout,
-        lease_s=settings.registry_lease,
-    )
+    registry = RedisRegistry(settings.registry)
     state.tessera_registry = registry
     publisher = Publisher(registry, _description(state, engine, args, settings), engine.cache.holdings)
     collector = _PublisherCollector(publisher)
@@ -84,7 +79,6 @@ async def _fetching(
             lambda: cache.transfers,
             cache.costs,
             headers,
-            wait_s=settings.peer_wait,
             is_eager=settings.role == "decode",
         )
         with cache.fills.also_from(peers), ExitStack() as stack:

@@ -111,6 +111,4 @@ def ingress_app() -> Starlette:
 
 
 def _registry(options: Options) -> RedisRegistry | None:
-    if options.registry is None:
-        return None
-    return RedisRegistry(options.registry, prefix=options.registry_prefix, timeout_s=options.registry_timeout)
+    return None if options.registry is None else RedisRegistry(options.registry)

@@ -30,8 +30,6 @@ class Options(BaseModel):
     num_replicas: int | Literal["auto"] | None = Field(None, description="replicas of the engine; auto: Ray's choice")
     flags: Mapped = Field(default_factory=dict, description="other flags of tessera serve, with or without dashes")
     registry: str | None = Field(None, description="as --registry of tessera serve; default: routing by hash and load")
-    registry_prefix: str = Field("tessera:", description="as --registry-prefix")
-    registry_timeout: float = Field(0.1, gt=0, le=10, description="as --registry-timeout")
     chunk_separator: str | None = Field(None, min_length=1, description="as --chunk-separator")
     chunk_scope: ScopeName = Field("system", description="as --chunk-scope")
     engine: Mapped = Field(default_factory=dict, description="Ray's options of the engine's deployment")
@@ -73,7 +71,7 @@ class Options(BaseModel):
         return int(flags.get("tensor_parallel_size", 1))
 
 
-_SHARED = ("registry", "registry_prefix", "registry_timeout", "chunk_separator", "chunk_scope")
+_SHARED = ("registry", "chunk_separator", "chunk_scope")
 # Both sides need the shared ones. The others have no use here, since Ray names and reaches replicas: without an address
 # of their own, none can fetch what another one has computed.
 _NOT_AMONG_FLAGS = {*_SHARED, "model", "host", "port", "replica_name", "advertise_url", "role"}

@@ -3,7 +3,7 @@
 
 import json
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse
@@ -14,11 +14,13 @@ from app.documents.document import BadRequestError
 from app.documents.rag_request import IngestRequest
 from app.http.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, SegmentList
 from app.http.openapi import JsonLines, answers
-from app.routes.dependencies import AppState, CallersCatalog, Engine, Manager, RequestSettings
+from app.routes.dependencies import AppState, CallersCatalog, Engine, Manager
 from app.routes.errors import DocumentsRoute, error_response
 from engine_ext.wire.vllm_compat import ErrorResponse
 
 router = APIRouter(prefix="/v1/rag/chunks", tags=["Chunks"], route_class=DocumentsRoute)
+MOST_CHUNKS: Final = 5000
+"""Chunks that one call may bring."""
 Key = Annotated[str, Path()]
 
 
@@ -44,25 +46,23 @@ def _links(key: str) -> dict[str, Any]:
         links=_links("0/key"),
     ),
 )
-async def ingest(
-    request: IngestRequest, state: AppState, settings: RequestSettings, manager: Manager
-) -> JsonLines | JSONResponse:
+async def ingest(request: IngestRequest, state: AppState, manager: Manager) -> JsonLines | JSONResponse:
     """Answers with JSON lines: one per finished chunk, with progress, then a summary.
 
     A chunk with an ``id`` is registered under it, in its namespace, for as long as it is cached: requests may then send
     ``{"id": …}`` alone. Finished chunks stay when the call is interrupted. The last call that names a chunk determines
     its ``pin`` and ``ttl_s``.
     """
-    _check_number(len(request.chunks), settings.chunk_max_per_call)
+    _check_number(len(request.chunks))
     lines = await ingestion_of(request, state, manager)
     if isinstance(lines, ErrorResponse):
         return error_response(lines)
     return JsonLines(json.dumps(line) + "\n" async for line in lines)
 
 
-def _check_number(number: int, most: int) -> None:
-    if not 1 <= number <= most:
-        raise BadRequestError(f"a call may bring 1 to {most} chunks (--chunk-max-per-call), not {number}", "chunks")
+def _check_number(number: int) -> None:
+    if not 1 <= number <= MOST_CHUNKS:
+        raise BadRequestError(f"a call may bring 1 to {MOST_CHUNKS} chunks, not {number}", "chunks")
 
 
 @router.get(
@@ -114,7 +114,7 @@ class ChunkChange(BaseModel):
     responses=answers(CachedSegment, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 async def change_chunk(key: Key, change: ChunkChange, catalog: CallersCatalog) -> dict[str, Any]:
-    """Keeps the time to live. 409 if too much would be pinned (``--chunk-cache-max-pinned``)."""
+    """Keeps the time to live. 409 if too much would be pinned (nine tenths of the pool)."""
     return catalog.describe(catalog.pin(key, pinned=change.pinned))
 
 

@@ -68,7 +68,7 @@ async def ingest_files(
     collections, default = retrieval.collections, min(DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
     about = await asyncio.to_thread(collections.begin, _own(namespace), name, system, max_tokens, default)
     ingestion = CollectionIngestion(state, manager, collections, about)
-    results = await ingestion.store([await _given(file) for file in files], settings.split_max_bytes)
+    results = await ingestion.store([await _given(file) for file in files])
     if all(result.record is None for result in results):
         raise BadRequestError("; ".join(f"{each.file}: {each.error}" for each in results), "files")
     lines = await ingestion.compute(results)

@@ -46,7 +46,7 @@ async def split(
     """The body is the file. Markdown is split at its headings, which become titles; other text at paragraphs.
 
     Without ``tokens``, the chunks are valid for ``/v1/rag/chat`` and ``/v1/rag/chunks``. An ``id`` depends on the
-    chunk's content. 415 for another type of file, 413 for a file that is too large.
+    chunk's content. 415 for another type of file.
     """
     limit = min(max_tokens or DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
     suffix = PurePath(filename).suffix.lower()
@@ -55,26 +55,13 @@ async def split(
             f"{filename!r} can't be split; supported types: {', '.join(SUFFIXES)}",
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         )
-    file = await _body(request, settings.split_max_bytes)
+    file = await request.body()
     async with _SPLITTING:
         text = await _text(file, suffix)
         chunks = await asyncio.to_thread(_chunks, text, suffix, filename, limit, renderer.num_tokens)
     if not chunks:
         raise VLLMValidationError(f"there is no text in {filename!r}", parameter="body")
     return {"chunks": chunks}
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """The file, read no further than ``limit`` bytes."""
-    parts, length = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        length += len(part)
-        if length > limit:
-            raise GracefulHTTPError(
-                f"the file is larger than {limit} bytes (--split-max-bytes)", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            )
-    return b"".join(parts)
 
 
 async def _text(file: bytes, suffix: str) -> str:

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pinned entries, which are never evicted."""
 
+from typing import Final
+
 from cache.errors import CapacityError
 from cache.segments.index import ChunkKVCache
 
+MAX_PINNED_SHARE: Final = 0.9
+"""Share of the pool that can be pinned, so that others keep working."""
+
 
 class Pins:
-    """Counts pinned pages, at most ``limit`` of ``total``, so that others keep working."""
+    """Counts pinned pages of ``total``."""
 
-    def __init__(self, total: int, max_share: float) -> None:
+    def __init__(self, total: int) -> None:
         self.num_pages = 0
         self._total = total
-        self._limit = int(total * max_share)
+        self._limit = int(total * MAX_PINNED_SHARE)
 
     def pin(self, entry: ChunkKVCache) -> None:
         """Pins an entry; raises :class:`CapacityError` if too little would be left."""

@@ -5,9 +5,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import xxhash
+from xxhash import xxh3_128_digest
 
-from cache.config import HashAlgorithm
 from cache.positions.layout import PackedTokens
 
 
@@ -42,9 +41,8 @@ class CacheScope(NamedTuple):
 class ChunkHasher:
     """Hashes token ids into keys, one engine fingerprint mixed into each."""
 
-    def __init__(self, fingerprint: str, algorithm: HashAlgorithm = "xxh3_128") -> None:
+    def __init__(self, fingerprint: str) -> None:
         self._fingerprint = fingerprint.encode()
-        self._digest = _ALGORITHMS[algorithm]
 
     def system_key(self, scope: CacheScope, tokens: PackedTokens) -> ChunkHash:
         """Key of a system segment, or an opening, computed from position 0."""
@@ -53,19 +51,19 @@ class ChunkHasher:
     def chunk_keys(self, scope: CacheScope, prefix: ChunkHash, chunks: Iterable[PackedTokens]) -> list[ChunkHash]:
         """Keys of chunks computed directly behind the segment ``prefix``."""
         head = self._framed([b"chunk", str(scope).encode(), prefix.digest])
-        return [ChunkHash(self._digest(head + framed(tokens))) for tokens in chunks]
+        return [ChunkHash(xxh3_128_digest(head + framed(tokens))) for tokens in chunks]
 
     def layout_salt(self, scope: CacheScope, parts: Sequence[int | str]) -> str:
         """Salt that separates one layout's composed blocks, in the engine's prefix cache and in tiers.
 
         It is the same in every process with the same engine. Clients can't choose it: a salt of theirs is a part of the
-        scope (SHA-256, whatever the algorithm of keys).
+        scope. SHA-256, since nothing compares what it stands for.
         """
         fields = [b"layout", str(scope).encode(), *(str(part).encode() for part in parts)]
         return "tessera-" + hashlib.sha256(self._framed(fields)).hexdigest()
 
     def _hash(self, fields: Sequence[bytes]) -> bytes:
-        return self._digest(self._framed(fields))
+        return xxh3_128_digest(self._framed(fields))
 
     def _framed(self, fields: Sequence[bytes]) -> bytes:
         return b"".join(map(framed, (self._fingerprint, *fields)))
@@ -74,14 +72,3 @@ class ChunkHasher:
 def framed(field: bytes) -> bytes:
     """The field behind its length, so that different lists have different bytes."""
     return len(field).to_bytes(8, "little") + field
-
-
-def _sha256(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-def _xxh3_128(data: bytes) -> bytes:
-    return xxhash.xxh3_128(data).digest()
-
-
-_ALGORITHMS = {"xxh3_128": _xxh3_128, "sha256": _sha256}

@@ -24,7 +24,7 @@ class CacheOff:
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        self.hasher = ChunkHasher("", "sha256")
+        self.hasher = ChunkHasher("")
         self.holdings = Holdings()
         self.metrics = ChunkCacheMetrics()
         self.prefixes = Prefixes(self.metrics, lambda: None)

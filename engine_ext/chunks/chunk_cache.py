@@ -32,7 +32,7 @@ from cache.segments.hashing import CacheScope, ChunkHash
 from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
 from cache.segments.lookup import Fit, Lookup
-from engine_ext.chunks.fills import FillLimits, FillResult, FillRunner, FillTask
+from engine_ext.chunks.fills import FILL_LIMITS, FillLimits, FillResult, FillRunner, FillTask
 from engine_ext.chunks.id_records import IdRecords
 from engine_ext.chunks.links import Linker, LinkRequests, link_identities
 from engine_ext.chunks.prefixes import Prefixes
@@ -57,7 +57,7 @@ class ChunkCache:
         self,
         llm: AsyncLLM,
         config: ChunkCacheConfig,
-        limits: FillLimits,
+        limits: FillLimits = FILL_LIMITS,
         *,
         transfers: PoolTransfers | None = None,
         tiers: Mapping[str, int] = MappingProxyType({}),

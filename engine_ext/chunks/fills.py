@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -49,8 +49,11 @@ FillTask = asyncio.Task[FillResult]
 class FillLimits:
     """Limits on fill requests in the engine, and on waiting ones."""
 
-    max_running: int = 16
-    max_queued: int = 1024
+    max_running: int
+    max_queued: int
+
+
+FILL_LIMITS: Final = FillLimits(max_running=16, max_queued=1024)
 
 
 class FillRunner:

@@ -120,7 +120,7 @@ class ChunkCacheWorkerExtension:
             return str(error)
         return None
 
-    def chunk_cache_prepare_probes(self, policy: str, layers: Sequence[int]) -> str | None:
+    def chunk_cache_prepare_probes(self, layers: Sequence[int]) -> str | None:
         """Lets probes score segments in these layers, by number; returns the reason if they can't."""
         half = _worker_half()
         if reason := self._attention_reason(half):
@@ -129,11 +129,11 @@ class ChunkCacheWorkerExtension:
         if unknown := [number for number in layers if not 0 <= number < len(names)]:
             return f"the model has no layer {unknown[0]}, but {len(names)} layers, from 0 on"
         probed = {names[number]: half.copier.layers[number] for number in layers}
-        probes = Probes(probed, half.tags, POLICIES[policy], self._request_ids)
+        probes = Probes(probed, half.tags, POLICIES["attention"], self._request_ids)
         half.install(replace(half.readers, probes=probes))
         return None
 
-    def chunk_cache_prepare_decoding(self, policy: str, budget_tokens: int) -> str | None:
+    def chunk_cache_prepare_decoding(self, budget_tokens: int) -> str | None:
         """Lets generated tokens read blocks of so many tokens; returns the reason if they can't."""
         half = _worker_half()
         if reason := self._attention_reason(half):
@@ -142,7 +142,7 @@ class ChunkCacheWorkerExtension:
         block_tokens = next(iter(layers.values())).key_blocks.shape[1]
         if budget_tokens < (least := LEAST_BLOCKS * block_tokens):
             return f"{budget_tokens} tokens are less than {LEAST_BLOCKS} blocks: give it {least}, or a --block-size"
-        decoding = DecodingSelection(layers, POLICIES[policy], budget_tokens // block_tokens, self._batch)
+        decoding = DecodingSelection(layers, POLICIES["channels"], budget_tokens // block_tokens, self._batch)
         half.install(replace(half.readers, decoding=decoding))
         return None
 

@@ -6,25 +6,23 @@ import logging
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from cache.config import ChunkCacheConfig, HashAlgorithm
+from cache.config import ChunkCacheConfig
 from cache.eviction.policies import EvictionPolicyName
 from cache.eviction.quotas import Quota
 from cache.positions.layout import PlacementName, PositionReindexer, PositionStrategy
 from cache.positions.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
-from cache.selection import DecodingBudget, Scoring
 from cache.tiers.config import size_of
 from cache.tiers.memory import MemoryTier
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.fills import FillLimits
 from engine_ext.chunks.representations import Representations
 from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine
@@ -43,6 +41,8 @@ from tools.process_watch import mark_engine
 
 logger = logging.getLogger(__name__)
 
+PAGE_TOKENS: Final = 32
+"""Tokens in a page of the pool; a chunk takes whole pages."""
 _PLACED: dict[PlacementName, str] = {"in-place": "shared in place", "attend": "attended to in the pool"}
 MakeRenderer = Callable[[Any, int | None], Any]
 """Wraps vLLM's prompt renderer; the number is the tokens of the blocks that segments fill, if blocks are shared."""
@@ -61,25 +61,21 @@ class ChunkCacheOptions:
 
     enabled: bool = True
     pool_bytes: int = 1 << 30
-    page_tokens: int = 32
     placement: PlacementName = "copy"
     strategy: DefaultStrategy | None = None
     """Default of requests that name none; ``None``: the model's."""
     window: int | None = None
     """Window of the strategy ``window``, in tokens; ``None``: half of the trained positions."""
-    hash_algorithm: HashAlgorithm = "xxh3_128"
     eviction: EvictionPolicyName = "s3fifo"
-    max_pinned_share: float = 0.9
-    fill_limits: FillLimits = field(default_factory=FillLimits)
     shares: bool = False
     """Whether replicas may exchange KV."""
     tiers: tuple[str, ...] = ()
     """URLs of tiers, the fastest first (:mod:`cache.tiers.config`)."""
     tier_timeout_s: float = 1.0
-    scoring: Scoring | None = None
-    """How chunks are scored for sparse requests; ``None``: there are none."""
-    decoding: DecodingBudget | None = None
-    """Budget of generated tokens; ``None``: they attend to everything."""
+    scoring_layers: tuple[int, ...] | None = None
+    """Layers that score chunks for sparse requests; empty: the default one; ``None``: there are no such requests."""
+    decode_budget: int | None = None
+    """Tokens that a generated token attends to; ``None``: all."""
     connector_class: str = "engine_ext.core.connector.ChunkCacheConnector"
     worker_extension_class: str = "engine_ext.core.worker_extension.ChunkCacheWorkerExtension"
 
@@ -137,11 +133,11 @@ def _attached_connector(
     engine_args.disable_hybrid_kv_cache_manager = not drops
     if drops and options.tiers:
         logger.warning("only chunks are kept in tiers, not other prompts: vLLM drops blocks behind attention windows")
-    extra_config = {"pool_bytes": options.pool_bytes, "page_tokens": options.page_tokens}
+    extra_config = {"pool_bytes": options.pool_bytes, "page_tokens": PAGE_TOKENS}
     prefix_folder = folder if options.tiers and not drops else None
     attach_connector(engine_args, options.connector_class, extra_config, prefix_folder)
     engine_args.worker_extension_cls = beside(options.worker_extension_class, engine_args.worker_extension_cls)
-    if options.placement == "attend" or options.scoring or options.decoding:
+    if options.placement == "attend" or options.scoring_layers is not None or options.decode_budget:
         extend_backend()
     return strategy, None
 
@@ -170,8 +166,8 @@ async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: Def
     if isinstance(config, str):
         return config
     reindexer = await _reindexer(llm, config, options, strategy)
-    decode_budget = await prepare_decoding(llm, options.decoding, attends=reindexer.placement == "attend")
-    return _Pool(config, weights, reindexer, await prepare_scoring(llm, config, options.scoring), decode_budget)
+    decode_budget = await prepare_decoding(llm, options.decode_budget, attends=reindexer.placement == "attend")
+    return _Pool(config, weights, reindexer, await prepare_scoring(llm, config, options.scoring_layers), decode_budget)
 
 
 def _with_renderer(llm: AsyncLLM, pool: _Pool, make: MakeRenderer) -> tuple[_Pool, Any]:
@@ -203,7 +199,6 @@ async def _running_cache(
         cache = ChunkCache(
             llm,
             config,
-            options.fill_limits,
             transfers=transfers,
             tiers=_tier_sizes(options.tiers, transfers.num_workers if transfers is not None else 1),
             reindexer=pool.reindexer,
@@ -226,17 +221,15 @@ async def prepare_pool(llm: AsyncLLM, options: ChunkCacheOptions, weights: str |
         return str(reasons[0])
     config = ChunkCacheConfig(
         num_pages=min(pool["num_pages"] for pool in pools),
-        page_tokens=options.page_tokens,
+        page_tokens=PAGE_TOKENS,
         fingerprint=engine_fingerprint(llm.vllm_config, weights),
-        hash_algorithm=options.hash_algorithm,
         eviction=options.eviction,
-        max_pinned_share=options.max_pinned_share,
         page_bytes=sum(pool["page_bytes"] for pool in pools),
         block_order="; ".join(sorted({pool["block_order"] for pool in pools})),
     )
     if reason := await _failure(SelfCheck(llm, config, llm.model_config.get_sliding_window()).run()):
         return reason
-    tokens = config.num_pages * options.page_tokens
+    tokens = config.num_pages * PAGE_TOKENS
     logger.info("chunk cache on: %d tokens in %d pages, self-check passed", tokens, config.num_pages)
     return config
 

@@ -80,9 +80,9 @@ def test_a_server_whose_engine_has_died_is_a_failure(serve):
 
 
 def test_a_bad_setting_names_its_flag(serve, capsys):
-    assert serve(chunk_cache_page_tokens="0") == 2
+    assert serve(chunk_max_tokens="0") == 2
     err = capsys.readouterr().err
-    assert err == "tessera: --chunk-cache-page-tokens: Input should be greater than or equal to 1 (got '0')\n"
+    assert err == "tessera: --chunk-max-tokens: Input should be greater than or equal to 1 (got '0')\n"
 
 
 def test_an_unknown_variable_is_named(serve, capsys, monkeypatch):

@@ -518,8 +518,7 @@ def test_the_command_line_of_a_replica():
     )
     assert options.num_replicas == 2
     assert options.arguments() == [
-        *("m", "--registry", "redis://here", "--registry-prefix", "tessera:", "--registry-timeout", "0.1"),
-        *("--chunk-scope", "system"),
+        *("m", "--registry", "redis://here", "--chunk-scope", "system"),
         *("--dtype", "half", "--enforce-eager", "--no-chunk-cache", "--config", '{"a": 1}', "--x", "1", "2"),
     ]
 
@@ -533,7 +532,7 @@ def test_the_command_line_of_a_replica():
         {"model": "m", "flags": {"--replica-name": "a"}},
         {"model": "m", "flags": {"port": 1}},
         {"model": "m", "flags": "no JSON"},
-        {"model": "m", "registry_timeout": 0},
+        {"model": "m", "chunk_separator": ""},
     ],
 )
 def test_refused(args):

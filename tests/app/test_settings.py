@@ -3,11 +3,13 @@
 
 import argparse
 import os
+import re
 
 import pytest
 from pydantic import ValidationError
 
-from app.settings import VLLM_FLAGS, Settings, UnknownSettingError, add_flags, add_missing_flags, load_settings
+from app.arguments import parse
+from app.settings import VLLM_FLAGS, Settings, UnknownSettingError, add_flags, add_missing_flags, flag, load_settings
 from cache.positions.layout import PositionStrategy
 from tools.server_process import ROOT
 
@@ -29,29 +31,28 @@ def test_defaults():
     settings = load()
     assert settings.chunk_cache is True
     assert settings.chunk_cache_memory == 1 << 30
-    assert settings.chunk_cache_page_tokens == 32
-    assert settings.chunk_cache_hash == "xxh3_128"
+    assert settings.chunk_cache_eviction == "s3fifo"
     assert settings.chunk_position_strategy is None
     assert settings.chunk_separator is None
 
 
 def test_the_environment_is_read(monkeypatch):
     monkeypatch.setenv("TESSERA_CHUNK_CACHE", "0")
-    monkeypatch.setenv("TESSERA_CHUNK_CACHE_PAGE_TOKENS", "32")
+    monkeypatch.setenv("TESSERA_CHUNK_MAX_TOKENS", "32")
     monkeypatch.setenv("TESSERA_CHUNK_POSITION_STRATEGY", "offset")
     monkeypatch.setenv("TESSERA_HOME", "/somewhere")
     settings = load()
-    assert (settings.chunk_cache, settings.chunk_cache_page_tokens) == (False, 32)
+    assert (settings.chunk_cache, settings.chunk_max_tokens) == (False, 32)
     assert settings.chunk_position_strategy is PositionStrategy.OFFSET
 
 
 def test_flags_override_the_environment(monkeypatch):
     monkeypatch.setenv("TESSERA_CHUNK_CACHE", "0")
-    monkeypatch.setenv("TESSERA_CHUNK_CACHE_HASH", "sha256")
+    monkeypatch.setenv("TESSERA_CHUNK_CACHE_EVICTION", "lru")
     monkeypatch.setenv("TESSERA_CHUNK_SEPARATOR", "|")
     settings = load("--chunk-cache", "--chunk-separator", " # # ")
     assert (settings.chunk_cache, settings.chunk_separator) == (True, " # # ")
-    assert settings.chunk_cache_hash == "sha256"
+    assert settings.chunk_cache_eviction == "lru"
     assert load("--no-chunk-cache").chunk_cache is False
 
 
@@ -85,12 +86,11 @@ def test_memory_takes_units(text, size, monkeypatch):
     [
         ("chunk-cache-memory", "lots"),
         ("chunk-cache-memory", "0"),
-        ("chunk-cache-page-tokens", "0"),
-        ("chunk-cache-page-tokens", "1025"),
-        ("chunk-cache-page-tokens", "many"),
-        ("chunk-cache-hash", "md5"),
+        ("chunk-max-tokens", "0"),
+        ("chunk-max-tokens", "many"),
+        ("chunk-cache-eviction", "fifo"),
         ("chunk-position-strategy", "random"),
-        ("peer-wait", "-1"),
+        ("chunk-cache-tier-timeout", "-1"),
         ("log-format", "xml"),
     ],
 )
@@ -146,6 +146,18 @@ def test_every_setting_is_a_flag_with_help_unless_the_flag_is_vllms():
     assert "1.0GiB" in text
 
 
-def test_every_setting_is_documented():
-    text = (ROOT / "docs" / "operations.md").read_text()
-    assert [name for name in Settings.model_fields if f"`--{name.replace('_', '-')}" not in text] == []
+def test_help_shows_all_flags_on_one_screen(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[0].replace("--no-", "--") for line in lines if line.startswith("  --")]
+    assert shown == [flag(name) for name in Settings.model_fields]
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 110
+
+
+def test_every_setting_has_a_user_story_in_the_order_of_the_help():
+    table = (ROOT / "docs" / "operations.md").read_text().partition("## Settings")[2].partition("\n## ")[0]
+    told = re.findall(r"^\| `(--[\w-]+)` \| [^|]+ \| [^|]+ \|$", table, re.MULTILINE)
+    assert told == [flag(name) for name in Settings.model_fields]

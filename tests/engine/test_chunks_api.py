@@ -8,23 +8,15 @@ from typing import Any
 
 import pytest
 
+from app.routes.chunks import MOST_CHUNKS
 from tests.engine.server import TesseraServer
 from tests.engine.test_exactness import ask, assert_exact, segments, statuses
 
 Text = Callable[[int], str]
 
-PAGES = 80
-# 4 layers x 2 KV heads x 64 x (K and V) x 4 bytes = 4096 bytes a token, 16 tokens a page.
-SMALL = (
-    "--chunk-cache-page-tokens",
-    "16",
-    "--chunk-cache-memory",
-    str(PAGES * 16 * 4096),
-    "--chunk-max-tokens",
-    "64",
-    "--chunk-max-per-call",
-    "10000",
-)
+PAGES = 40
+# 4 layers x 2 KV heads x 64 x (K and V) x 4 bytes = 4096 bytes a token, 32 tokens a page.
+SMALL = ("--chunk-cache-memory", str(PAGES * 32 * 4096), "--chunk-max-tokens", "64")
 PIN_LIMIT = PAGES * 9 // 10
 
 
@@ -193,22 +185,21 @@ def test_malformed_bodies(path: str, content: bytes, server: TesseraServer) -> N
     assert response.json()["error"]["code"] == 400
 
 
-@pytest.mark.parametrize("limit", [5000, pytest.param(10000, marks=pytest.mark.serve_with(*SMALL))])
-def test_a_call_with_too_many_chunks_names_the_limit(limit: int, server: TesseraServer) -> None:
-    message = error_of(server, "/v1/rag/chunks", {"chunks": ["a"] * (limit + 1)}, 400)
-    assert f"1 to {limit} chunks (--chunk-max-per-call), not {limit + 1}" in message
+def test_a_call_with_too_many_chunks_names_the_limit(server: TesseraServer) -> None:
+    message = error_of(server, "/v1/rag/chunks", {"chunks": ["a"] * (MOST_CHUNKS + 1)}, 400)
+    assert f"1 to {MOST_CHUNKS} chunks, not {MOST_CHUNKS + 1}" in message
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_10000_chunks_in_one_call(small: TesseraServer, text: Text) -> None:
+def test_many_chunks_in_one_call(small: TesseraServer, text: Text) -> None:
     distinct = [text(10) for _ in range(25)]
-    lines, summary = small.ingest(distinct * 400)
-    assert len(lines) == 10000
-    assert lines[-1]["progress"] == {"done": 10000, "total": 10000}
+    lines, summary = small.ingest(distinct * (MOST_CHUNKS // 25))
+    assert len(lines) == MOST_CHUNKS
+    assert lines[-1]["progress"] == {"done": MOST_CHUNKS, "total": MOST_CHUNKS}
     assert (summary["filled"], summary["failed"], summary["cached"]) == (25, 0, 25)
-    assert summary["hit"] + summary["waited"] == 9975
+    assert summary["hit"] + summary["waited"] == MOST_CHUNKS - 25
     # They don't fit the model as one prompt: one error, and nothing computed.
-    message = error_of(small, "/v1/rag/chat", question(distinct * 400), 400)
+    message = error_of(small, "/v1/rag/chat", question(distinct * (MOST_CHUNKS // 25)), 400)
     assert "the model's maximum context length is 8192" in message
 
 
@@ -436,7 +427,7 @@ def test_a_plan_does_not_find_what_has_expired(server: TesseraServer, namespace:
 
 @pytest.mark.serve_with(*SMALL)
 def test_an_evicted_chunk_is_gone(small: TesseraServer, text: Text) -> None:
-    chunks = [{"id": f"d{i}", "text": text(60)} for i in range(40)]  # 4 pages each, of 80
+    chunks = [{"id": f"d{i}", "text": text(60)} for i in range(40)]  # 2 pages each, of 40
     _, summary = small.ingest(chunks)
     assert (summary["filled"], summary["failed"]) == (40, 0)
     cached = [chunk["id"] for chunk in chunks if listed(small, id=chunk["id"])]
@@ -457,11 +448,11 @@ def test_pinned_chunks_stay_and_what_can_not_be_pinned_says_so(small: TesseraSer
     pinned = [{"id": f"p{i}", "text": text(60)} for i in range(20)]
     lines, summary = small.ingest(pinned, pin=True)
     kept = [line for line in lines if line["status"] != "failed"]
-    assert len(kept) == PIN_LIMIT // 4
+    assert len(kept) == PIN_LIMIT // 2
     assert summary["failed"] == 20 - len(kept)
     refused = next(line for line in lines if line["status"] == "failed")
     assert refused["error"] == (
-        f"pinning 4 more pages would exceed {PIN_LIMIT} of {PAGES} pages; {PIN_LIMIT} are pinned"
+        f"pinning 2 more pages would exceed {PIN_LIMIT} of {PAGES} pages; {PIN_LIMIT} are pinned"
     )
     assert "unknown chunk id" in error_of(small, "/v1/rag/chat", question([{"id": refused["id"]}]), 404)
     occupancy = small.stats()["occupancy"]
@@ -486,7 +477,7 @@ def test_a_pin_ends_with_its_time_to_live_or_by_deleting(small: TesseraServer, t
     until_expired(small, question([{"id": "brief"}]))
     assert gone(small, "brief") == "expired"
     (line,), _ = small.ingest([text(60)], pin=True)
-    assert small.stats()["occupancy"]["pages_pinned"] == 4
+    assert small.stats()["occupancy"]["pages_pinned"] == 2
     assert small.client.delete(f"/v1/rag/chunks/{line['key']}").status_code == 200
     assert small.stats()["occupancy"]["pages_pinned"] == 0
 

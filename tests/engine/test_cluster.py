@@ -72,13 +72,13 @@ class Cluster:
         self.router.wait_for(*self.replicas)
 
     def start_replica(self, name: str, *flags: str) -> TesseraServer:
-        registry = ("--registry", self.redis.url, "--registry-lease", str(LEASE_S), "--replica-name", name)
-        # A machine that runs several tests at once may keep the loop or Redis waiting.
-        peers = ("--peer-wait", "60", "--registry-timeout", "2")
+        registry = ("--registry", self.redis.url, "--replica-name", name)
         log = self.folder / f"{name}-{next(self._numbers)}.log"
-        environment = {"TESSERA_PEER_SECRET": SECRET}
+        # A machine that runs several tests at once may keep the loop or Redis waiting.
+        limits = {"lease_s": LEASE_S, "timeout_s": 2}
+        environment = {"TESSERA_PEER_SECRET": SECRET, "REGISTRY": json.dumps(limits)}
         model = (str(self._model), "--dtype", "float32")
-        flags = (*COMMON, *registry, *peers, *flags)
+        flags = (*COMMON, *registry, *flags)
         replica = TesseraServer(log, *model, *flags, environment=environment, serve=ALWAYS_FETCHING)
         self._stack.callback(replica.stop)
         return replica

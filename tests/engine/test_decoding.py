@@ -16,20 +16,17 @@ from tests.oracle import Oracle
 Text = Callable[[int], str]
 SIZE, NUMBER, STEPS = 32, 6, 24
 SPARSE = ("--decode-sparse-budget", str(SIZE * NUMBER + 5), "--block-size", str(SIZE))
-EXACT = (*SPARSE, "--decode-sparse-policy", "attention")
 SMALL = ("--max-num-batched-tokens", "64", "--num-gpu-blocks-override", "40", "--max-model-len", "640")
 """Prefills take many steps, and there are blocks for three requests."""
-BLOCKS = {"size": SIZE, "number": NUMBER, "policy": "attention"}
+BLOCKS = {"size": SIZE, "number": NUMBER}
 DRAFTS = json.dumps({"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1, "prompt_lookup_max": 3})
 
 
-def assert_sparse(
-    response: dict[str, Any], oracle: Oracle, strategy: str, policy: str = "attention", steps: int = STEPS
-) -> None:
+def assert_sparse(response: dict[str, Any], oracle: Oracle, strategy: str, steps: int = STEPS) -> None:
     tokens = response["choices"][0]["token_ids"]
     assert len(tokens) == steps
     prompt = segments(response["cache"])
-    expected = oracle.score(strategy, prompt, tokens, blocks={**BLOCKS, "policy": policy}).logprobs
+    expected = oracle.score(strategy, prompt, tokens, blocks=BLOCKS).logprobs
     assert token_logprobs(response) == pytest.approx(expected, abs=1e-4)
     everything = oracle.score(strategy, prompt, tokens).logprobs
     assert token_logprobs(response) != pytest.approx(everything, abs=1e-4), "nothing was left out"
@@ -47,7 +44,7 @@ def assert_ordinary(answer: dict[str, Any], oracle: Oracle, blocks: dict[str, An
     assert answer["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.serve_with(*EXACT, *SMALL)
+@pytest.mark.serve_with(*SPARSE, *SMALL)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_chunked_requests(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(length) for length in (150, 90, 210)]
@@ -55,7 +52,7 @@ def test_chunked_requests(strategy: str, server: TesseraServer, oracle: Any, tex
         assert_sparse(ask(server, strategy, order, text(30), max_tokens=STEPS), oracle("tiny-llama"), strategy)
 
 
-@pytest.mark.serve_with(*EXACT, *SMALL)
+@pytest.mark.serve_with(*SPARSE, *SMALL)
 def test_ordinary_prompts_of_any_length(server: TesseraServer, oracle: Any, text: Text) -> None:
     """The last step of a prompt may have one token: it is of the prompt all the same."""
     assert server.stats()["decode_budget"] == SIZE * NUMBER + 5
@@ -67,7 +64,7 @@ def test_ordinary_prompts_of_any_length(server: TesseraServer, oracle: Any, text
     assert_ordinary(complete(server, text(50)), oracle("tiny-llama"), blocks=None)
 
 
-@pytest.mark.serve_with(*EXACT, *SMALL)
+@pytest.mark.serve_with(*SPARSE, *SMALL)
 def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: Text) -> None:
     """Their generated tokens are computed again, together, each with the blocks that it read before."""
     chunks = [text(120), text(100)]
@@ -92,26 +89,23 @@ def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("model", "policy", "flags"),
+    ("model", "flags"),
     [
-        ("tiny-llama", "mean", ()),
-        ("tiny-llama", "attention", ("--speculative-config", DRAFTS)),
-        ("tiny-llama", "attention", ("--tensor-parallel-size", "2")),
-        ("tiny-llama", "attention", ("--chunk-sparse-budget", "100000", "--no-enable-prefix-caching")),
-        ("tiny-llama", "attention", ("--no-enforce-eager",)),
-        ("tiny-qwen3", "attention", ("--chunk-cache-placement", "in-place")),
+        ("tiny-llama", ("--speculative-config", DRAFTS)),
+        ("tiny-llama", ("--tensor-parallel-size", "2")),
+        ("tiny-llama", ("--chunk-sparse-budget", "100000", "--no-enable-prefix-caching")),
+        ("tiny-llama", ("--no-enforce-eager",)),
+        ("tiny-qwen3", ("--chunk-cache-placement", "in-place")),
     ],
 )
-def test_beside_other_features(
-    model: str, policy: str, flags: tuple[str, ...], serve: Any, oracle: Any, text: Text
-) -> None:
+def test_beside_other_features(model: str, flags: tuple[str, ...], serve: Any, oracle: Any, text: Text) -> None:
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if "--tensor-parallel-size" in flags else None
     with all_cores():
-        server = serve(model, *SPARSE, "--decode-sparse-policy", policy, *flags, environment=environment)
+        server = serve(model, *SPARSE, *flags, environment=environment)
     strategy = "parallel" if "in-place" in flags else "offset"
     chunks = [text(length) for length in (150, 90, 210)]
     for _ in range(2):
-        assert_sparse(ask(server, strategy, chunks, text(30), max_tokens=60), oracle(model), strategy, policy, 60)
+        assert_sparse(ask(server, strategy, chunks, text(30), max_tokens=60), oracle(model), strategy, 60)
 
 
 @pytest.mark.matrix

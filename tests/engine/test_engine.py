@@ -23,7 +23,6 @@ from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.report import Report
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.fills import FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.startup import ChunkCacheOptions, prepare_pool, start_chunk_engine
 from engine_ext.wire.vllm_compat import tokens_input
@@ -81,7 +80,7 @@ async def prepared(engine: ChunkEngine) -> tuple[ChunkEngine, ChunkCacheManager]
     """The same engine with an empty chunk cache."""
     config = await prepare_with(engine, "none")
     assert isinstance(config, ChunkCacheConfig)
-    cache = ChunkCache(engine.llm, config, FillLimits())
+    cache = ChunkCache(engine.llm, config)
     return ChunkEngine(engine.llm, cache), cache.manager
 
 

@@ -100,7 +100,7 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     request: pytest.FixtureRequest,
 ) -> None:
     """Mixtures of host memory, a slower tier, the pool and computing."""
-    flags = ("--chunk-cache-page-tokens", "16", "--chunk-cache-tier-timeout", "20")
+    flags: tuple[str, ...] = ("--chunk-cache-tier-timeout", "20")
     slower, environment = f"file://{tmp_path}/kv?size=1GiB", {}
     if kind == "s3":
         slower = f"s3://bucket/{tmp_path.name}?size=1GiB&endpoint={request.getfixturevalue('s3')}"
@@ -323,11 +323,12 @@ def test_replicas_that_share_a_directory_share_what_is_in_it_by_the_registry(
     start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text, redis_server: RedisServer
 ) -> None:
     # A busy machine may answer late, which would count as a lost registry: replicas would take other ids.
-    registry = ("--registry", redis_server.url, "--registry-timeout", "10")
+    registry, patient = ("--registry", redis_server.url), {"REGISTRY": json.dumps({"timeout_s": 10})}
     tiers = f"file://{tmp_path}/kv?size=1GiB"
-    replicas = {name: start(tiers, *registry, "--replica-name", name) for name in "ab"}
+    replicas = {name: start(tiers, *registry, "--replica-name", name, environment=patient) for name in "ab"}
     with ExitStack() as stack:
-        router = ServerProcess(tmp_path / "router.log", *registry, serve=("app.cli", "route"))
+        route = ("tests.engine.always_fetching", "route")
+        router = ServerProcess(tmp_path / "router.log", *registry, serve=route, environment=patient)
         stack.callback(router.stop)
         router.wait_ready()
         until(lambda: len(router.client.get("/v1/cluster").json()["replicas"]) == 2)

@@ -191,8 +191,9 @@ async def test_a_full_redis_still_answers_questions(redis_registry, redis_server
         assert await redis_registry.claims([key(1)]) == [[Claim(replica(1).id, holding())]]
 
 
-async def test_nobody_else_sees_a_prefix(redis_server):
-    ours, theirs = (RedisRegistry(redis_server.url, prefix=prefix, timeout_s=PATIENT_S) for prefix in ("a:", "b:"))
+async def test_clusters_in_other_databases_see_nothing(redis_server):
+    url = redis_server.url.rpartition("/")[0] if redis_server.url.count("/") > 2 else redis_server.url
+    ours, theirs = (RedisRegistry(f"{url}/{database}", timeout_s=PATIENT_S) for database in (0, 1))
     await ours.beat(replica(1))
     await ours.publish(replica(1).id, {key(1): holding()})
     assert await theirs.replicas() == []

@@ -29,7 +29,7 @@ from web import page
 
 def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastAPI:
     """The application; raises ``ValueError`` for a bad URL of the registry."""
-    registry = RedisRegistry(settings.registry, prefix=settings.registry_prefix, timeout_s=settings.registry_timeout)
+    registry = RedisRegistry(settings.registry)
     metrics, client = RouterMetrics(), http_client()
     directory = Directory(registry, client, metrics)
     chooser = Chooser(directory, metrics, Reading(settings.chunk_separator, settings.chunk_scope))

@@ -16,10 +16,6 @@ class RouterSettings(AccessSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
     registry: str = Field("redis://127.0.0.1:6379/0", description="Redis or Valkey that the replicas register in")
-    registry_prefix: str = Field("tessera:", description="prefix of all keys in the registry")
-    registry_timeout: float = Field(
-        0.1, gt=0, le=10, description="seconds to wait for the registry before routing without it"
-    )
     peer_secret: SecretStr | None = Field(
         None,
         min_length=16,

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from pydantic import ByteSize
 from starlette.responses import StreamingResponse
 
+from app.access import client_limits
 from app.access.client_limits import ClientLimitsMiddleware
 from tests.serving import served
 
@@ -30,7 +31,7 @@ def ended():
 def address(ended):
     app = FastAPI()
     app.add_middleware(ClientLimitsMiddleware)
-    app.state.tessera_settings = SimpleNamespace(max_body_size=ByteSize(LIMIT), client_timeout=0.3)
+    app.state.tessera_settings = SimpleNamespace(max_body_size=ByteSize(LIMIT))
 
     @app.post("/length")
     async def length(request: Request):
@@ -48,7 +49,8 @@ def address(ended):
 
         return StreamingResponse(parts())
 
-    with served(app) as url:
+    with pytest.MonkeyPatch.context() as patched, served(app) as url:
+        patched.setattr(client_limits, "CLIENT_TIMEOUT_S", 0.3)
         yield httpx.URL(url).host, httpx.URL(url).port
 
 

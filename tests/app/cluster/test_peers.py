@@ -29,7 +29,6 @@ from cache.positions.layout import ChunkedPrompt
 from cache.segments.holdings import DocumentKey, Holding, Tier
 from cache.tiers.kept import KeptMemory
 from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.fills import FillLimits
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.file_transfer import Answer
@@ -117,7 +116,7 @@ class Node:
         self.name, self.id, self.registry, self.role = name, f"{ord(name):012x}", registry, role
         self.llm = FakeLLM()
         config = ChunkCacheConfig(256, PAGE_TOKENS, fingerprint, page_bytes=100)
-        self.cache = ChunkCache(self.llm, config, FillLimits(), transfers=FakeTransfers(self.llm, mounts))
+        self.cache = ChunkCache(self.llm, config, transfers=FakeTransfers(self.llm, mounts))
         self.transfers, self.manager = self.cache.transfers, self.cache.manager
         self.engine = ChunkEngine(self.llm, self.cache)
         self.app = FastAPI()

@@ -21,7 +21,7 @@ from tests.app.pdfs import make_pdf
 async def split(file, filename="a.txt", **params):
     app = FastAPI()
     app.include_router(router)
-    app.state.tessera_settings = Settings(split_max_bytes=100_000, chunk_max_tokens=200)
+    app.state.tessera_settings = Settings(chunk_max_tokens=200)
     app.state.engine_client = SimpleNamespace(renderer=SimpleNamespace(num_tokens=words))
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return await client.post("/v1/rag/split", content=file, params={"filename": filename, **params})
@@ -68,12 +68,6 @@ async def test_other_files(filename):
     with pytest.raises(GracefulHTTPError, match="can't be split; supported types: ") as raised:
         await split(b"a", filename)
     assert raised.value.http_status == 415
-
-
-async def test_a_large_file():
-    with pytest.raises(GracefulHTTPError, match="larger than 100000 bytes") as raised:
-        await split(b"a" * 100_001)
-    assert raised.value.http_status == 413
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_tokens_of_the_prompt_read_everything(selection: DecodingSelection) -> N
 
 def test_tokens_within_the_budget_read_everything(keys: torch.Tensor) -> None:
     layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
-    selection = DecodingSelection({"layer": layer}, POLICIES["mean"], NUMBER, lambda: Batch(["one"], [2]))
+    selection = DecodingSelection({"layer": layer}, POLICIES["attention"], NUMBER, lambda: Batch(["one"], [2]))
     assert selection.step([row(NUMBER * BLOCK)]) is None
     step = selection.step([row(NUMBER * BLOCK + 2, NUMBER * BLOCK)])
     assert step is not None
@@ -94,4 +94,4 @@ def test_blocks_are_represented_once_while_the_request_runs(selection: DecodingS
 def test_too_small_a_budget_is_refused(keys: torch.Tensor) -> None:
     layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
     with pytest.raises(ValueError, match=f"less than {LEAST_BLOCKS}"):
-        DecodingSelection({"layer": layer}, POLICIES["mean"], LEAST_BLOCKS - 1, lambda: Batch([], []))
+        DecodingSelection({"layer": layer}, POLICIES["attention"], LEAST_BLOCKS - 1, lambda: Batch([], []))

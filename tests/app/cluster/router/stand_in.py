@@ -5,6 +5,7 @@ import asyncio
 import threading
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
+from unittest.mock import patch
 
 import httpx
 import uvicorn
@@ -132,7 +133,8 @@ class Cluster:
                 replica = Replica(f"{number:012x}", stand_in.name, url, ("m",), "f", **of_role)
                 self.replicas.append(replica)
                 await self.registry.beat(replica)
-            app = build_app(RouterSettings(registry=self.redis_server.url, registry_timeout=0.2, **settings))
+            with patch.dict(RedisRegistry.__init__.__kwdefaults__, timeout_s=0.2):
+                app = build_app(RouterSettings(registry=self.redis_server.url, **settings))
             with serving(app) as self.url:
                 async with httpx.AsyncClient(base_url=self.url, timeout=30) as self.client:
                     yield self
