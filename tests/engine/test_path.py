@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.server import ServerPool, until
+from tests.engine.server import until
 
 pytestmark = pytest.mark.engine
 
