@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.access.settings import AccessSettings
-from cache.config import HashAlgorithm
+from cache.config import ChunkCacheUse, HashAlgorithm
 from cache.eviction.policies import EvictionPolicyName
 from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
@@ -38,7 +38,11 @@ class Settings(AccessSettings):
 
     model_config = SettingsConfigDict(env_prefix="TESSERA_", env_ignore_empty=True, extra="forbid", frozen=True)
 
-    chunk_cache: bool = Field(True, description="reuse chunk KV; off: every request runs in full attention")
+    chunk_cache: ChunkCacheUse = Field(
+        "on",
+        description="on: reuse chunk KV; where that is impossible, serve every request in full attention; require: do "
+        "not start there; off (or --no-chunk-cache): reuse nothing",
+    )
     chunk_cache_memory: ByteSize = Field(
         ByteSize(1 << 30), gt=0, description="memory of the chunk pool on each worker's device, e.g. 8GiB"
     )
@@ -248,6 +252,11 @@ def _add_flag(group: argparse._ActionsContainer, name: str, field: FieldInfo) ->
     text = f"{field.description} (default: {default})" if default is not None else field.description
     if field.annotation is bool:
         group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+    elif {"on", "off"} <= {*get_args(field.annotation)}:
+        # Also as a switch: YAML files have true and false for on and off.
+        shared: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": name}
+        group.add_argument(_flag(name), nargs="?", const="on", metavar="VALUE", help=text, **shared)
+        group.add_argument(_flag(f"no_{name}"), action="store_const", const="off", help=argparse.SUPPRESS, **shared)
     else:
         group.add_argument(_flag(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
 

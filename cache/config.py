@@ -7,6 +7,8 @@ from typing import Literal
 from cache.eviction.policies import EvictionPolicyName
 
 HashAlgorithm = Literal["xxh3_128", "sha256"]
+ChunkCacheUse = Literal["on", "off", "require"]
+"""``on``: requests run in full attention where chunks can't be reused; ``require``: no start then."""
 
 
 @dataclass(frozen=True, slots=True)
