@@ -62,11 +62,13 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
 
     from app.access.exposure import ExposedError
     from app.access.tenants import TenantsFileError
+    from app.advice import off_message
     from app.collections.retrievers import UnknownRetrieverError
     from app.models.packaged_models import PackagedModelError
     from app.profile import ProfileError
     from app.settings import UnknownSettingError
     from cache.tiers.tier import TierConfigError
+    from engine_ext.start.startup import RequiredCacheError
     from engine_ext.start.support import UnsupportedFlagError
 
     if isinstance(error, ValidationError):
@@ -74,6 +76,8 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
     ours = (ExposedError, TenantsFileError, UnknownRetrieverError, UnknownSettingError, UnsupportedFlagError)
     if isinstance(error, (*ours, PackagedModelError, TierConfigError, ProfileError)):
         return str(error)
+    if isinstance(error, RequiredCacheError):
+        return f"not started (--chunk-cache require). {off_message(str(error))}"
     if isinstance(error, HFValidationError | HfHubHTTPError | LocalEntryNotFoundError):
         return f"model {args.model}: no such folder, and not available from the model hub: {first_line(error)}"
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:

@@ -24,6 +24,7 @@ from app.access.exposure import checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
 from app.access.peer import PeerMiddleware
 from app.access.tenants import Tenants
+from app.advice import off_message
 from app.cluster.registration import registered
 from app.collections.retrieval import make_retrieval
 from app.collections.retrievers import make_retriever
@@ -136,7 +137,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
     try:
         async with (
             started_app(args, settings) as (app, engine),
-            _announced(app.state, engine, lambda: say(_ready_line(engine, url, started)), args, settings),
+            _announced(app.state, engine, lambda: _tell_ready(engine, url, started, settings), args, settings),
         ):
             shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
             has_died = engine.has_died
@@ -190,13 +191,13 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
     options = _cache_options(settings, profile)
     quotas = tenants.quota_of if tenants is not None else no_quotas
     async with _started_engine(AsyncEngineArgs.from_cli_args(args), options, renderer, quotas) as engine:
-        with exported(engine, wanted=settings.chunk_cache):
+        with exported(engine, wanted=settings.chunk_cache != "off"):
             yield await build_tessera_app(engine, args, settings, profile, marks, tenants), engine
 
 
 def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOptions:
     return ChunkCacheOptions(
-        enabled=settings.chunk_cache,
+        use=settings.chunk_cache,
         pool_bytes=int(settings.chunk_cache_memory),
         placement=settings.chunk_cache_placement,
         strategy=_strategy(settings, profile),
@@ -254,13 +255,15 @@ def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | 
     return None if profile is None else profile.placed(settings.chunk_cache_placement).strategy
 
 
-def _ready_line(engine: ChunkEngine, url: str, started: float) -> str:
-    if isinstance(engine.cache, CacheOff):
-        state = f"chunk cache off: {engine.cache.reason}"
-    else:
+def _tell_ready(engine: ChunkEngine, url: str, started: float, settings: Settings) -> None:
+    """Tells where the server is; last, if the cache is off though nobody asked, what that means and what helps."""
+    state = "chunk cache off"
+    if not isinstance(engine.cache, CacheOff):
         state = f"chunk cache on: {engine.cache.num_tokens} tokens; placement: {engine.cache.placement}; "
         state += f"positions: {engine.strategy.described()}"
-    return f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})"
+    say(f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})")
+    if isinstance(engine.cache, CacheOff) and settings.chunk_cache != "off":
+        say(off_message(engine.cache.reason))
 
 
 def abandon_start(number: int, _: object) -> NoReturn:

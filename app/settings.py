@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.access.settings import AccessSettings
+from cache.config import ChunkCacheUse
 from cache.eviction.policies import EvictionPolicyName
 from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
@@ -35,6 +36,9 @@ class UnknownSettingError(ValueError):
 class ChunkSettings(BaseSettings):
     """Chunks."""
 
+    chunk_cache: ChunkCacheUse = Field(
+        "on", description="require: end the start where chunks can't be reused; off: reuse none"
+    )
     chunk_cache_memory: ByteSize = Field(
         ByteSize(1 << 30), gt=0, description="memory of the chunk pool on each worker's device, e.g. 8GiB"
     )
@@ -91,7 +95,6 @@ class LogSettings(BaseSettings):
 class TuningSettings(BaseSettings):
     """Tuning."""
 
-    chunk_cache: bool = Field(True, description="off: every request runs in full attention")
     chunk_cache_placement: PlacementName = Field(
         "copy", description="in-place: share vLLM's blocks; attend: read chunks in the pool"
     )
@@ -162,6 +165,11 @@ def _add_flag(group: argparse._ActionsContainer, name: str, field: FieldInfo) ->
         group.add_argument(
             flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=_help(field)
         )
+    elif {"on", "off"} <= {*get_args(field.annotation)}:
+        # Also as a switch: YAML files have true and false for on and off.
+        shared: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": name}
+        group.add_argument(flag(name), nargs="?", const="on", metavar="VALUE", help=_help(field), **shared)
+        group.add_argument(flag(f"no_{name}"), action="store_const", const="off", help=argparse.SUPPRESS, **shared)
     else:
         group.add_argument(flag(name), default=argparse.SUPPRESS, metavar="VALUE", help=_help(field))
 

@@ -2,8 +2,12 @@
 """Configuration of one chunk cache."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from cache.eviction.policies import EvictionPolicyName
+
+ChunkCacheUse = Literal["on", "off", "require"]
+"""``on``: requests run in full attention where chunks can't be reused; ``require``: no start then."""
 
 
 @dataclass(frozen=True, slots=True)

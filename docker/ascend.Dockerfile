@@ -32,7 +32,7 @@ COPY --from=listed /sbom.json /opt/tessera/
 COPY docker/health.py /opt/tessera/docker/
 # A tmpfs over the home folder belongs to root, and takes its mode from here.
 RUN useradd --uid 10001 tessera && install -d -m 1777 /home/tessera && install -d -o tessera -g tessera /models /chunks
-ENV HF_HOME=/models TESSERA_HOME=/models/tessera
+ENV HF_HOME=/models TESSERA_HOME=/models/tessera TESSERA_CHUNK_CACHE=require
 USER 10001
 WORKDIR /home/tessera
 

@@ -22,6 +22,7 @@ ROOMS = (
     "engine_ext/chunks",  # fills, links, tiers: getting chunks into the pool
     "engine_ext/client",  # one request through the engine
     "engine_ext/start",  # starting an engine
+    "app/advice.py",
     "app/modes.py",
     "app/profile.py",
     "app/http",

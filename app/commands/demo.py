@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from app.advice import off_message
 from app.documents.document import Document
 from app.models.default_model import DEFAULT_MODEL_FLAGS, default_model
 from app.models.packaged_models import MODELS, PackagedModelError, local_model
@@ -70,7 +71,7 @@ async def _tell(url: str, example: Example, console: Console) -> None:
     async with TesseraClient(url) as client:
         info = await client.describe()
         if info.cache_off:
-            console.print(f"The chunk cache is off: {info.cache_off}", style="red", markup=False)
+            console.print(off_message(info.cache_off), style="red", markup=False)
         await _ingest(client, example, console)
         await _ask_all(client, info, example, console)
 

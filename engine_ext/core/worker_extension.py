@@ -62,7 +62,9 @@ class ChunkCacheWorkerExtension:
             return {"reason": f"{_DROPPED}, after which this version of vLLM can't fail a load"}
         try:
             return asdict(self._prepare(half))
-        except (UnsupportedModelError, UnsupportedKVError, LayoutProbeError, PoolSizeError) as error:
+        except LayoutProbeError as error:
+            return {"reason": f"vLLM keeps keys and values in a layout that Tessera can't read: {error}"}
+        except (UnsupportedModelError, UnsupportedKVError, PoolSizeError) as error:
             return {"reason": str(error)}
         except Exception as error:
             # Unforeseen behaviour of a model or backend: serve without the cache, with the reason.
@@ -224,7 +226,7 @@ def _unsupported_groups(groups: Sequence[Any]) -> str | None:
     for spec in itertools.chain.from_iterable(map(specs_of, groups)):
         # Not isinstance: vLLM's subclasses keep other data as well, or drop some.
         if type(spec) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec):
-            return type(spec).__name__
+            return f"KV of some layers can't be read from vLLM's blocks ({type(spec).__name__})"
     return None
 
 

@@ -14,7 +14,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from cache.config import ChunkCacheConfig
+from cache.config import ChunkCacheConfig, ChunkCacheUse
 from cache.eviction.policies import EvictionPolicyName
 from cache.eviction.quotas import Quota
 from cache.positions.layout import PlacementName, PositionReindexer, PositionStrategy
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 PAGE_TOKENS: Final = 32
 """Tokens in a page of the pool; a chunk takes whole pages."""
+SWITCHED_OFF: Final = "switched off by --chunk-cache off"
 _PLACED: dict[PlacementName, str] = {"in-place": "shared in place", "attend": "attended to in the pool"}
 MakeRenderer = Callable[[Any, int | None], Any]
 """Wraps vLLM's prompt renderer; the number is the tokens of the blocks that segments fill, if blocks are shared."""
@@ -59,7 +60,7 @@ def no_quotas(owner: str, page_bytes: int) -> Quota:
 class ChunkCacheOptions:
     """Start-up options of the chunk cache. ``pool_bytes`` is per worker, on its device."""
 
-    enabled: bool = True
+    use: ChunkCacheUse = "on"
     pool_bytes: int = 1 << 30
     placement: PlacementName = "copy"
     strategy: DefaultStrategy | None = None
@@ -80,6 +81,10 @@ class ChunkCacheOptions:
     worker_extension_class: str = "engine_ext.core.worker_extension.ChunkCacheWorkerExtension"
 
 
+class RequiredCacheError(Exception):
+    """The chunk cache is required, and off; the message is the reason. The engine has ended, or was not started."""
+
+
 @asynccontextmanager
 async def start_chunk_engine(
     engine_args: AsyncEngineArgs,
@@ -90,18 +95,23 @@ async def start_chunk_engine(
 ) -> AsyncIterator[ChunkEngine]:
     """A running engine; shut down at the end. The cache is on only if the start-up self-check passed.
 
-    ``make_renderer`` puts a prompt renderer around vLLM's; ``begin`` is told the stages behind vLLM's start.
+    ``make_renderer`` puts a prompt renderer around vLLM's; ``begin`` is told the stages behind vLLM's start. Raises
+    :class:`RequiredCacheError`, before it loads the model where the reason is known by then.
     """
     mark_engine()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-"))
         strategy, reason = _attached_connector(engine_args, options, folder)
+        if reason is not None and options.use == "require":
+            raise RequiredCacheError(reason)
         llm = await stack.enter_async_context(build_async_engine_client_from_engine_args(engine_args))
         if reason is None:
             begin(CHECKING)
         pool = reason or await _checked_pool(llm, options, strategy)
         if isinstance(pool, str):
-            logger.warning("chunk cache off: %s", pool)
+            if options.use == "require":
+                raise RequiredCacheError(pool)
+            logger.log(logging.INFO if options.use == "off" else logging.WARNING, "chunk cache off: %s", pool)
             yield ChunkEngine(llm, CacheOff(pool), strategy, make_renderer(llm.renderer, None))
             return
         pool, renderer = _with_renderer(llm, pool, make_renderer)
@@ -119,17 +129,18 @@ def _attached_connector(
 
     ``folder`` is for the workers' sockets.
     """
-    if not options.enabled:
-        return UNKNOWN, "switched off by --no-chunk-cache"
+    if options.use == "off":
+        return UNKNOWN, SWITCHED_OFF
     if options.strategy is not None and options.strategy.strategy is PositionStrategy.WINDOW:
         extend_positions(engine_args)
     model = engine_args.create_model_config()
     check_window(model, options.window)
     strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
-    drops = drops_blocks(engine_args, model, in_place=options.placement == "in-place")
-    reason = unsupported_reason(engine_args, model, drops_blocks=drops) or make_room(engine_args, options.pool_bytes)
+    in_place = options.placement == "in-place"
+    reason = unsupported_reason(engine_args, model, in_place=in_place) or make_room(engine_args, options.pool_bytes)
     if reason is not None:
         return strategy, reason
+    drops = drops_blocks(engine_args, model, in_place=in_place)
     engine_args.disable_hybrid_kv_cache_manager = not drops
     if drops and options.tiers:
         logger.warning("only chunks are kept in tiers, not other prompts: vLLM drops blocks behind attention windows")

@@ -41,12 +41,11 @@ def check_flags(args: argparse.Namespace) -> None:
             raise UnsupportedFlagError(f"--{name}: Tessera serves HTTP from the process that owns the engine")
 
 
-def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig, *, drops_blocks: bool = False) -> str | None:
-    """The reason why chunks of this model can't be re-positioned exactly, if any.
-
-    ``drops_blocks`` is :func:`drops_blocks`.
-    """
-    return _flag_reason(engine_args) or _model_reason(model) or (None if drops_blocks else _keeping_reason(model))
+def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig, *, in_place: bool = False) -> str | None:
+    """The reason why chunks of this model can't be re-positioned exactly, if any."""
+    if reason := _flag_reason(engine_args) or _model_reason(model):
+        return reason
+    return None if drops_blocks(engine_args, model, in_place=in_place) else _keeping_reason(model)
 
 
 def drops_blocks(args: AsyncEngineArgs, model: ModelConfig, *, in_place: bool) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
+from app.advice import off_message
 from app.modes import evaluated
 from measuring.kit import folder as run_folder
 from measuring.kit.arguments import UsageError
@@ -102,7 +103,7 @@ async def _describe(args: argparse.Namespace, url: str) -> ServerInfo:
     async with TesseraClient(url, args.api_key) as client:
         info = await client.describe()
     if info.cache_off:
-        say(f"the server's chunk cache is off, so every answer will be in full attention: {info.cache_off}")
+        say(off_message(info.cache_off))
     return info
 
 

@@ -63,7 +63,7 @@ def serve(monkeypatch):
             return code
 
         monkeypatch.setattr(server, "run", run)
-        args = argparse.Namespace(model_tag="some/model", port=8000, enforce_eager=False, **settings)
+        args = argparse.Namespace(model_tag="some/model", port=8000, **settings)
         monkeypatch.setattr(serve_command, "parse", lambda _: args)
         return cli.main(["serve"])
 
@@ -96,6 +96,15 @@ def test_an_unsupported_flag_is_a_usage_error(serve, capsys):
 
     assert serve(UnsupportedFlagError("--x can't be used")) == 2
     assert capsys.readouterr().err == "tessera: --x can't be used\n"
+
+
+def test_a_start_without_the_required_cache_is_one_line(serve, capsys):
+    from engine_ext.start.startup import RequiredCacheError
+
+    assert serve(RequiredCacheError("layer 3 uses ALiBi")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tessera: not started (--chunk-cache require). CHUNK CACHE OFF: no chunk is reused, ")
+    assert "Reason: layer 3 uses ALiBi. What helps: no flag changes that: take another model" in line
 
 
 def test_a_port_in_use_is_named(serve, capsys):

@@ -123,7 +123,7 @@ def test_pages_are_held_while_they_are_pinned_leased_or_filled():
         (make_manager(), None, True, "on", 1),
         (make_manager(), "integrity check failed: …", True, "unavailable", 1),
         (None, "self-check failed: …", True, "unavailable", 0),
-        (None, "switched off by --no-chunk-cache", False, "switched_off", 0),
+        (None, "switched off by --chunk-cache off", False, "switched_off", 0),
     ],
 )
 def test_the_state_is_always_shown(manager, reason, wanted, state, passed, scrape):

@@ -557,6 +557,7 @@ def test_the_example_configuration_is_one():
     assert application.import_path == "app.ray_serve:build"
     options = Options(**application.args)
     assert options.registry
+    assert "--chunk-cache require" in " ".join(options.arguments())
     built = build(application.args)
     names = {built._bound_deployment.name, *(bound.name for bound in bound_deployments(built))}
     assert {deployment.name for deployment in application.deployments} <= names

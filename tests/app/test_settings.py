@@ -29,7 +29,7 @@ def load(*flags: str) -> Settings:
 
 def test_defaults():
     settings = load()
-    assert settings.chunk_cache is True
+    assert settings.chunk_cache == "on"
     assert settings.chunk_cache_memory == 1 << 30
     assert settings.chunk_cache_eviction == "s3fifo"
     assert settings.chunk_position_strategy is None
@@ -37,23 +37,36 @@ def test_defaults():
 
 
 def test_the_environment_is_read(monkeypatch):
-    monkeypatch.setenv("TESSERA_CHUNK_CACHE", "0")
+    monkeypatch.setenv("TESSERA_CHUNK_CACHE", "off")
     monkeypatch.setenv("TESSERA_CHUNK_MAX_TOKENS", "32")
     monkeypatch.setenv("TESSERA_CHUNK_POSITION_STRATEGY", "offset")
     monkeypatch.setenv("TESSERA_HOME", "/somewhere")
     settings = load()
-    assert (settings.chunk_cache, settings.chunk_max_tokens) == (False, 32)
+    assert (settings.chunk_cache, settings.chunk_max_tokens) == ("off", 32)
     assert settings.chunk_position_strategy is PositionStrategy.OFFSET
 
 
 def test_flags_override_the_environment(monkeypatch):
-    monkeypatch.setenv("TESSERA_CHUNK_CACHE", "0")
+    monkeypatch.setenv("TESSERA_CHUNK_CACHE", "off")
     monkeypatch.setenv("TESSERA_CHUNK_CACHE_EVICTION", "lru")
     monkeypatch.setenv("TESSERA_CHUNK_SEPARATOR", "|")
-    settings = load("--chunk-cache", "--chunk-separator", " # # ")
-    assert (settings.chunk_cache, settings.chunk_separator) == (True, " # # ")
+    settings = load("--chunk-cache", "require", "--chunk-separator", " # # ")
+    assert (settings.chunk_cache, settings.chunk_separator) == ("require", " # # ")
     assert settings.chunk_cache_eviction == "lru"
-    assert load("--no-chunk-cache").chunk_cache is False
+
+
+@pytest.mark.parametrize(
+    ("flags", "use"),
+    [
+        (["--chunk-cache", "on"], "on"),
+        (["--chunk-cache=off"], "off"),
+        (["--chunk-cache"], "on"),  # "chunk-cache: on" in a YAML file is true
+        (["--no-chunk-cache"], "off"),
+        (["--no-chunk-cache", "--chunk-cache", "require"], "require"),
+    ],
+)
+def test_the_cache_is_on_off_or_required(flags, use):
+    assert load(*flags).chunk_cache == use
 
 
 def test_vllms_log_level_is_ours_too(monkeypatch):
@@ -84,6 +97,7 @@ def test_memory_takes_units(text, size, monkeypatch):
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
+        ("chunk-cache", "0"),
         ("chunk-cache-memory", "lots"),
         ("chunk-cache-memory", "0"),
         ("chunk-max-tokens", "0"),

@@ -131,6 +131,7 @@ def test_replicas_are_started_with_flags_and_settings_that_exist(
     settings = load_settings(args)
     assert args.model_tag == model
     assert args.host == "0.0.0.0"
+    assert settings.chunk_cache == "require"
     assert settings.replica_name == name.replace(profile, "replica")
     url = urlsplit(settings.advertise_url)
     assert (url.scheme, url.hostname, url.port) == ("http", settings.replica_name, args.port)

@@ -104,6 +104,10 @@ def test_it_serves_where_its_health_is_checked(name):
     assert {"--interval=10s", "--timeout=5s", "--start-period=10m"} == set(check.flags)
 
 
+def test_a_container_does_not_serve_without_the_chunk_cache(name):
+    assert instructions(name)["ENV"][0].value[-2:] == ("TESSERA_CHUNK_CACHE", "require")
+
+
 def test_arguments_replace_those_of_serving_the_demo_model(name):
     found = instructions(name)
     (entry,), (command,) = found["ENTRYPOINT"], found["CMD"]

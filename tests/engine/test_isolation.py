@@ -116,7 +116,7 @@ def test_a_cache_salt_is_a_namespace_of_its_own(server: TesseraServer, text: Tex
 
 @pytest.mark.usefixtures("server")  # `stock` runs beside it in all tests of this file, and so starts once
 def test_without_the_cache_there_are_no_chunks_to_manage(stock: TesseraServer) -> None:
-    off = "the chunk cache is off: switched off by --no-chunk-cache"
+    off = "the chunk cache is off: switched off by --chunk-cache off"
     assert stock.post("/v1/rag/chunks", {"chunks": ["a"]}, 409)["error"]["message"] == off
     assert stock.get("/v1/rag/chunks", 409)["error"]["message"] == off
     for method in ("GET", "DELETE"):
@@ -124,7 +124,7 @@ def test_without_the_cache_there_are_no_chunks_to_manage(stock: TesseraServer) -
     assert stock.post("/v1/cache/clear", {}) == {"cleared": 0}
     body = {"chunks": ["a"], "question": "?", "max_tokens": 1}
     plan = stock.post("/v1/rag/plan", body)
-    assert plan == {"mode": "full", "reason": "switched off by --no-chunk-cache"}
+    assert plan == {"mode": "full", "reason": "switched off by --chunk-cache off"}
     assert stock.chat(**body)["cache"]["reason"] == plan["reason"]
     by_id = {**body, "chunks": [{"id": "a"}]}
     for path in ("/v1/rag/chat", "/v1/rag/plan"):

@@ -33,11 +33,44 @@ def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert run.returncode == 2, run.stderr
     assert "Traceback" not in run.stderr
     return [line for line in run.stderr.splitlines() if line.startswith("tessera")][-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason", "remedy"),
+    [
+        # Before the model is loaded, and by a worker.
+        (["--decode-context-parallel-size", "2"], "context parallelism spreads a sequence's KV", "leave out --decode-"),
+        (["--chunk-cache-memory", "1KiB"], "1024 bytes hold no page of 32 tokens", "e.g. --chunk-cache-memory 1GiB"),
+    ],
+)
+def test_without_the_required_cache_it_ends_and_says_why(
+    flags: list[str], reason: str, remedy: str, model_path: Callable[[str], Path]
+) -> None:
+    model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
+    said = refused(*model, "--chunk-cache", "require", *flags)
+    assert said.startswith("tessera: not started (--chunk-cache require). CHUNK CACHE OFF: no chunk is reused, ")
+    assert f"Reason: {reason}" in said
+    assert remedy in said.partition("What helps: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("use", "last"), [("on", "tessera: CHUNK CACHE OFF: no chunk is reused, "), ("off", "tessera: ready at ")]
+)
+def test_a_cache_that_is_off_though_nobody_asked_is_the_last_line_of_the_start(
+    use: str, last: str, start: Callable[..., TesseraServer]
+) -> None:
+    server = start("--chunk-cache", use, "--chunk-cache-memory", "1KiB").wait_ready()
+    until(lambda: "tessera: ready at " in server.log.read_text())
+    assert server.client.get("/health").status_code == 200
+    said = [line for line in server.log.read_text().splitlines() if line.startswith("tessera: ")]
+    assert said[-1].startswith(last)
+    assert ("Reason: 1024 bytes hold no page" in said[-1]) == (use == "on")
+    assert server.chat(chunks=["a chunk"], question="?", max_tokens=1)["cache"]["mode"] == "full"
 
 
 @pytest.fixture

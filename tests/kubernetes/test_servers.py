@@ -118,6 +118,7 @@ def test_replicas_are_started_with_flags_and_settings_that_exist(folder, variabl
     found = variables("replica")
     settings = load_settings(args)
     assert (args.host, args.port) == ("0.0.0.0", port(served, "http"))
+    assert settings.chunk_cache == "require"
     assert settings.replica_name == FIELDS["metadata.name"]  # the same after a restart
     assert settings.tenants is not None
     assert not settings.allow_anonymous

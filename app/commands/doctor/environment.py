@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from app.commands.doctor.advice import INSTALL, advice_for
+from app.advice import INSTALL, advice_for
 from app.commands.doctor.finding import Finding
 from tools.progress import first_line
 from tools.server_process import ROOT

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from app.commands.doctor.advice import OTHERWISE, advice_for
+from app.advice import advice_for, remedy_for
 from app.commands.doctor.finding import Finding
 from app.settings import Settings
+from engine_ext.start.startup import SWITCHED_OFF
 from engine_ext.start.support import unsupported_reason
 from engine_ext.start.vllm_log import telling_lines
 from tools.process_watch import starter_environment
@@ -39,14 +40,13 @@ def refused_before_start(args: argparse.Namespace, settings: Settings) -> Iterat
     """Checks flags and model without an engine. Raises vLLM's error for a model that can't be loaded."""
     engine_args = AsyncEngineArgs.from_cli_args(args)
     model = engine_args.create_model_config()
-    if not settings.chunk_cache:
-        yield Finding("FAIL", "the chunk cache is switched off", "leave out --no-chunk-cache (TESSERA_CHUNK_CACHE=0)")
-    elif reason := unsupported_reason(engine_args, model):
-        yield Finding("FAIL", f"{args.model}: {reason}", advice_for(reason) or OTHERWISE)
+    if settings.chunk_cache == "off":
+        yield Finding("FAIL", f"the chunk cache is {SWITCHED_OFF}", remedy_for(SWITCHED_OFF))
+    elif reason := unsupported_reason(engine_args, model, in_place=settings.chunk_cache_placement == "in-place"):
+        yield Finding("FAIL", f"{args.model}: {reason}", remedy_for(reason))
     else:
-        yield Finding(
-            "ok", f"model {args.model}: {', '.join(model.architectures)}, {model.dtype}".replace("torch.", "")
-        )
+        dtype = str(model.dtype).removeprefix("torch.")
+        yield Finding("ok", f"model {args.model}: {', '.join(model.architectures)}, dtype {dtype}")
 
 
 def tried(arguments: Sequence[str], settings: Settings, log: Path) -> Iterator[Finding]:
@@ -63,7 +63,7 @@ def tried(arguments: Sequence[str], settings: Settings, log: Path) -> Iterator[F
         fix = advice_for(" ".join(lines)) or "read the log"
         yield Finding("FAIL", f"the engine did not start: {'; '.join(lines)} (log: {log})", fix)
     elif found["reason"] is not None:
-        yield Finding("FAIL", found["reason"], advice_for(found["reason"]) or OTHERWISE)
+        yield Finding("FAIL", found["reason"], remedy_for(found["reason"]))
     else:
         took = time.monotonic() - started
         yield Finding("ok", f"the engine starts, and its self-check passes: reuse is exact ({took:.0f} s)")

@@ -32,8 +32,9 @@ def main() -> None:
     result, *arguments = sys.argv[1:]
     args = parse(arguments)
     args.model = local_model(args.model_tag) if args.model_tag else present_model()
-    # Not in the registry, where requests would find it; without tiers, whose files it must not touch.
-    apart = {"registry": None, "chunk_cache_tiers": None}
+    # Not in the registry, where requests would find it; without tiers, whose files it must not touch; and a reason
+    # against the cache is a finding, not the end.
+    apart = {"registry": None, "chunk_cache_tiers": None, "chunk_cache": "on"}
     found = asyncio.run(_try(args, load_settings(args).model_copy(update=apart)))
     Path(result).write_text(json.dumps(found))
 

@@ -24,7 +24,7 @@ async def stats(cache, query=""):
 
 
 async def test_a_cache_that_is_off_says_why():
-    reason = "switched off by --no-chunk-cache"
+    reason = "switched off by --chunk-cache off"
     assert await stats(CacheOff(reason)) == {"enabled": False, "reason": reason}
 
 

@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker extension beside one of the user's."""
+"""The worker extension: its reasons against the cache, and one of the user's beside it."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec
 
+from app.advice import OTHERWISE, remedy_for
+from engine_ext.core import worker_extension
+from engine_ext.core.layers import UnsupportedModelError
+from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
 from engine_ext.core.worker_extension import ChunkCacheWorkerExtension
 from engine_ext.start.startup import ChunkCacheOptions, beside
+from kernels.layout import LayoutProbeError
+from kernels.paged import UnsupportedKVError
 
 
 class Theirs:
@@ -26,3 +37,75 @@ def test_a_worker_finds_both_as_one_class() -> None:
 def test_a_class_that_is_not_there_is_named(path: str, message: str) -> None:
     with pytest.raises((ImportError, AttributeError), match=message):
         resolve_obj_by_qualname(beside(OURS, path))
+
+
+FULL = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.float32)
+LOCAL = ChunkedLocalAttentionSpec(
+    block_size=32, num_kv_heads=2, head_size=64, dtype=torch.float32, attention_chunk_size=64
+)
+
+
+def prepared(outcome: Any, monkeypatch: pytest.MonkeyPatch, spec: Any = FULL, half: WorkerHalf | None = None) -> Any:
+    """What the app is told when preparing the pool comes to ``outcome``."""
+
+    class Extension(ChunkCacheWorkerExtension):
+        def _prepare(self, half: WorkerHalf) -> PoolDescription:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+    group = SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"])
+    connector = SimpleNamespace(kv_cache_groups=[group], worker=half or WorkerHalf(1 << 20, 32, 32))
+    monkeypatch.setattr(worker_extension, "chunk_connector", lambda: connector)
+    return Extension().chunk_cache_prepare()
+
+
+def test_a_pool_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    description = {"num_pages": 4, "page_tokens": 32, "page_bytes": 64}
+    assert prepared(PoolDescription(**description), monkeypatch) == description
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "remedy"),
+    [
+        (
+            LayoutProbeError("K is not what was written", "9 of 16 elements differ", "use another backend"),
+            "vLLM keeps keys and values in a layout that Tessera can't read: K is not what was written; seen: 9 of",
+            "another --attention-backend; on a CPU --dtype float32",
+        ),
+        (UnsupportedModelError("layer 0 uses ALiBi"), "layer 0 uses ALiBi", OTHERWISE),
+        (UnsupportedKVError("on cuda Triton is needed: no module"), "on cuda Triton", "pip install triton"),
+        (
+            PoolSizeError("7 bytes hold no page of 32 tokens"),
+            "7 bytes hold",
+            "the pool more, e.g. --chunk-cache-memory",
+        ),
+        (KeyError("rope"), "KeyError: 'rope'", "please report it"),
+    ],
+)
+def test_why_the_pool_was_not_prepared(
+    error: Exception, reason: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = prepared(error, monkeypatch)["reason"]
+    assert told.startswith(reason)
+    assert remedy in remedy_for(told)
+
+
+def test_layers_with_other_data_in_their_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = prepared(AssertionError("not reached"), monkeypatch, LOCAL)
+    assert told == {"reason": "KV of some layers can't be read from vLLM's blocks (ChunkedLocalAttentionSpec)"}
+
+
+def test_dropped_blocks_are_refused_where_vllm_can_not_fail_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_extension, "DROPS_BLOCKS", False)
+    half = WorkerHalf(1 << 20, 32, 32, tables=[SimpleNamespace()])  # type: ignore[list-item]
+    told = prepared(AssertionError("not reached"), monkeypatch, half=half)["reason"]
+    assert told.startswith("layers with windows drop blocks")
+    assert remedy_for(told) == "install vLLM 0.32"
+
+
+def test_a_pool_larger_than_the_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda: (1 << 20, 1 << 30))
+    with pytest.raises(PoolSizeError, match="2 MiB are more than the 1 MiB that are free") as raised:
+        ChunkCacheWorkerExtension()._prepare(WorkerHalf(2 << 20, 32, 32))
+    assert "a smaller --chunk-cache-memory" in remedy_for(str(raised.value))

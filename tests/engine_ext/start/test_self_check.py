@@ -20,7 +20,7 @@ class ComparingLLM(FakeLLM):
         super().__init__()
         is_quantized = dtype.itemsize == 1
         self.model_config.dtype = torch.float32 if is_quantized else dtype
-        self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="fp8" if is_quantized else "auto"))
+        self.vllm_config.cache_config = SimpleNamespace(cache_dtype="fp8" if is_quantized else "auto")
         self.model_config.get_vocab_size = lambda: 1000
         self.differences: Iterator[float] = iter(differences)
         self.requests: list[str] = []

@@ -88,7 +88,7 @@ def test_answers_in_another_mode_are_counted_with_the_reason(argv, server, out, 
     server.reply = lambda body: Reply("Latvia", make_report("full", reason="the model has ALiBi"))
     assert main([*argv, "--modes", "full,shared"]) == 0
     captured = capsys.readouterr()
-    assert "cache is off, so every answer will be in full attention: the model has ALiBi" in captured.err
+    assert "CHUNK CACHE OFF: no chunk is reused, " in captured.err
     assert "shared: ran in full attention instead, 6 ×: the model has ALiBi" in captured.out
     shared = json.loads((out / "summary.json").read_text())["rows"][1]
     assert (shared["mode"], shared["answers"], shared["fell_back"]) == ("shared", 0, {"the model has ALiBi": 6})

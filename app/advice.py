@@ -5,11 +5,16 @@ from typing import Final
 
 INSTALL: Final = "pip install 'tessera-rag[cpu]' (or [cuda], [ascend]) installs the vLLM that Tessera is made for"
 _MORE_POOL: Final = "give the pool more, e.g. --chunk-cache-memory 1GiB"
+_LESS_POOL: Final = "a smaller --chunk-cache-memory, or a higher --gpu-memory-utilization"
 _BACKEND: Final = "another --attention-backend; on a CPU --dtype float32"
 _CONNECTOR: Final = (
     "leave it out: --chunk-cache-tiers keep ordinary prompts too; docs/connectors.md has the connectors that fit"
 )
+_HYBRID: Final = (
+    "vLLM 0.32, without --disable-hybrid-kv-cache-manager, --chunk-cache-placement in-place and other KV connectors"
+)
 _REPORT: Final = "please report it with these lines and the log; answers are right all the same, in full attention"
+_CUSTOM_OPS: Final = f"""with DeepSeek on a CPU --compilation-config '{{"custom_ops": ["none"]}}'; else {_REPORT}"""
 
 ADVICE: Final = {
     "it finds KV by token ids": _CONNECTOR,
@@ -17,20 +22,27 @@ ADVICE: Final = {
     "it names no connector": "leave it out",
     "not tried with several connectors": "leave it out, or install vLLM 0.32",
     "chunks can be reused in fp8_e4m3": "--kv-cache-dtype fp8, or leave it out",
-    "positions turn keys, which rounds": "tessera calibrate measures what reuse costs at each position",
+    "positions turn keys, which rounds": "--chunk-position-strategy parallel; tessera calibrate measures each strategy",
     "has a quantized KV cache (": "--kv-cache-dtype fp8 or bfloat16",
+    "of compute capability 8.9 and later": "leave out --kv-cache-dtype",
+    "has expandable_segments:True": "unset PYTORCH_CUDA_ALLOC_CONF, or add --enable-sleep-mode",
     "context parallelism": "leave out --decode-context-parallel-size and --prefill-context-parallel-size",
+    "without its hybrid KV cache manager": _HYBRID,
+    "heads of two sizes": _HYBRID,
+    "this version of vLLM can't fail a load": "install vLLM 0.32",
+    "GiB leave nothing of vLLM's": _LESS_POOL,
+    "MiB that are free": _LESS_POOL,
     "hold no page of": _MORE_POOL,
     "pool is too small for the self-check": _MORE_POOL,
-    "elements changed in the last two blocks": _BACKEND,
-    "read through the probed strides is not what was written": _BACKEND,
+    "layout that Tessera can't read": _BACKEND,
     "has no cache writer to probe": _BACKEND,
     "enable_kv_nz": "leave it out of --additional-config",
     "Triton is needed": "pip install triton",
     "vLLM-Ascend's writer is needed": "pip install vllm-ascend",
-    "differs from computed KV": _REPORT,
+    "differs from computed KV": _CUSTOM_OPS,
     " tokens reused, ": _REPORT,
     "nothing saved": _REPORT,
+    "switched off by --chunk-cache off": "leave out --chunk-cache off (--no-chunk-cache, TESSERA_CHUNK_CACHE=off)",
 }
 """Advice by words of the chunk cache's reason."""
 
@@ -44,9 +56,22 @@ ENGINE_ADVICE: Final = {
 }
 """Advice by words of errors from vLLM, torch and the system."""
 
-OTHERWISE: Final = "no flag changes that: tessera serve answers with this model, but reuses nothing"
+OTHERWISE: Final = "no flag changes that: take another model; answers of this one are right, in full attention"
 
 
 def advice_for(reason: str) -> str | None:
     """The advice for ``reason``, if there is any."""
     return next((fix for words, fix in {**ADVICE, **ENGINE_ADVICE}.items() if words in reason), None)
+
+
+def remedy_for(reason: str) -> str:
+    """What turns a cache on that is off for ``reason``. Without advice, the reason is an exception's, or the model."""
+    return advice_for(reason) or (_REPORT if "Error: " in reason else OTHERWISE)
+
+
+def off_message(reason: str) -> str:
+    """One line for users of a server whose cache is off: what that means, the reason, and what helps."""
+    return (
+        "CHUNK CACHE OFF: no chunk is reused, every request is computed in full, as slowly as without Tessera. "
+        f"Reason: {' '.join(reason.split())}. What helps: {remedy_for(reason)}"
+    )
