@@ -65,7 +65,10 @@ def advice_for(reason: str) -> str | None:
 
 
 def remedy_for(reason: str) -> str:
-    """What turns a cache on that is off for ``reason``. Without advice, the reason is an exception's, or the model."""
+    """Return the cure for a cache that is off for ``reason``.
+
+    Where there is no advice, the reason is an exception's, or lies in the model.
+    """
     return advice_for(reason) or (_REPORT if "Error: " in reason else OTHERWISE)
 
 

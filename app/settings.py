@@ -37,7 +37,7 @@ class ChunkSettings(BaseSettings):
     """Chunks."""
 
     chunk_cache: ChunkCacheUse = Field(
-        "on", description="require: end the start where chunks can't be reused; off: reuse none"
+        "on", description="require: don't start where chunks can't be reused; off: reuse none"
     )
     chunk_cache_memory: ByteSize = Field(
         ByteSize(1 << 30), gt=0, description="memory of the chunk pool on each worker's device, e.g. 8GiB"

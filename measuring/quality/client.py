@@ -17,6 +17,7 @@ from measuring.kit.client import (
     error_message,
 )
 from measuring.kit.servers import TEMPLATE_ADVICE
+from measuring.quality.metrics import REFUSAL
 from measuring.quality.questions.questions import Question
 from tools.divergence import TOP
 
@@ -52,7 +53,7 @@ class AskOptions:
 
     model: str
     max_tokens: int
-    refusal: str
+    refusal: str = REFUSAL
     ahead: bool = False
 
 

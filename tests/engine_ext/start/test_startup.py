@@ -22,7 +22,7 @@ from engine_ext.start.startup import SWITCHED_OFF, ChunkCacheOptions, RequiredCa
 from tests.engine_ext.start.test_self_check import ComparingLLM
 from tools.random_model import build_preset
 
-POOL = {"num_pages": 400, "page_bytes": 1}
+POOL = {"num_pages": 400, "page_bytes": 1, "block_order": "order"}
 GPT_OSS = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "head_dim": 64, "vocab_size": 1000}
 MAMBA = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "vocab_size": 1000}
 
