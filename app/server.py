@@ -167,7 +167,7 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     :class:`ProfileError`, :class:`UnknownRetrieverError`.
     """
     configure_logging(settings)
-    make_retriever(settings.retriever)  # fails early
+    make_retriever(settings)  # fails early
     if args.served_model_name is None and (folder := Path(args.model)).is_dir():
         args.served_model_name = [folder.resolve().name]
     args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)

@@ -5,7 +5,7 @@ The models are the report while its request runs, its JSON, and its schema on th
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
@@ -68,6 +68,13 @@ class Retrieved(Shape):
     page: int | None
     title: str | None
     score: float
+
+
+class Found(NamedTuple):
+    """Passages of a collection for the question; ``degraded``: why not ranked as the server's retriever does."""
+
+    passages: list[Retrieved]
+    degraded: str | None = None
 
 
 class ReportedTokens(Shape):
@@ -136,6 +143,8 @@ class Report(Shape):
     handover: Handed | None = None
     retrieved: list[Retrieved] | None = None
     """The best first; ``None``: the request brought its documents itself."""
+    retrieval_degraded: str | None = None
+    """Why passages were ranked otherwise than the server's retriever does."""
     segments: list[Segment] | None = None
     opening: TokenIds | None = None
     """Tokens that the chunks were computed behind, if not behind the system segment; beside ``segments``."""

@@ -8,12 +8,28 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+_NETWORK: Final = ("nfs", "cifs", "smb", "9p", "ceph", "lustre", "gpfs", "beegfs", "afs", "virtiofs", "fuse")
+"""Beginnings of the types of file systems that several machines may have mounted."""
 
 
 def tessera_home() -> Path:
     """Folder for built models and logs: ``TESSERA_HOME``, by default in the user's cache folder."""
     home = os.environ.get("TESSERA_HOME")
     return Path(home) if home else Path.home() / ".cache" / "tessera"
+
+
+def is_on_network(folder: Path) -> bool:
+    """Whether other machines may have the file system of ``folder`` mounted; ``False`` where Linux doesn't say."""
+    device = folder.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    types = [line.partition(" - ")[2].split()[0] for line in mounts if line.split()[2] == wanted]
+    return any(kind.startswith(_NETWORK) for kind in types)
 
 
 def check_replaceable(path: Path, mark: str) -> None:

@@ -4,6 +4,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -11,28 +12,29 @@ from urllib.parse import unquote, urlsplit
 from pydantic import ValidationError
 
 from app.collections.passages import Passage
-from app.collections.retrievers import Retriever, RetrieverFailedError, make_retriever
+from app.collections.retrievers import Ranking, Retriever, RetrieverFailedError, make_retriever
 from app.collections.store import About, Collections
 from app.documents.cache_options import parse_cache_field
-from app.documents.document import BadRequestError
+from app.documents.document import BadRequestError, is_unicode
 from app.documents.openai_documents import system_texts
 from app.documents.rag_request import RagChatRequest, RagChunk
 from app.documents.retrieve_field import RetrieveField
 from app.settings import Settings
-from cache.report import Retrieved
+from cache.report import Found, Retrieved
 from cache.tiers.config import parse_tiers
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
 from tools.folders import tessera_home
 
 logger = logging.getLogger(__name__)
 Request = TypeVar("Request", bound=RagChatRequest)
+_TEXT_PARTS = ("text", "input_text")
 _TURNS = 2
-"""User messages at the end of a conversation that make up its query: a follow-up rarely says what it is about."""
+"""Messages with text at the end of a conversation that make up its query: a follow-up rarely says what it is about."""
 
 
 def make_retrieval(settings: Settings) -> "Retrieval":
     """Raises :class:`UnknownRetrieverError`."""
-    return Retrieval(Collections(_folder(settings)), make_retriever(settings.retriever))
+    return Retrieval(Collections(_folder(settings)), make_retriever(settings))
 
 
 def _folder(settings: Settings) -> Path:
@@ -50,19 +52,19 @@ class Retrieval:
         self.collections = collections
         self._retriever = retriever
 
-    async def fill(self, request: Request, field: RetrieveField) -> tuple[Request, list[Retrieved]]:
+    async def fill(self, request: Request, field: RetrieveField) -> tuple[Request, Found]:
         """A request with the passages as its chunks, and their list for the report.
 
         Raises :class:`BadRequestError`, :class:`UnknownCollectionError` and :class:`RetrieverFailedError`.
         """
-        turns = [request.question] if request.question is not None else _user_texts(request.messages)
-        about, found = await self._find(field, turns, request.cache.namespace)
-        chunks = [RagChunk(id=each.id, text=each.text, title=each.title) for each, _ in found]
+        turns = [request.question] if request.question is not None else _user_texts(request.messages, "messages")
+        about, passages, found = await self._find(field, turns, request.cache.namespace)
+        chunks = [RagChunk(id=each.id, text=each.text, title=each.title) for each in passages]
         has_system = request.system or system_texts({"messages": request.messages})
         system = request.system if has_system else about.system
-        return request.model_copy(update={"chunks": chunks, "system": system}), _listed(found)
+        return request.model_copy(update={"chunks": chunks, "system": system}), found
 
-    async def fill_body(self, path: str, body: dict[str, Any]) -> list[Retrieved]:
+    async def fill_body(self, path: str, body: dict[str, Any]) -> Found:
         """Puts passages into the body of a request to vLLM's chat endpoint ``path``, as ``documents``.
 
         Raises as :meth:`fill` does.
@@ -70,33 +72,35 @@ class Retrieval:
         given = body.pop("retrieve")
         if body.get("documents") is not None:
             raise BadRequestError("give either documents or retrieve", "retrieve")
-        turns = _user_texts(body.get("messages") or body.get("input"))
-        if not turns:
-            raise BadRequestError("retrieve needs a user message with text", "messages")
-        about, found = await self._find(_parsed(given), turns, _namespace(body.get("cache")))
+        turns = next((_user_texts(body[name], name) for name in ("messages", "input") if body.get(name)), [])
+        about, passages, found = await self._find(_parsed(given), turns, _namespace(body.get("cache")))
         body["documents"] = [
             {"id": each.id, "data": {"text": each.text, **({"title": each.title} if each.title else {})}}
-            for each, _ in found
+            for each in passages
         ]
         if about.system and not system_texts(body):
             _add_system(path, body, about.system)
-        return _listed(found)
+        return found
 
     async def _find(
         self, field: RetrieveField, turns: Sequence[str], namespace: str | None
-    ) -> tuple[About, list[tuple[Passage, float]]]:
+    ) -> tuple[About, list[Passage], Found]:
         try:
             own = own_namespace(namespace)
         except NamespaceRefusedError as error:
             raise BadRequestError(str(error), "cache.namespace") from error
-        corpus = await asyncio.to_thread(self.collections.corpus, own, field.collection)
         query = field.query or "\n".join(turns[-_TURNS:])
+        if not query.strip():
+            raise BadRequestError("retrieve needs a user message with text, or a query", "messages")
+        corpus = await asyncio.to_thread(self.collections.corpus, own, field.collection)
         try:
             ranked = await self._retriever.rank(query, corpus, field.top_k)
-            return corpus.about, [(corpus.passages[place], score) for place, score in ranked]
+            passages = [(corpus.passages[place], score) for place, score in ranked]
         except Exception as error:  # another package's code
             logger.exception("The retriever %s failed.", type(self._retriever).__name__)
             raise RetrieverFailedError(f"the retriever failed: {type(error).__name__}: {error}") from error
+        degraded = ranked.degraded if isinstance(ranked, Ranking) else None
+        return corpus.about, [each for each, _ in passages], Found(list(starmap(_listed, passages)), degraded)
 
 
 def _namespace(cache: Any) -> str | None:
@@ -104,11 +108,15 @@ def _namespace(cache: Any) -> str | None:
     return parse_cache_field({"namespace": given.get("namespace")}).namespace
 
 
-def _listed(found: Sequence[tuple[Passage, float]]) -> list[Retrieved]:
-    return [
-        Retrieved(id=each.id, file=each.file, number=each.number, page=each.page, title=each.title, score=score)
-        for each, score in found
-    ]
+def _listed(passage: Passage, score: float) -> Retrieved:
+    return Retrieved(
+        id=passage.id,
+        file=passage.file,
+        number=passage.number,
+        page=passage.page,
+        title=passage.title,
+        score=score,
+    )
 
 
 def _parsed(given: Any) -> RetrieveField:
@@ -119,19 +127,42 @@ def _parsed(given: Any) -> RetrieveField:
         raise BadRequestError(first["msg"], ".".join(["retrieve", *map(str, first["loc"])])) from error
 
 
-def _user_texts(turns: Any) -> list[str]:
-    """The texts of a conversation's user messages, in order."""
+def _user_texts(turns: Any, path: str) -> list[str]:
+    """The texts of a conversation's user messages that have any, in order.
+
+    Takes the messages of all schemas, whose parts of other types are passed over. Raises :class:`BadRequestError`.
+    """
     if isinstance(turns, str):
-        return [turns]
+        turns = [{"role": "user", "content": turns}]
     texts = []
-    for turn in turns if isinstance(turns, list) else []:
-        if isinstance(turn, dict) and turn.get("role") == "user":
+    for i, turn in enumerate(_checked(turns, list, path)):
+        if _checked(turn, dict, f"{path}.{i}").get("role") == "user":
             content = turn.get("content")
-            parts = (
-                [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-            )
-            texts.append(content if isinstance(content, str) else "\n".join(part for part in parts if part))
-    return texts
+            where = f"{path}.{i}.content"
+            if isinstance(content, list):
+                found = [_part_text(part, f"{where}.{k}") for k, part in enumerate(content)]
+            else:
+                found = [] if content is None else [_part_text(content, where)]
+            texts.append("\n".join(text for text in found if text.strip()))
+    return [text for text in texts if text]
+
+
+def _part_text(part: Any, path: str) -> str:
+    if isinstance(part, dict):
+        if part.get("type", "text") not in _TEXT_PARTS:
+            return ""
+        part, path = part.get("text"), f"{path}.text"
+    text: str = _checked(part, str, path)
+    if not is_unicode(text):
+        raise BadRequestError(f"{path} is not Unicode text (it has half of a surrogate pair)", path)
+    return text
+
+
+def _checked(value: Any, kind: type, path: str) -> Any:
+    if not isinstance(value, kind):
+        names = {list: "a list", dict: "an object", str: "a string"}
+        raise BadRequestError(f"{path} must be {names[kind]}, not {type(value).__name__}", path)
+    return value
 
 
 def _add_system(path: str, body: dict[str, Any], system: str) -> None:

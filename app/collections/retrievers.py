@@ -5,22 +5,22 @@ import asyncio
 import importlib.metadata
 import threading
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import bm25s
 
 from app.collections.store import Corpus
+from app.collections.words import words_of
+from app.settings import Settings
 from cache.errors import ChunkCacheError
 
 ENTRY_POINTS: Final = "tessera.retrievers"
 """Entry points of any package: a name for ``--retriever``, and a class with the method of :class:`Retriever`."""
-_WORD: Final = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
-"""A word, or a character of the scripts that put no spaces between words (Chinese, Japanese, Korean)."""
 
 
 class UnknownRetrieverError(ValueError):
-    """There is no retriever of the name, or it can't be loaded; the message says why."""
+    """There is no retriever of the name, or it can't be made; the message says why."""
 
 
 class RetrieverFailedError(ChunkCacheError):
@@ -34,8 +34,16 @@ class Ranked(NamedTuple):
     score: float
 
 
+class Ranking(list[Ranked]):
+    """Ranked passages, and why they were ranked otherwise than the retriever is meant to."""
+
+    def __init__(self, ranked: Sequence[Ranked], degraded: str | None = None) -> None:
+        super().__init__(ranked)
+        self.degraded = degraded
+
+
 class Retriever(Protocol):
-    """Ranks passages. Made once for a server, without arguments."""
+    """Ranks passages. Made once for a server: by the class method ``of_settings`` where it has one."""
 
     async def rank(self, query: str, corpus: Corpus, top_k: int) -> Sequence[Ranked]:
         """At most ``top_k`` passages that fit the query, the best first. An error refuses the request (502)."""
@@ -49,7 +57,7 @@ class Bm25:
     """
 
     def __init__(self) -> None:
-        self._indexes: WeakKeyDictionary[Corpus, bm25s.BM25] = WeakKeyDictionary()
+        self._indexes: WeakKeyDictionary[Corpus, bm25s.BM25 | None] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     async def rank(self, query: str, corpus: Corpus, top_k: int) -> Sequence[Ranked]:
@@ -57,33 +65,33 @@ class Bm25:
         return await asyncio.to_thread(self._rank, query, corpus, top_k)
 
     def _rank(self, query: str, corpus: Corpus, top_k: int) -> Sequence[Ranked]:
-        words = _words([query])
-        if not corpus.passages or not words[0]:
+        words = words_of(query)
+        if not words or (index := self._index(corpus)) is None:
             return []
-        with self._lock:
-            index = self._indexes.get(corpus)
-            if index is None:
-                index = self._indexes[corpus] = bm25s.BM25()
-                index.index(_words([each.document.render() for each in corpus.passages]), show_progress=False)
-        count = min(top_k, len(corpus.passages))
-        found, scores = index.retrieve(words, k=count, show_progress=False)
+        found, scores = index.retrieve([words], k=min(top_k, len(corpus.passages)), show_progress=False)
         return [Ranked(int(i), float(score)) for i, score in zip(found[0], scores[0], strict=True) if score > 0]
 
+    def _index(self, corpus: Corpus) -> bm25s.BM25 | None:
+        """``None`` for a corpus without words."""
+        with self._lock:
+            if corpus not in self._indexes:
+                words = [words_of(each.document.render()) for each in corpus.passages]
+                index = bm25s.BM25() if any(words) else None
+                if index is not None:
+                    index.index(words, show_progress=False)
+                self._indexes[corpus] = index
+            return self._indexes[corpus]
 
-def make_retriever(name: str) -> Retriever:
-    """The retriever of an entry point; raises :class:`UnknownRetrieverError`."""
+
+def make_retriever(settings: Settings) -> Retriever:
+    """The server's retriever; raises :class:`UnknownRetrieverError`."""
+    name = settings.retriever
     found = {each.name: each for each in importlib.metadata.entry_points(group=ENTRY_POINTS)}
     if name not in found:
         raise UnknownRetrieverError(f"there is no retriever {name!r}; there are {', '.join(sorted(found))}")
     try:
-        retriever: Retriever = found[name].load()()
+        made: Any = found[name].load()
+        retriever: Retriever = made.of_settings(settings) if hasattr(made, "of_settings") else made()
     except Exception as error:  # another package's code
         raise UnknownRetrieverError(f"retriever {name!r} can't be made: {type(error).__name__}: {error}") from error
     return retriever
-
-
-def _words(texts: list[str]) -> list[list[str]]:
-    words: list[list[str]] = bm25s.tokenize(
-        texts, token_pattern=_WORD, stopwords="en", return_ids=False, show_progress=False
-    )
-    return words

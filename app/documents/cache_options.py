@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request field ``cache``."""
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import State
@@ -20,6 +20,8 @@ from engine_ext.wire.request import (
     Decide,
     salted_namespace,
 )
+
+NAMESPACE: Final = r"^[^\x00-\x1f]+$"
 
 
 class SparseField(BaseModel):
@@ -70,7 +72,7 @@ class CacheField(BaseModel):
         None,
         min_length=1,
         max_length=128,
-        pattern=r"^[^\x00-\x1f]+$",
+        pattern=NAMESPACE,
         description="chunks never match across namespaces; default: that of the API key's tenant, else 'default'",
     )
     explain: bool = Field(False, strict=True, description="report each segment's token ids and first position")

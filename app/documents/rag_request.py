@@ -34,7 +34,7 @@ class RagChunk(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    id: str | None = Field(None, min_length=1, max_length=512)
+    id: str | None = Field(None, min_length=1, max_length=1024)
     text: str | None = None
     title: str | None = None
     metadata: dict[str, Any] | None = Field(None, description="ignored; never shown to the model")

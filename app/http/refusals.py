@@ -34,7 +34,7 @@ Reason = Literal[
     "retriever_failed",
     "role_missing",
     "stopping",
-    "storage_full",
+    "storage_failed",
 ]
 _BY_STATUS: dict[int, Reason] = {
     400: "bad_request",
@@ -50,7 +50,7 @@ _BY_STATUS: dict[int, Reason] = {
     501: "not_implemented",
     502: "retriever_failed",
     503: "not_now",
-    507: "storage_full",
+    507: "storage_failed",
 }
 
 

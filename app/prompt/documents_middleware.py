@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.collections.retrievers import RetrieverFailedError
-from app.collections.store import UnknownCollectionError
+from app.collections.store import CollectionStorageError, UnknownCollectionError
 from app.documents.cache_options import decide_of, options_of, parse_cache_field
 from app.documents.document import BadRequestError
 from app.documents.openai_documents import EXTRACTORS, Extraction
@@ -22,7 +22,7 @@ from app.http.refusals import refusal
 from app.http.sse import ReportInserter, is_event_stream
 from app.prompt.marks import Marks
 from app.settings import Settings
-from cache.report import Retrieved
+from cache.report import Found
 from engine_ext.wire.request import RequestContext
 
 
@@ -53,7 +53,7 @@ class DocumentsMiddleware:
             if extraction is None:
                 return await self._app(scope, replay(body, receive), send)
             ticket = _ticket(extraction, state, retrieved)
-        except (BadRequestError, UnknownCollectionError, RetrieverFailedError) as error:
+        except (BadRequestError, UnknownCollectionError, CollectionStorageError, RetrieverFailedError) as error:
             return await _refused(error)(scope, receive, send)
         return await self._run(scope, receive, send, extraction, ticket)
 
@@ -73,12 +73,16 @@ class DocumentsMiddleware:
             return await self._app(scope, replay(body, receive), send)
 
 
-def _refused(error: BadRequestError | UnknownCollectionError | RetrieverFailedError) -> JSONResponse:
+def _refused(
+    error: BadRequestError | UnknownCollectionError | CollectionStorageError | RetrieverFailedError,
+) -> JSONResponse:
     if isinstance(error, RetrieverFailedError):
         return refusal(HTTPStatus.BAD_GATEWAY, "retriever_failed", str(error), parameter="retrieve")
     if isinstance(error, UnknownCollectionError):
         return refusal(HTTPStatus.NOT_FOUND, "not_found", str(error), parameter="retrieve.collection")
-    return refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error), parameter=error.parameter)
+    if isinstance(error, BadRequestError):
+        return refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error), parameter=error.parameter)
+    return refusal(HTTPStatus.INSUFFICIENT_STORAGE, "storage_failed", str(error), parameter="retrieve.collection")
 
 
 def _parsed(body: bytes, separator: str | None) -> dict[str, Any] | None:
@@ -102,7 +106,7 @@ def _hints(separator: str | None) -> tuple[bytes, ...]:
     return (*fields, json.dumps(separator, ensure_ascii=False)[1:-1].encode(), b"\\u")
 
 
-def _ticket(extraction: Extraction, state: State, retrieved: list[Retrieved] | None) -> RequestContext:
+def _ticket(extraction: Extraction, state: State, retrieved: Found | None) -> RequestContext:
     for field in ("echo", "store", "use_beam_search"):
         if extraction.body.get(field):
             raise BadRequestError(f"{field} can't be combined with documents", field)

@@ -9,7 +9,7 @@ from app.documents.document import Document
 from app.documents.openai_documents import system_texts
 from app.documents.rag_request import RagRequest, documents_of
 from app.documents.request_documents import cache_salt_of, keys_of
-from cache.report import Retrieved
+from cache.report import Found
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.wire.request import REQUEST_KEY, RequestContext
@@ -17,7 +17,7 @@ from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lo
 
 
 async def open_ticket(
-    request: RagRequest, state: State, retrieved: list[Retrieved] | None = None
+    request: RagRequest, state: State, retrieved: Found | None = None
 ) -> tuple[RequestContext, list[Document]]:
     """Context and documents of a request; raises :class:`BadRequestError` and as :func:`documents_of`."""
     engine: ChunkEngine = state.engine_client

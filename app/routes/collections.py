@@ -10,7 +10,7 @@ from fastapi import APIRouter, File, Form, Path, Query, UploadFile
 from fastapi.responses import JSONResponse
 
 from app.catalog.collection_ingestion import CollectionIngestion, GivenFile
-from app.collections.passages import dropped_ids
+from app.documents.cache_options import NAMESPACE
 from app.documents.document import BadRequestError, is_unicode
 from app.documents.retrieve_field import COLLECTION_NAME
 from app.http.answers import (
@@ -32,7 +32,10 @@ router = APIRouter(prefix="/v1/rag/collections", tags=["Collections"], route_cla
 
 DEFAULT_MAX_TOKENS = 256
 Name = Annotated[str, Path(pattern=COLLECTION_NAME)]
-Namespace = Annotated[str | None, Query(min_length=1, max_length=128, description="default: the caller's own")]
+Namespace = Annotated[
+    str | None,
+    Query(min_length=1, max_length=128, pattern=NAMESPACE, description="default: the caller's own"),
+]
 
 
 @router.post(
@@ -100,8 +103,7 @@ def _own(namespace: str | None) -> str:
 )
 async def list_collections(retrieval: RequestRetrieval, namespace: Namespace = None) -> dict[str, Any]:
     """Those of one namespace, by name."""
-    corpora = await asyncio.to_thread(retrieval.collections.all_of, _own(namespace))
-    return {"object": "list", "data": [corpus.summary() for corpus in corpora]}
+    return {"object": "list", "data": await asyncio.to_thread(retrieval.collections.summaries, _own(namespace))}
 
 
 @router.get(
@@ -153,12 +155,6 @@ async def delete_collection(
 ) -> dict[str, Any]:
     """Removes texts, and the KV of their passages from the pool and all tiers."""
     collections, own = retrieval.collections, _own(namespace)
-    before = await asyncio.to_thread(collections.corpus, own, name)
-    if file is None:
-        await asyncio.to_thread(collections.delete, own, name)
-        ids = [passage.id for passage in before.passages]
-    else:
-        ids = list(dropped_ids(before.file(file), None))
-        await asyncio.to_thread(collections.delete_file, own, name, file)
-    await CollectionIngestion(state, manager, collections, before.about).drop(ids)
+    about, ids = await asyncio.to_thread(collections.delete, own, name, file)
+    await CollectionIngestion(state, manager, collections, about).drop(ids)
     return {"collection": name, "file": file, "passages": len(ids), "deleted": True}

@@ -12,7 +12,12 @@ from vllm.exceptions import VLLMValidationError
 
 from app.catalog.segments import UnknownSegmentError
 from app.collections.retrievers import RetrieverFailedError
-from app.collections.store import CollectionConflictError, CollectionStorageError, UnknownCollectionError
+from app.collections.store import (
+    CollectionConflictError,
+    CollectionStorageError,
+    DamagedCollectionError,
+    UnknownCollectionError,
+)
 from app.documents.document import BadRequestError
 from cache.errors import CapacityError, ChunkCacheError
 from cache.segments.chunk_ids import GoneIdError, IdConflictError, UnknownIdError
@@ -28,6 +33,7 @@ _STATUSES: Final[dict[type[ChunkCacheError], HTTPStatus]] = {
     UnknownCollectionError: HTTPStatus.NOT_FOUND,
     CollectionConflictError: HTTPStatus.CONFLICT,
     CollectionStorageError: HTTPStatus.INSUFFICIENT_STORAGE,
+    DamagedCollectionError: HTTPStatus.INSUFFICIENT_STORAGE,
 }
 
 

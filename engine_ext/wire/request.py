@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from cache.positions.layout import ChunkedPrompt, PositionStrategy
-from cache.report import LinkContext, Report, Retrieved, ScopeName
+from cache.report import Found, LinkContext, Report, ScopeName
 from cache.segments.holdings import DocumentKey
 from cache.selection import Sparse
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
@@ -93,7 +93,7 @@ class RequestContext:
     document_keys: tuple[DocumentKey, ...] = ()
     report: Report | None = None
     decide: Decide | None = None
-    retrieved: list[Retrieved] | None = None
+    retrieved: Found | None = None
 
 
 @dataclass(frozen=True, slots=True)

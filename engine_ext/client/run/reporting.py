@@ -8,7 +8,7 @@ from vllm.outputs import RequestOutput
 
 from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
-from cache.report import Decided, Handed, Links, Report, ReportedChunk, Retrieved, explain_segments
+from cache.report import Decided, Found, Handed, Links, Report, ReportedChunk, explain_segments
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.fills import FillResult
 from engine_ext.chunks.source import SourceResult
@@ -31,7 +31,7 @@ class Reporter:
         num_prompt_tokens: int,
         stages: Stages,
         metrics: ChunkCacheMetrics,
-        retrieved: list[Retrieved] | None,
+        retrieved: Found | None,
     ) -> None:
         options = request.options
         chunks = request.prompt.chunks if request.prompt else ()
@@ -44,7 +44,8 @@ class Reporter:
             Decided(mode=chosen.mode, why=chosen.why) if chosen else None,
             stages.timings_ms,
         )
-        self.report.retrieved = retrieved
+        if retrieved is not None:
+            self.report.retrieved, self.report.retrieval_degraded = retrieved
         self._request = request
         self._stages = stages
         self._metrics = metrics

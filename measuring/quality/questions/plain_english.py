@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 from typing import Final, get_args
 
 from measuring.quality.questions.generated import generated
@@ -59,7 +60,7 @@ def written() -> Library:
     return Library(topics, tuple(chain.from_iterable(_questions(*record) for record in records.items())))
 
 
-def _questions(topic: str, record: dict) -> Iterator[Asked]:
+def _questions(topic: str, record: dict[str, Any]) -> Iterator[Asked]:
     texts = {passage["id"]: passage["text"] for passage in record["passages"]}
     for number, asked in enumerate(record["questions"]):
         kind, passages = asked["kind"], tuple(texts[id] for id in asked["passages"])

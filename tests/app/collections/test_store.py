@@ -2,7 +2,10 @@
 """Collections keep their files whole, also when the disk is full."""
 
 import json
+import sqlite3
 import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,13 @@ from app.collections.store import (
     CollectionConflictError,
     Collections,
     CollectionStorageError,
+    DamagedCollectionError,
     UnknownCollectionError,
+    digest_of,
 )
 from app.documents.document import Document
+
+ROOT = Path(__file__).parents[3]
 
 
 def count(document: Document) -> int:
@@ -56,8 +63,8 @@ def test_a_corpus_is_the_same_object_until_a_file_changes(collections: Collectio
 
 def test_namespaces_have_collections_of_their_own(collections: Collections) -> None:
     collections.put(begun(collections, "a"), record("owls.txt", "Owls."))
-    assert [each.about.name for each in collections.all_of("a")] == ["birds"]
-    assert collections.all_of("b") == []
+    assert [each["name"] for each in collections.summaries("a")] == ["birds"]
+    assert collections.summaries("b") == []
     with pytest.raises(UnknownCollectionError, match="no collection 'birds'"):
         collections.corpus("b", "birds")
 
@@ -72,34 +79,244 @@ def test_system_prompt_and_length_stay(collections: Collections) -> None:
         collections.begin("default", "birds", None, 61, 60)
 
 
+def test_a_changed_file_leaves_the_others_records_as_they_are(collections: Collections) -> None:
+    """A question after a change reads the files that changed, however many there are."""
+    about = begun(collections)
+    collections.put(about, record("a.txt", "A."))
+    collections.put(about, record("b.txt", "B."))
+    before = collections.corpus("default", "birds")
+    collections.put(about, record("b.txt", "C."))
+    collections.put(about, record("d.txt", "D."))
+    after = collections.corpus("default", "birds")
+    assert after.files["a.txt"] is before.files["a.txt"]
+    assert [passage.text for passage in after.passages] == ["A.", "C.", "D."]
+
+
 def test_deleted_files_and_collections_are_gone(collections: Collections) -> None:
     about = begun(collections)
     for file in ("a.txt", "b.txt"):
         collections.put(about, record(file, f"Text of {file}."))
-    collections.delete_file("default", "birds", "a.txt")
+    ids = [passage.id for passage in collections.corpus("default", "birds").file("a.txt").passages]
+    assert collections.delete("default", "birds", "a.txt") == (about, ids)
+    with pytest.raises(UnknownCollectionError, match=r"no file 'a\.txt'"):
+        collections.delete("default", "birds", "a.txt")
     corpus = collections.corpus("default", "birds")
     assert list(corpus.files) == ["b.txt"]
     with pytest.raises(UnknownCollectionError, match=r"no file 'a\.txt'"):
         corpus.file("a.txt")
     collections.delete("default", "birds")
-    assert collections.all_of("default") == []
+    assert collections.summaries("default") == []
+    with pytest.raises(UnknownCollectionError, match="no collection 'birds'"):
+        collections.delete("default", "birds")
+    assert b"Text of" not in b"".join(path.read_bytes() for path in collections.root.rglob("*") if path.is_file())
+
+
+def test_summaries_count_as_corpora_do(collections: Collections) -> None:
+    about = begun(collections)
+    collections.put(
+        about, record("owls.txt", "Owls hunt at night, and sleep by day in barns.\n\nThe barn owl is white.")
+    )
+    collections.put(about, record("emu.txt", "The emu runs fast."))
+    assert collections.summaries("default") == [collections.corpus("default", "birds").summary()]
+
+
+def test_a_file_of_a_collection_deleted_meanwhile_is_refused(collections: Collections) -> None:
+    about = begun(collections)
+    collections.put(about, record("a.txt", "A."))
+    collections.delete("default", "birds")
+    with pytest.raises(CollectionConflictError, match="deleted meanwhile: send its files again"):
+        collections.put(about, record("b.txt", "B."))
+    assert collections.summaries("default") == []
+    again = begun(collections)
+    collections.put(again, record("b.txt", "B."))
+    with pytest.raises(CollectionConflictError, match="deleted meanwhile"):
+        collections.put(about, record("c.txt", "C."))
+    assert list(collections.corpus("default", "birds").files) == ["b.txt"]
+
+
+def test_a_collection_begun_again_is_not_the_deleted_one_even_if_the_clock_was_set_back(
+    collections: Collections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = begun(collections)
+    collections.put(about, record("a.txt", "A."))
+    collections.delete("default", "birds")
+    monkeypatch.setattr("time.time", lambda: about.created_at - 3600)
+    again = begun(collections)
+    collections.put(again, record("b.txt", "B."))
+    assert list(collections.corpus("default", "birds").files) == ["b.txt"]
+
+
+def test_two_calls_that_begin_a_collection_differently_do_not_mix(collections: Collections) -> None:
+    one, two = begun(collections), collections.begin("default", "birds", "Another.", None, 60)
+    collections.put(one, record("a.txt", "A."))
+    with pytest.raises(CollectionConflictError, match="another system prompt"):
+        collections.put(two, record("b.txt", "B."))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../birds", "a/b", "a\x00", "a\n", "x" * 65, "ä", "-a"])
+def test_other_names_than_a_collections_touch_nothing(collections: Collections, name: str) -> None:
+    for call in (
+        lambda: collections.begin("default", name, None, None, 60),
+        lambda: collections.corpus("default", name),
+        lambda: collections.delete("default", name),
+    ):
+        with pytest.raises(UnknownCollectionError, match="no collection can be called"):
+            call()
+    assert not collections.root.exists()
+
+
+def test_vectors_stay_as_long_as_their_text_does(collections: Collections) -> None:
+    about = begun(collections)
+    stored = [record("a.txt", "Same."), record("b.txt", "Same."), record("c.txt", "Other.")]
+    for each in stored:
+        collections.put(about, each)
+    vectors = collections.vectors(about)
+    same, _, other = (digest_of(each.passages[0]) for each in stored)
+    vectors.save("m", {same: b"1", other: b"2", "of no passage": b"3"})
+    vectors.save("n", {same: b"4"})
+    assert (vectors.load("m"), vectors.load("n")) == ({same: b"1", other: b"2"}, {same: b"4"})
+    assert vectors.missing("n", [same, other]) == {other}
+    collections.delete("default", "birds", "a.txt")
+    collections.put(about, record("c.txt", "Changed."))
+    assert (vectors.load("m"), vectors.load("n")) == ({same: b"1"}, {same: b"4"})  # b.txt has the text too
+    collections.delete("default", "birds")
+    assert vectors.load("m") == {}
+
+
+def spoil(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "json":
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("UPDATE files SET fields = '{}'")
+    else:
+        path.write_bytes({"other": b"x" * 9000, "empty": b"", "zeroes": data[:4096] + bytes(len(data) - 4096)}[how])
+
+
+@pytest.mark.parametrize("how", ["other", "empty", "zeroes", "json"])
+def test_a_damaged_database_is_set_aside_and_can_be_replaced(collections: Collections, how: str) -> None:
+    collections.put(begun(collections), record("owls.txt", "Owls."))
+    collections.put(begun(collections, name="sound"), record("owls.txt", "Owls."))
+    (path,) = collections.root.rglob("birds.sqlite3")
+    spoil(path, how)
+    with pytest.raises(DamagedCollectionError, match=r"'birds' is damaged.*set aside as .*damaged-.*ingest again"):
+        Collections(collections.root).corpus("default", "birds")
+    with pytest.raises(UnknownCollectionError, match="no collection 'birds'; its damaged database was set aside as"):
+        collections.corpus("default", "birds")
+    assert [each["name"] for each in collections.summaries("default")] == ["sound"]
+    collections.put(begun(collections), record("emu.txt", "Emu."))
+    assert list(collections.corpus("default", "birds").files) == ["emu.txt"]
+
+
+def test_a_damaged_database_does_not_hide_the_others(collections: Collections) -> None:
+    for name in ("birds", "fish"):
+        collections.put(begun(collections, name=name), record("a.txt", "A."))
+    (path,) = collections.root.rglob("birds.sqlite3")
+    spoil(path, "other")
+    assert [each["name"] for each in collections.summaries("default")] == ["fish"]
+
+
+def test_a_database_of_another_version_is_left_alone(collections: Collections) -> None:
+    about = begun(collections)
+    collections.put(about, record("a.txt", "A."))
+    (path,) = collections.root.rglob("birds.sqlite3")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(CollectionStorageError, match="another version of Tessera"):
+        collections.put(about, record("b.txt", "B."))
+    assert path.exists()
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], check=False).returncode:
         pytest.skip("may not mount a file system")
     try:
         collections = Collections(folder)
         about, before = begun(collections), record("owls.txt", "Owls.")
         collections.put(about, before)
-        with pytest.raises(CollectionStorageError, match="No space left"):
-            collections.put(about, record("owls.txt", "word " * 40_000))
-        assert collections.corpus("default", "birds").files == {"owls.txt": before}
-        assert not list(folder.rglob("*.tmp"))
+        with pytest.raises(CollectionStorageError, match=r"(disk|space)"):
+            collections.put(about, record("owls.txt", "word " * 200_000, max_tokens=10_000_000))
+        assert Collections(folder).corpus("default", "birds").files == {"owls.txt": before}
+        with pytest.raises(CollectionStorageError, match=r"(disk|space)"):
+            [collections.put(begun(collections, name=f"c{number}"), before) for number in range(99)]
+        assert not list(folder.rglob(".new-*"))
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+# Stores files until it is killed: of each number one file that says so, and one that is replaced every time.
+_WRITER = """
+import sys
+from itertools import count
+from pathlib import Path
+from tests.app.collections.test_store import Collections, begun, record
+collections, own = Collections(Path(sys.argv[1])), sys.argv[2]
+about = begun(collections)
+for number in count(int(sys.argv[3])):
+    collections.put(about, record(f"{own}-{number}.txt", f"Passage {number} of {own}. " * 9))
+    collections.put(about, record("shared.txt", f"Passage {number} of {own}. " * 9))
+    print(number, flush=True)
+"""
+
+
+class Writer:
+    """A replica in a process of its own, by what it has told to have stored."""
+
+    def __init__(self, collections: Collections, own: str) -> None:
+        self._collections, self.own, self.stored = collections, own, 0
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", _WRITER, str(self._collections.root), self.own, str(self.stored)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+    def store(self, files: int) -> None:
+        assert self.process.stdout is not None
+        for _ in range(files):
+            self.stored = int(self.process.stdout.readline()) + 1
+
+    def kill(self) -> None:
+        self.process.kill()
+        told = self.process.communicate()[0].split()
+        self.stored = int(told[-1]) + 1 if told else self.stored
+
+
+def test_two_replicas_on_one_folder_are_killed_and_lose_nothing(collections: Collections) -> None:
+    """Both write and are killed again and again, while this process reads."""
+    writers = [Writer(collections, own) for own in ("one", "two")]
+    for round in range(2):
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.store(3 + round)
+            files = collections.corpus("default", "birds").files
+            wanted = {f"{each.own}-{number}.txt" for each in writers for number in range(each.stored)}
+            assert wanted <= files.keys()
+            assert {passage.text.split(".")[0] for passage in files["shared.txt"].passages} <= {
+                f"Passage {number} of {each.own}" for each in writers for number in range(999)
+            }
+        for writer in writers:
+            writer.kill()
+    corpus = Collections(collections.root).corpus("default", "birds")
+    for writer in writers:
+        for number in range(writer.stored):
+            text = " ".join(passage.text for passage in corpus.file(f"{writer.own}-{number}.txt").passages)
+            assert text == (f"Passage {number} of {writer.own}. " * 9).strip()
+    assert len({passage.text.split(".")[0] for passage in corpus.file("shared.txt").passages}) == 1
+    (path,) = collections.root.rglob("birds.sqlite3")
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_readers_go_on_beside_a_writer(collections: Collections) -> None:
+    about = begun(collections)
+    collections.put(about, record("a.txt", "A."))
+    (path,) = collections.root.rglob("birds.sqlite3")
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("DELETE FROM files")
+        assert list(Collections(collections.root).corpus("default", "birds").files) == ["a.txt"]
 
 
 def test_records_survive_json() -> None:

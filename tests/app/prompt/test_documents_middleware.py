@@ -199,26 +199,29 @@ async def test_errors_have_openais_shape(path, body, parameter, message):
     assert server.bodies == []
 
 
-async def test_a_stream_gets_the_report_before_done():
+LAST = {"id": "東京", "choices": [{"index": 0, "finish_reason": "stop"}]}
+
+
+async def test_a_stream_gets_the_report_in_its_last_choice():
     server = Server()
+    server.events = [f"data: {json.dumps(LAST)}\n\n", "data: [DONE]\n\n"]
     response = await server.post(CHAT, DOCUMENTS | {"stream": True})
-    first, report, done, rest = response.text.split("\n\n")
-    assert [f"{first}\n\n", f"{done}\n\n"] == server.events
-    assert rest == ""
-    expected = {"id": "c1", "choices": [], "kv_transfer_params": {"cache": make_report().to_dict()}}
-    assert json.loads(report.removeprefix("data: ")) == expected
+    last, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    expected = {**LAST, "kv_transfer_params": {"cache": make_report().to_dict()}}
+    assert json.loads(last.removeprefix("data: ")) == expected
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 50])
 async def test_a_stream_may_be_cut_anywhere(length):
     server = Server()
-    whole = 'data: {"id": "東京"}\r\n\r\ndata: [DONE]\r\n\r\n'.encode()
+    whole = f"data: {json.dumps(LAST, ensure_ascii=False)}\r\n\r\ndata: [DONE]\r\n\r\n".encode()
     server.events = [whole[i : i + length] for i in range(0, len(whole), length)]
     response = await server.post(CHAT, DOCUMENTS | {"stream": True})
-    first, report, done = [line for line in response.text.splitlines() if line]
-    assert (first, done) == ('data: {"id": "東京"}', "data: [DONE]")
-    expected = {"id": "東京", "choices": [], "kv_transfer_params": {"cache": make_report().to_dict()}}
-    assert json.loads(report.removeprefix("data: ")) == expected
+    last, done = [line for line in response.text.splitlines() if line]
+    assert done == "data: [DONE]"
+    expected = {**LAST, "kv_transfer_params": {"cache": make_report().to_dict()}}
+    assert json.loads(last.removeprefix("data: ")) == expected
 
 
 @pytest.mark.parametrize("headers", [{"content-type": "application/json"}, {"content-encoding": "gzip"}])

@@ -229,9 +229,11 @@ async def post(answer, **body):
         return serving, await client.post("/v1/rag/chat", json={"chunks": ["one"], "question": "why?"} | body)
 
 
-async def test_a_stream_gets_the_report_before_done():
+async def test_a_stream_gets_the_report_in_its_last_choice():
+    last = {"id": "c1", "choices": [{"index": 0, "finish_reason": "stop"}]}
+
     async def events():
-        yield 'data: {"id": "c1"}\n\n'
+        yield f"data: {json.dumps(last)}\n\n"
         yield "data: [DONE]\n\n"
 
     serving, response = await post(events(), stream=True, chunks=["one", {"id": "d2", "text": "two"}])
@@ -239,9 +241,9 @@ async def test_a_stream_gets_the_report_before_done():
     assert serving.prompt.ticket.chunk_ids == (None, "d2")
     assert serving.prompt.ticket.options.position_strategy == "offset"
     assert response.headers["content-type"].startswith("text/event-stream")
-    first, report, done, _ = response.text.split("\n\n")
-    assert (first, done) == ('data: {"id": "c1"}', "data: [DONE]")
-    assert json.loads(report[6:]) == {"id": "c1", "choices": [], "cache": make_report().to_dict()}
+    reported, done, _ = response.text.split("\n\n")
+    assert done == "data: [DONE]"
+    assert json.loads(reported[6:]) == {**last, "cache": make_report().to_dict()}
 
 
 async def test_vllms_errors_keep_their_status_and_shape():
