@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-gpu-runtime test-tiers test-nixl test-integrations test-fast test-vllm containers coverage fuzz check audit bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-gpu-runtime test-tiers test-nixl test-integrations test-fast containers coverage fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # COVERAGE=1 keeps the lines that a run reaches, for `make coverage`.
@@ -80,12 +80,6 @@ test-fast: setup ## run the tests without an engine
 	@scripts/test_servers.sh
 	$(PYTEST) -m "not engine" $(PARALLEL) $(ARGS)
 
-test-vllm: ## run the engine tests with another vLLM (VLLM=0.31.0) in its own environment; a subset in ARGS
-	@[ -n "$(VLLM)" ] || { echo "set a version: make test-vllm VLLM=0.31.0"; exit 2; }
-	@scripts/setup.sh
-	@scripts/test_servers.sh
-	$(VENV)/bin/python -m pytest $(PARALLEL) $(or $(ARGS),tests/engine tests/engine_ext)
-
 coverage: ## report the lines that runs with COVERAGE=1 have reached; fails below 85 % (cache/: 95 %)
 	$(BIN)/python -m coverage combine --quiet --append --keep
 	$(BIN)/python -m coverage report --skip-covered --sort=miss --fail-under=85
@@ -116,12 +110,11 @@ train-demo: setup ## retrain the tiny demo model (hours on two cores); TRAIN_STE
 	$(BIN)/python -m training.demo.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv .venv-audit .venv-compose .venv-integrations .venv-vllm-* build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-audit .venv-compose .venv-integrations build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Tests need no network: engine and tokenizer run offline.
-test test-rest test-fast test-vllm fuzz: export HF_HUB_OFFLINE = 1
-test test-rest test-fast test-vllm fuzz: export VLLM_NO_USAGE_STATS = 1
+test test-rest test-fast fuzz: export HF_HUB_OFFLINE = 1
+test test-rest test-fast fuzz: export VLLM_NO_USAGE_STATS = 1
 fuzz: export FUZZ_EXAMPLES ?= 3000
 fuzz: export SCHEMA_CASES ?= 5000
-test-vllm: export VENV = .venv-vllm-$(VLLM)

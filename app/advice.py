@@ -20,7 +20,7 @@ ADVICE: Final = {
     "it finds KV by token ids": _CONNECTOR,
     "not known to find KV by request": _CONNECTOR,
     "it names no connector": "leave it out",
-    "not tried with several connectors": "leave it out, or install vLLM 0.32",
+    "not tried with several connectors": "leave it out",
     "chunks can be reused in fp8_e4m3": "--kv-cache-dtype fp8, or leave it out",
     "positions turn keys, which rounds": "--chunk-position-strategy parallel; tessera calibrate measures each strategy",
     "has a quantized KV cache (": "--kv-cache-dtype fp8 or bfloat16",

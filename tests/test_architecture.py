@@ -153,9 +153,9 @@ def version_checks(tree: ast.AST) -> list[int]:
     lines = [
         node.lineno
         for node in ast.walk(tree)
-        if (isinstance(node, ast.Attribute) and node.attr in ("__version__", "__version_tuple__", "VERSION"))
+        if (isinstance(node, ast.Attribute) and node.attr in ("__version__", "__version_tuple__"))
         or (isinstance(node, ast.ImportFrom) and node.module in ("vllm.version", "vllm._version"))
-        or (isinstance(node, ast.ImportFrom) and any(a.name in ("__version__", "VERSION") for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and any(a.name == "__version__" for a in node.names))
         or any(module.partition(".")[0] == "packaging" for module, _ in own_imports(node))
         or (is_attempt(node) and any(is_vllms(module) for module, _ in imports(node)))
     ]
@@ -325,8 +325,6 @@ def test_changing_ones_own_things_is_no_patch(code):
         "from importlib.metadata import version\nversion(name)",
         "from packaging.version import Version",
         "import packaging.version as v",
-        "from engine_ext.wire.vllm_compat import VERSION",
-        "from engine_ext import vllm_compat\nif vllm_compat.VERSION > (0, 30): pass",
         "try:\n    from vllm.config import X\nexcept ImportError:\n    X = None",
         "try:\n    from vllm.config import X\nexcept (ImportError, OSError):\n    X = None",
         "def f():\n    try:\n        import vllm.config\n    except Exception:\n        pass",

@@ -37,6 +37,8 @@ def test_the_installed_version_has_everything():
         ("vllm.v1.engine.async_llm", "def collective_rpc", "def rpc", "AsyncLLM has no collective_rpc"),
         ("vllm.v1.engine.async_llm", "args: tuple", "arguments: tuple", "collective_rpc takes no args"),
         ("vllm.v1.engine.async_llm", "self.output_processor =", "self.out =", "AsyncLLM has no output_processor"),
+        ("vllm.v1.request", "self._block_hasher", "self._hasher", "Request has no _block_hasher"),
+        ("vllm.v1.core.block_pool", "def insert(", "def put(", "BlockHashToBlockMap has no insert"),
         ("vllm.config", "KVTransferConfig", "Other", "vllm.config has no KVTransferConfig"),
         (
             "vllm.config.kv_transfer",

@@ -89,7 +89,7 @@ class ChunkEngine:
         if request is None:
             outputs = self._ordinary(call)
         else:
-            self._refuse_if_full()  # before 0.29 vLLM asks for no admission
+            self._refuse_if_full()  # vLLM-Ascend's vLLM asks for no admission
             outputs = self._run(request, call)
         if (caller := CALLER.get()) is None or is_given_away(transfer_params(sampling_params)):  # charged over there
             return outputs

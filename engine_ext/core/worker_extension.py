@@ -24,7 +24,7 @@ from engine_ext.core.layers import UnsupportedModelError, attention_layers, spec
 from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
 from engine_ext.wire.prefix import blocks_address
-from engine_ext.wire.vllm_compat import DROPS_BLOCKS, draft_model_of
+from engine_ext.wire.vllm_compat import IS_ASCENDS, draft_model_of
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
 from kernels.selection import POLICIES
@@ -58,8 +58,8 @@ class ChunkCacheWorkerExtension:
         half = _worker_half()
         if reason := _unsupported_groups(connector.kv_cache_groups):
             return {"reason": reason}
-        if half.tables and not DROPS_BLOCKS:
-            return {"reason": f"{_DROPPED}, after which this version of vLLM can't fail a load"}
+        if half.tables and IS_ASCENDS:
+            return {"reason": f"{_DROPPED}, after which vLLM-Ascend's vLLM can't fail a load"}
         try:
             return asdict(self._prepare(half))
         except LayoutProbeError as error:
@@ -188,7 +188,7 @@ class ChunkCacheWorkerExtension:
             chain = make_chain(half, tier_urls, tier_timeout_s)
             listen(address, TransferServer(half, chain).answer)
             if keeps_prefixes:
-                # Not before: versions of vLLM without offloading don't have the names that it imports.
+                # Not before: vLLM-Ascend's vLLM lacks names that it imports.
                 from engine_ext.core.prefixes.worker import serve_blocks
 
                 engine = (fingerprint, self.rank, self.vllm_config.parallel_config.world_size)

@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from engine_ext.start.plugin import PREFIX_SPEC, keep_prefixes
-from engine_ext.wire.vllm_compat import COMBINES_CONNECTORS
+from engine_ext.wire.vllm_compat import IS_ASCENDS
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ _UNKNOWN: Final = (
 )
 _OF_THE_WHOLE: Final = ("engine_id", "kv_load_failure_policy")
 """Fields that ``MultiConnector`` has, not its connectors."""
+_UNTRIED: Final = "vLLM-Ascend's vLLM was not tried with several connectors"
 _ON_FAILURE: Final = "fail"
 """Never mixes recomputed and composed KV in one request: it runs again in full attention."""
 
@@ -60,8 +61,8 @@ def others_reason(args: AsyncEngineArgs) -> str | None:
     flag = "--kv-offloading-size" if args.kv_offloading_size is not None else "--kv-transfer-config"
     if not others:
         return f"{flag}: it names no connector" if args.kv_transfer_config is not None else None
-    if not COMBINES_CONNECTORS:
-        return f"{flag}: this version of vLLM was not tried with several connectors"
+    if IS_ASCENDS:
+        return f"{flag}: {_UNTRIED}"
     reasons = [f"{name}: {reason}" for name in map(_name, others) if (reason := _reason(name)) is not None]
     return f"{flag}: {'; '.join(reasons)}" if reasons else None
 
@@ -125,7 +126,7 @@ def keeps_prefixes(config: KVTransferConfig | None) -> bool:
 def _can_keep_prefixes(args: AsyncEngineArgs, others: list[Child]) -> bool:
     """Whether tiers can keep prefixes, which vLLM's block hashes name."""
     checks = [
-        (not COMBINES_CONNECTORS, "this version of vLLM was not tried with several connectors"),
+        (IS_ASCENDS, _UNTRIED),
         (
             "sha256" not in str(args.prefix_caching_hash_algo),
             "--prefix-caching-hash-algo: hashes differ between processes, or clients could forge them",

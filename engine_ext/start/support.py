@@ -15,7 +15,6 @@ from cache.positions.strategy import DefaultStrategy
 from engine_ext.core.ascend import is_ascend
 from engine_ext.core.layers import QUANTIZED
 from engine_ext.start.connectors import other_connectors, others_reason, pass_on_blocks
-from engine_ext.wire.vllm_compat import DROPS_BLOCKS
 
 _ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -53,7 +52,7 @@ def drops_blocks(args: AsyncEngineArgs, model: ModelConfig, *, in_place: bool) -
 
     That takes vLLM's hybrid KV cache manager, which keeps a table of blocks for each kind of layer.
     """
-    is_possible = DROPS_BLOCKS and not is_ascend() and not in_place and not other_connectors(args)
+    is_possible = not is_ascend() and not in_place and not other_connectors(args)
     return is_possible and not args.disable_hybrid_kv_cache_manager and bool(model.get_sliding_window())
 
 

@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that moved between versions of vLLM, imported from one place; the only version checks.
+"""Names that differ between vLLM and vLLM-Ascend's older vLLM, imported from one place; the only version checks.
 
-docs/vllm-versions.md has the tested versions.
+docs/vllm-versions.md has both versions.
 """
 
-import re
 from dataclasses import replace
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
-from vllm.entrypoints.serve.utils.api_utils import load_aware_call, with_cancellation
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup, load_aware_call, with_cancellation
 from vllm.inputs import tokens_input
 from vllm.renderers import ChatParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
 __all__ = [
-    "COMBINES_CONNECTORS",
-    "DROPS_BLOCKS",
-    "PROVEN_VLLM_VERSIONS",
+    "IS_ASCENDS",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
     "ChatParams",
@@ -46,7 +43,7 @@ __all__ = [
     "with_cancellation",
 ]
 
-PROVEN_VLLM_VERSIONS = ("0.27", "0.29", "0.31", "0.32")
+PINNED, ASCENDS = "0.32", "0.23"
 
 
 def vllm_version() -> str:
@@ -59,59 +56,39 @@ def vllm_version() -> str:
     return "unknown"
 
 
-def _major_minor(name: str) -> tuple[int, ...]:
-    """Major and minor version; a build from source without a version counts as the newest."""
-    found = re.match(r"(\d+)\.(\d+)", name)
-    return tuple(int(number) for number in found.groups()) if found else (99,)
+IS_ASCENDS = vllm_version().startswith(f"{ASCENDS}.")
+"""Whether this is vLLM-Ascend's vLLM."""
 
-
-VERSION = _major_minor(vllm_version())
-COMBINES_CONNECTORS = VERSION >= (0, 32)
-"""Whether the chunk cache's connector was tried beside others."""
-DROPS_BLOCKS = VERSION >= (0, 32)
-"""Whether vLLM can fail a request by its id where it drops blocks behind attention windows."""
-
-if VERSION >= (0, 33):
-    from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.entrypoints.common.startup import cli_env_setup
-elif VERSION >= (0, 29):
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-else:
-    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
-if VERSION < (0, 33):
-    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-
-if VERSION >= (0, 29):
-    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-    from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client_from_engine_args
-    from vllm.entrypoints.launchers.app import build_app
-    from vllm.entrypoints.launchers.launcher import serve_http, setup_server
-    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-    from vllm.exceptions import GracefulHTTPError
-else:
+if IS_ASCENDS:
     from vllm.entrypoints.launcher import serve_http
     from vllm.entrypoints.openai.api_server import (
         build_app,
         build_async_engine_client_from_engine_args,
         init_app_state,
-        setup_server,
     )
+    from vllm.entrypoints.openai.api_server import setup_server as _setup_server
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.openai.engine.protocol import ErrorResponse, GenerationError
 
-    class GracefulHTTPError(GenerationError):  # type: ignore[no-redef]
-        """The newer versions' class. Older ones use the status of this base class only."""
+    class GracefulHTTPError(GenerationError):
+        """The newer version's class. The older one uses the status of this base class only."""
 
         def __init__(self, message: str, http_status: HTTPStatus) -> None:
             super().__init__(message)
             self.status_code = self.http_status = http_status
 
-
-if VERSION < (0, 25):
-    _setup_server = setup_server
-
     def setup_server(args: Any, *, reuse_port: bool) -> Any:
-        """The newer versions' function; older ones always let others listen on the same port."""
+        """The newer version's function; the older one always lets others listen on the same port."""
         return _setup_server(args)
+
+else:
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client_from_engine_args
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.launchers.launcher import serve_http, setup_server
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+    from vllm.exceptions import GracefulHTTPError
 
 
 def lora_request_of(serving: Any, request: ChatCompletionRequest) -> Any:
@@ -120,24 +97,24 @@ def lora_request_of(serving: Any, request: ChatCompletionRequest) -> Any:
 
 
 def draft_model_of(model_runner: Any) -> Any:
-    """The draft model of speculative decoding; ``None`` if there is none, and with vLLM 0.23."""
+    """The draft model of speculative decoding; ``None`` if there is none, and on Ascend."""
     draft_model = getattr(model_runner, "get_draft_model", None)
     return draft_model() if draft_model is not None else None
 
 
 def bare_chat_params(params: ChatParams, template_kwargs: dict[str, Any]) -> ChatParams:
     """``params`` with these template arguments only, without tools or response format."""
-    unset: dict[str, None] = {} if VERSION < (0, 27) else {"tool_choice": None, "response_format": None}
+    unset: dict[str, None] = {} if IS_ASCENDS else {"tool_choice": None, "response_format": None}
     return replace(params, chat_template_kwargs=template_kwargs, **unset)
 
 
 def num_unfinished_requests(llm: AsyncLLM) -> int:
-    """Requests waiting or running in the engine. ``AsyncLLM`` has a method for it from 0.29 on."""
+    """Requests waiting or running in the engine; only the newer ``AsyncLLM`` has a method for it."""
     return int(llm.output_processor.get_num_unfinished_requests())
 
 
 def version_warning() -> str | None:
-    """A warning if the test suite has not passed with the installed vLLM."""
-    if ".".join(map(str, VERSION)) in PROVEN_VLLM_VERSIONS:
+    """A warning if the test suite does not run with the installed vLLM."""
+    if vllm_version().startswith(f"{PINNED}."):
         return None
-    return f"vLLM {vllm_version()} is not among the versions tested with Tessera ({', '.join(PROVEN_VLLM_VERSIONS)})"
+    return f"vLLM {vllm_version()} is not the version tested with Tessera ({PINNED})"

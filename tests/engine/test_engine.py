@@ -207,7 +207,7 @@ async def test_a_start_with_a_fault_serves_without_the_cache(
 ) -> None:
     """The engine then keeps its connector, which clients must not reach."""
     options = dataclasses.replace(OPTIONS, connector_class="tests.engine.faults.WrongSignConnector")
-    caplog.set_level("WARNING", "engine_ext")  # with vLLM 0.27 the root logger has level ERROR
+    caplog.set_level("WARNING", "engine_ext")
     async with start_chunk_engine(engine_args(model_path("tiny-llama")), options) as engine:
         assert isinstance(engine.cache, CacheOff)
         assert (engine.cache.reason or "").startswith("self-check failed: rotation")

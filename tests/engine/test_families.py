@@ -24,7 +24,6 @@ from engine_ext.wire.vllm_compat import tokens_input
 from tests.engine.asking import ask_engine, input_of
 from tests.families import FAMILIES, MAX_POSITIONS
 from tests.oracle import Oracle
-from tests.vllm_versions import HAS_FLOAT32_SINKS, HAS_MLA_ON_CPUS, REFUSED_FAMILIES, needs
 from tools.server_process import python_path
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -45,16 +44,7 @@ _IN_EVERY_RUN = {
     "Phi-3 long-rope, short",
     "Gemma 3",
 }
-_MLA = needs(HAS_MLA_ON_CPUS, "latent attention on CPUs")
-_NEEDS = {
-    "gpt-oss": [needs(HAS_FLOAT32_SINKS, "attention sinks in float32 on CPUs")],
-    "DeepSeek V2, MLA": [_MLA],
-    "DeepSeek V3, MLA": [_MLA],
-}
-_PARAMS = [
-    pytest.param(name, marks=_NEEDS.get(name, []) + [pytest.mark.matrix] * (name not in _IN_EVERY_RUN))
-    for name in FAMILIES
-]
+_PARAMS = [pytest.param(name, marks=[] if name in _IN_EVERY_RUN else [pytest.mark.matrix]) for name in FAMILIES]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=_PARAMS)
@@ -92,7 +82,7 @@ def environment(name: str) -> Iterator[None]:
 
 async def test_exact_or_refused(started: tuple[str, ChunkEngine, Path]) -> None:
     name, engine, folder = started
-    if (refused := FAMILIES[name].refused or REFUSED_FAMILIES.get(name)) is not None:
+    if (refused := FAMILIES[name].refused) is not None:
         assert refused in (engine.cache.reason or "")
         report, _, _ = await ask_engine(engine, prompt([A, B], QUESTIONS[0]), PositionStrategy.SHARED)
         assert (report.mode, report.reason) == ("full", f"{engine.cache.reason}")

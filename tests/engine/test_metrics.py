@@ -12,11 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.http.retry_after import SECONDS
 from tests.engine.server import TesseraServer
-from tests.vllm_versions import HAS_QUEUE_LIMIT, needs
 from tools.server_process import ROOT
 
 Text = Callable[[int], str]
-REFUSING = ("--no-chunk-cache", *(("--max-num-queued-reqs", "0") if HAS_QUEUE_LIMIT else ()))
+REFUSING = ("--no-chunk-cache", "--max-num-queued-reqs", "0")
 
 
 def families(server: TesseraServer) -> set[tuple[str, str, frozenset[str]]]:
@@ -114,7 +113,6 @@ def test_counters_are_those_of_the_stats(server: TesseraServer, text: Text) -> N
 
 @pytest.mark.serve_with(*REFUSING)
 @pytest.mark.matrix
-@needs(HAS_QUEUE_LIMIT, "bound on its queue")
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -20,7 +20,6 @@ from transformers import (
 
 from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool
-from tests.vllm_versions import RUNS_SLIDING_WINDOWS_ALONE
 
 pytestmark = pytest.mark.matrix
 
@@ -58,11 +57,7 @@ def saved(build: Callable[[int], PreTrainedModel], tokenizer_of: Path, folder: P
 @pytest.mark.parametrize(
     ("build", "words", "runs"),
     [
-        pytest.param(
-            sliding_window,
-            "sliding-window attention in every layer (64 tokens)",
-            RUNS_SLIDING_WINDOWS_ALONE,
-        ),
+        (sliding_window, "sliding-window attention in every layer (64 tokens)", True),
         (alibi, "ALiBi", True),
         # vLLM's CPU build lacks Mamba's kernels: it starts, but can't run a request.
         pytest.param(mamba, "Mamba", False),

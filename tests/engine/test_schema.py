@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.engine.server import TesseraServer
-from tests.vllm_versions import ANSWERS_EMPTY_MESSAGES, needs
 from tools.server_process import ROOT
 
 pytest.importorskip("schemathesis", reason="schemathesis is not installed")
@@ -24,7 +23,6 @@ IS_LONG = CASES > 1000
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 
 
-@needs(ANSWERS_EMPTY_MESSAGES, "answer but 500 to a conversation without messages on /v1/messages")
 def test_every_answer_is_as_the_openapi_page_says(server: TesseraServer) -> None:
     num_operations = sum(len(operations) for operations in server.get("/openapi.json")["paths"].values())
     phases = "examples,coverage,fuzzing,stateful" if IS_LONG else "examples,fuzzing,stateful"

@@ -51,7 +51,7 @@ async def test_many_requests_compute_each_chunk_once():
 
 
 async def test_no_request_is_taken_on_while_too_many_fills_wait():
-    """Requests that vLLM sends beforehand: none before 0.29."""
+    """Whether or not vLLM asks for admission beforehand."""
     engine, llm = make_engine(max_running=1, max_queued=2)
     waiting = [asyncio.create_task(ask(engine, prompt(A, B, C)))]
     await turns(3)

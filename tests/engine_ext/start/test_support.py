@@ -22,7 +22,6 @@ from engine_ext.start.support import (
     turning_reason,
     unsupported_reason,
 )
-from engine_ext.wire.vllm_compat import DROPS_BLOCKS
 from tests.engine_ext.core.test_ascend import Layer, Model, Rope
 from tools.random_model import build_preset
 
@@ -63,8 +62,7 @@ def test_blocks_behind_windows_are_dropped_unless_others_read_them(
     window: int | None, flags: dict[str, Any], in_place: bool, drops: bool, model: ModelConfig
 ) -> None:
     windowed: Any = SimpleNamespace(get_sliding_window=lambda: window)
-    expected = drops and DROPS_BLOCKS
-    assert drops_blocks(AsyncEngineArgs(model=model.model, **flags), windowed, in_place=in_place) is expected
+    assert drops_blocks(AsyncEngineArgs(model=model.model, **flags), windowed, in_place=in_place) is drops
 
 
 def connector(name: str, **extra: Any) -> KVTransferConfig:
