@@ -160,7 +160,7 @@ def _part_text(part: Any, path: str) -> str:
 
 def _checked(value: Any, kind: type, path: str) -> Any:
     if not isinstance(value, kind):
-        names = {list: "a list", dict: "an object", str: "a string"}
+        names: dict[type, str] = {list: "a list", dict: "an object", str: "a string"}
         raise BadRequestError(f"{path} must be {names[kind]}, not {type(value).__name__}", path)
     return value
 

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from measuring.quality.questions.generated import generated
 from measuring.quality.questions.library import Asked, Kind, Library
