@@ -37,7 +37,7 @@ class ChunkSettings(BaseSettings):
     """Chunks."""
 
     chunk_cache: ChunkCacheUse = Field(
-        "on", description="require: end the start where chunks can't be reused; off: reuse none"
+        "on", description="require: end a start that can't reuse chunks; off: reuse none"
     )
     chunk_cache_memory: ByteSize = Field(
         ByteSize(1 << 30), gt=0, description="memory of the chunk pool on each worker's device, e.g. 8GiB"
@@ -179,8 +179,7 @@ def flag_lines() -> Iterator[str]:
     for section in SECTIONS:
         yield f"\n{(section.__doc__ or '').rstrip('.')}:"
         for name, field in section.model_fields.items():
-            shown = f"--no-{name.replace('_', '-')}" if field.default is True else flag(name)
-            yield f"  {shown:27} {_help(field)}"
+            yield f"  {flag(name):27} {_help(field)}"
 
 
 def _help(field: FieldInfo) -> str:
