@@ -188,7 +188,7 @@ Facts = Mapping[str, str | int]
 
 @dataclass(frozen=True, slots=True)
 class _Thing:
-    """What a passage is about."""
+    """The subject of a passage."""
 
     topic: str
     facts: Facts
