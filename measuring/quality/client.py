@@ -103,8 +103,8 @@ class TesseraClient(Client):
 
         Without them it would tell how a model likes to begin, in sentences or in words.
 
-        ``None`` if the server can't be made to say it (:mod:`measuring.quality.forced`), or answered in another mode.
-        Raises :class:`ServerError` or a subclass.
+        ``None`` if the server can't be made to say it (:mod:`measuring.quality.forced`), answered in another mode, or
+        tells fewer likely tokens (``--max-logprobs``). Raises :class:`ServerError` or a subclass.
         """
         lead, said = (LEAD, f"{LEAD} {question.answers[0]}") if question.answers else ("", options.refusal)
         lead_ids = await self._tokens_to_force(lead) if lead else []
@@ -121,7 +121,10 @@ class TesseraClient(Client):
             "return_tokens_as_token_ids": True,
             "vllm_xargs": {FORCED_TOKENS: token_ids},
         }
-        given = await self.post(_CHAT, {**_body(question, mode, options), **forced})
+        try:
+            given = await self.post(_CHAT, {**_body(question, mode, options), **forced})
+        except RefusedError:
+            return None
         (choice,) = given["choices"]
         self._forces_tokens = choice["token_ids"] == token_ids
         if not self._forces_tokens or mode_of(given["cache"]) != mode:

@@ -100,6 +100,11 @@ async def test_an_answer_in_another_mode_has_no_log_probability(server, logprob)
     assert len(server.forced) == 2
 
 
+async def test_a_server_that_tells_fewer_likely_tokens_is_not_judged(server, logprob):
+    server.refuse_as_vllm(400, "Requested sample logprobs of 20, which is greater than max allowed: 5")
+    assert await logprob("Riga") == [None]
+
+
 async def test_a_server_that_does_not_force_tokens_is_asked_once(server, logprob):
     assert await logprob("Riga", "Riga") == [None, None]
     assert len(server.forced) == 1
