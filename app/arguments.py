@@ -10,7 +10,11 @@ from tools.progress import first_line
 
 
 def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespace:
-    """Parses the flags of ``tessera serve``, including vLLM's. Exits with 2 for an unknown flag."""
+    """Parses the flags of ``tessera serve``, including vLLM's. Exits with 2 for an unknown flag.
+
+    Without a model, those of the default model are the defaults.
+    """
+    from app.models.default_model import DEFAULT_DTYPE
     from app.settings import add_flags, add_missing_flags
     from engine_ext.wire.vllm_compat import (
         FlexibleArgumentParser,
@@ -26,6 +30,9 @@ def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespa
     add_missing_flags(parser)
     parser.set_defaults(enable_prompt_tokens_details=True)  # clients show usage's cached tokens
     args: argparse.Namespace = parser.parse_args(_with_upper_level(arguments))
+    if args.model_tag is None:
+        parser.set_defaults(dtype=DEFAULT_DTYPE, enforce_eager=True)
+        args = parser.parse_args(_with_upper_level(arguments))
     validate_parsed_serve_args(args)
     return args
 

@@ -37,9 +37,9 @@ ROOMS = (
     "app/cluster",  # router, registration, peers
     "app/routes",
     "app/server.py",
+    "app/models",
     "app/arguments.py",
     "app/ray_serve",
-    "app/models",
     "training/runs.py",
     "training/demo",
     "measuring/kit",  # servers, clients, texts, statistics, the folder of a run
