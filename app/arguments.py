@@ -19,7 +19,11 @@ Every flag of vllm serve works too: --help=all, --help=GROUP, --help=listgroup. 
 
 
 def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespace:
-    """Parses the flags of ``tessera serve``, including vLLM's. Exits with 2 for an unknown flag, with 0 after help."""
+    """Parses the flags of ``tessera serve``, including vLLM's. Exits with 2 for an unknown flag, with 0 after help.
+
+    Without a model, those of the default model are the defaults.
+    """
+    from app.models.default_model import DEFAULT_DTYPE
     from app.settings import add_flags, add_missing_flags, flag_lines
 
     if {"-h", "--help"} & set(arguments):
@@ -39,6 +43,9 @@ def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespa
     add_missing_flags(parser)
     parser.set_defaults(enable_prompt_tokens_details=True)  # clients show usage's cached tokens
     args: argparse.Namespace = parser.parse_args(_with_upper_level(arguments))
+    if args.model_tag is None:
+        parser.set_defaults(dtype=DEFAULT_DTYPE, enforce_eager=True)
+        args = parser.parse_args(_with_upper_level(arguments))
     validate_parsed_serve_args(args)
     return args
 

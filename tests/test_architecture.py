@@ -39,6 +39,7 @@ ROOMS = (
     "app/routes",
     "app/models",
     "app/server.py",
+    "app/models",
     "app/arguments.py",
     "app/ray_serve",
     "training/runs.py",

@@ -153,7 +153,7 @@ def named_replicas(replicas: int | None, prefill: int | None, decode: int | None
 def _start(args: argparse.Namespace, flags: list[str], replicas: Mapping[str, Role], stack: ExitStack) -> list[Part]:
     """Starts replicas, then the router, and waits until all are ready; ``stack`` ends them."""
     if args.model is None:
-        args.model, flags = default_model(), [*flags, *DEFAULT_MODEL_FLAGS]
+        args.model, flags = default_model(), [*DEFAULT_MODEL_FLAGS, *flags]
     args.model = local_model(args.model)
     folder = tessera_home() / "cluster"
     folder.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,6 @@ def main(arguments: list[str]) -> int:
     try:
         settings = load_settings(args)
         args.model = local_model(args.model_tag) if args.model_tag else default_model()
-        args.enforce_eager |= args.model_tag is None  # compiling so small a model takes longer than it saves
         if log_file() is not None:
             args.use_tqdm_on_load = False  # bars of vLLM's processes, between our lines
         return uvloop.run(run(args, settings))

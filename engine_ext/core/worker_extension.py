@@ -167,15 +167,19 @@ class ChunkCacheWorkerExtension:
         """See :meth:`engine_ext.core.attention.probes.Probes.take`."""
         return _probes().take(probe)
 
-    def chunk_cache_describe(self) -> dict[str, str]:
-        """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks."""
+    def chunk_cache_describe(self) -> dict[str, str | None]:
+        """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks.
+
+        ``isa`` is vLLM's choice of instructions for attention on a CPU, which decides the layout; ``None`` elsewhere.
+        """
         copier = _worker_half().copier
         layers, keys, values = copier.layers, copier.layers[0].key_blocks, copier.layers[0].value_blocks
         layout = (
             f"{len(layers)} layers; in the first {keys.shape[1]} tokens per block, K {keys.shape[2:]} {keys.dtype} on "
             f"{keys.device}; K has {keys.describe()}, V {values.describe()}"
         )
-        return {"copier": copier.name, "layout": layout}
+        isa = getattr(self._modules[next(iter(_worker_half().kv_caches))], "isa", None)
+        return {"copier": copier.name, "layout": layout, "isa": isa}
 
     def chunk_cache_serve_transfers(
         self, folder: str, fingerprint: str, tier_urls: Sequence[str], tier_timeout_s: float, keeps_prefixes: bool

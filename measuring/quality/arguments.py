@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from app.models.default_model import DEFAULT_DTYPE
 from app.modes import CALIBRATED, MODES, SPARSE, in_order, is_mode
 from measuring.kit.arguments import Parser, positive
 from measuring.quality.metrics import REFUSAL, normalize
@@ -32,7 +33,8 @@ and 16 passages."""
 
 _EPILOG = """\
 A server that tessera eval starts also tells how likely each right answer is, and how far the predictions of its tokens
-are from full attention's: finer measures.
+are from full attention's: finer measures. On a CPU with instructions for bfloat16 it computes in that, on others in
+float32, unless -- --dtype says otherwise.
 
 OUTPUT gets run.json (what was asked), results.jsonl (each answer, as it comes), summary.json and accuracy.png.
 An interrupted run reports what it has, and is resumed by the same command.
@@ -70,7 +72,10 @@ Exit status: 0; 1 if the server fails midway; 2 for errors in usage, files or se
 
 
 def parse(argv: Sequence[str], command: Command = "eval") -> argparse.Namespace:
-    """The options, with the words after ``--`` in ``server_arguments``. Raises :class:`UsageError`."""
+    """The options, with the started server's flags in ``server_arguments``, those after ``--`` last.
+
+    Raises :class:`UsageError`.
+    """
     own, server_arguments = _divided(list(argv))
     parser = _parser() if command == "eval" else _calibration_parser()
     args = parser.parse_args(own)
@@ -78,6 +83,8 @@ def parse(argv: Sequence[str], command: Command = "eval") -> argparse.Namespace:
     if problem := _problem(args):
         parser.error(problem)
     args.chunks = args.chunks or CHUNKS
+    if args.server is None:
+        args.server_arguments = ("--dtype", DEFAULT_DTYPE, *server_arguments)
     if args.output is None:
         args.output = Path("results", f"{command}-{Path(name_of(args)).stem}")
     return args

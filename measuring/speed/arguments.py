@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from app.models.default_model import DEFAULT_DTYPE
 from measuring.kit.arguments import Parser, positive
 from measuring.speed.verdicts import CONFIDENCE, LEAST_ROUNDS
 from measuring.speed.workloads import WORKLOADS
 from measuring.speed.workloads.context import CHUNK_TOKENS
 
 LEFT_TO_LONG_RUNS = ("placement", "decoding")
-DEFAULT_FLAGS = ("--dtype", "float32", "--max-model-len", "20480", "--kv-cache-memory-bytes", "2G")
+DEFAULT_FLAGS = ("--dtype", DEFAULT_DTYPE, "--max-model-len", "20480", "--kv-cache-memory-bytes", "2G")
 _MINUTES, _LONG_MINUTES = 15, 60
 
 _DESCRIPTION = f"""\

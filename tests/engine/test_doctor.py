@@ -2,6 +2,7 @@
 """`tessera doctor` as a process, which starts an engine."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,9 @@ def test_a_good_model(start: Run, model_path: Callable[[str], Path]) -> None:
     assert "ok   the engine starts, and its self-check passes: reuse is exact" in said
     assert "ok   keys and values are moved by Numba" in said
     assert "128 tokens per block" in said
+    assert re.search(r"ok   CPU: .*, instructions: \w", said)
+    assert ": LlamaForCausalLM, dtype float32\n" in said
+    assert re.search(r"ok   attention by vLLM's kernels for \w+, which decide the layout\n", said)
     assert "tokens in 256.0MiB per worker" in said
     assert "info positions of requests that name no strategy: offset (the model was not trained" in said
     assert "measure it: tessera calibrate MODEL" in said
@@ -76,7 +80,7 @@ def test_a_refused_model(start: Run, model_path: Callable[[str], Path], tmp_path
     """The engine starts, and only then is the model found unsuitable."""
     flags = [flag if flag != "8192" else "1024" for flag in COMMON]
     folder = saved(alibi, model_path("tiny-llama"), tmp_path / "alibi")
-    process = start(str(folder), "--dtype", "float32", *flags)
+    process = start(str(folder), "--dtype", "float32", "--chunk-cache", "require", *flags)
     said, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 1, said + errors
     *_, failed, advice, _, verdict = said.splitlines()

@@ -25,7 +25,7 @@ from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import TierConfigError
 from engine_ext.start.connectors import ADDRESSING, Addressing, other_connectors
 from engine_ext.start.memory import set_cpu_defaults
-from tools.machine import cpu_model
+from tools.machine import cpu_flags, cpu_model, instruction_sets
 from tools.progress import first_line
 from tools.server_process import is_free
 
@@ -58,7 +58,9 @@ def _device(_: argparse.Namespace, __: Settings) -> Iterator[Finding]:
     if not kind:
         yield Finding("FAIL", "vLLM finds no device for its build", "check the driver, or install another build")
     elif kind == "cpu":
-        yield Finding("ok", f"CPU: {cpu_model()}, cores: {len(os.sched_getaffinity(0))}")
+        instructions = ", ".join(instruction_sets(cpu_flags())) or "no AVX"
+        cores = len(os.sched_getaffinity(0))
+        yield Finding("ok", f"CPU: {cpu_model()}, cores: {cores}, instructions: {instructions}")
     elif kind == "cuda" and find_spec("triton") is None:
         yield Finding("FAIL", "Triton, which moves keys and values on GPUs, is not installed", "pip install triton")
     else:

@@ -72,6 +72,8 @@ def tried(arguments: Sequence[str], settings: Settings, log: Path) -> Iterator[F
 
 def _described(found: dict[str, Any], settings: Settings) -> Iterator[Finding]:
     yield Finding("ok", f"keys and values are moved by {_COPIERS.get(found['copier'], found['copier'])}")
+    if found["isa"] is not None:
+        yield Finding("ok", f"attention by vLLM's kernels for {found['isa']}, which decide the layout")
     yield Finding("ok", f"layout: {found['layout']}")
     pool = settings.chunk_cache_memory.human_readable()
     yield Finding("ok", f"pool: {found['tokens']} tokens in {pool} per worker")

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from app.models.default_model import DEFAULT_DTYPE
 from app.modes import evaluated, special
 from measuring.kit.arguments import UsageError
 from measuring.quality.arguments import parse
 
+DTYPE = ("--dtype", DEFAULT_DTYPE)
 SERVER = ["--server", "http://localhost:8000"]
 
 
 def test_what_is_not_given():
     args = parse(["m", "--questions", "data/q.jsonl"])
-    assert (args.model, args.server, args.server_arguments) == ("m", None, ())
+    assert (args.model, args.server, args.server_arguments) == ("m", None, DTYPE)
     assert (args.questions, args.format, args.demo, args.limit) == (Path("data/q.jsonl"), "auto", False, None)
     assert (args.modes, args.max_tokens, args.concurrency) == (None, 64, 1)
     assert evaluated(args.calibrates, ["offset%25"]) == ("full", "shared", "parallel", "offset")
@@ -26,7 +28,7 @@ def test_what_is_not_given():
 def test_arguments_for_the_server_follow_two_dashes():
     args = parse(["m", "--questions", "q", "--limit", "5", "--", "--max-tokens", "x", "--", "-y"])
     assert (args.limit, args.max_tokens) == (5, 64)
-    assert args.server_arguments == ("--max-tokens", "x", "--", "-y")
+    assert args.server_arguments == (*DTYPE, "--max-tokens", "x", "--", "-y")
 
 
 @pytest.mark.parametrize("given", [[], ["m"], SERVER])

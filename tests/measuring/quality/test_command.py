@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from app.models.default_model import DEFAULT_DTYPE
 from measuring.quality.command import main
 from tests.measuring.quality.helpers import (
     TEMPLATE_ERROR,
@@ -266,10 +267,11 @@ def own_server(server, monkeypatch):
 
 
 def test_a_model_is_served_for_the_time_of_the_run(argv, own_server, out):
-    assert main(["some/model", *argv[2:], "--", "--dtype", "float32"]) == 0
-    assert own_server == [("some/model", "--dtype", "float32", *FORCED), "stopped"]
+    assert main(["some/model", *argv[2:], "--", "--seed", "1"]) == 0
+    flags = ("--dtype", DEFAULT_DTYPE, "--seed", "1")
+    assert own_server == [("some/model", *flags, *FORCED), "stopped"]
     run = json.loads((out / "run.json").read_text())
-    assert (run["model"], run["server_arguments"]) == ("some/model", ["--dtype", "float32"])
+    assert (run["model"], run["server_arguments"]) == ("some/model", [*flags])
 
 
 def test_a_folder_that_cannot_be_is_found_before_the_server_is_started(argv, own_server, capsys):
@@ -302,7 +304,7 @@ def test_the_demo_has_its_own_questions_and_model(demo, own_server, out):
     assert main(["--demo", "--output", str(out)]) == 0
     assert main(["--demo", "--output", str(out), "--limit", "7", "--chunks", "8,2"]) == 0
     assert demo == [(250, (2, 4, 8, 16)), (7, (2, 8))]
-    assert own_server[0] == (str(DEMO_MODEL), *FORCED)
+    assert own_server[0] == (str(DEMO_MODEL), "--dtype", DEFAULT_DTYPE, *FORCED)
 
 
 def test_the_demo_can_ask_a_running_server(demo, server, out):

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dtype of the default model and of measurements: by the processor, unless a flag says otherwise."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from app import arguments
+from app.models.default_model import DEFAULT_DTYPE, DEFAULT_MODEL_FLAGS, cpu_dtype
+from measuring.quality.arguments import parse as parse_eval
+from measuring.speed.arguments import parse as parse_bench
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ("avx2 avx512f avx512_bf16 amx_tile amx_bf16", "bfloat16"),  # Sapphire Rapids
+        ("avx2 avx512f avx512_bf16", "bfloat16"),  # Cooper Lake, Zen 4
+        ("avx2 avx512f avx512_vnni", "float32"),  # Cascade Lake
+        ("avx2 f16c", "float32"),  # Zen 3
+        ("", "float32"),
+    ],
+)
+def test_bfloat16_where_the_cpu_has_instructions_for_it(flags: str, dtype: str) -> None:
+    assert cpu_dtype(frozenset(flags.split())) == dtype
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "is_eager"),
+    [
+        ([], DEFAULT_DTYPE, True),
+        (["--dtype", "float16"], "float16", True),
+        (["--dtype", "auto", "--no-enforce-eager"], "auto", False),
+        (["some/model"], "auto", False),
+    ],
+)
+def test_without_a_model_serve_has_the_default_models_flags(given: list[str], dtype: str, is_eager: bool) -> None:
+    args = arguments.parse(given)
+    assert (args.dtype, bool(args.enforce_eager)) == (dtype, is_eager)
+    explicit = arguments.parse(["some/model", *DEFAULT_MODEL_FLAGS])
+    assert (explicit.dtype, explicit.enforce_eager) == (DEFAULT_DTYPE, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [([], DEFAULT_DTYPE), (["--dtype", "float16"], "float16"), (["--dtype=bfloat16"], "bfloat16")],
+)
+def test_an_explicit_dtype_wins_in_measurements(given: list[str], dtype: str) -> None:
+    for flags in (parse_bench(given).flags, parse_eval(["some/model", "--", *given]).server_arguments):
+        assert arguments.parse(["some/model", *flags]).dtype == dtype
+
+
+def test_a_server_that_runs_already_keeps_its_dtype() -> None:
+    assert parse_eval(["--server", "http://127.0.0.1:8000"]).server_arguments == ()
