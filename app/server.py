@@ -22,15 +22,13 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from app.access.client_limits import ClientLimitsMiddleware
 from app.access.exposure import checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
-from app.access.peer import PeerMiddleware
 from app.access.tenants import Tenants
 from app.cluster.registration import registered
 from app.collections.retrieval import make_retrieval
 from app.collections.retrievers import make_retriever
 from app.http.cut_off import CutOffMiddleware
 from app.http.openapi import correct_openapi
-from app.http.refusals import ReasonMiddleware
-from app.http.retry_after import RetryAfterMiddleware
+from app.http.refusals import RefusalMiddleware
 from app.logs import configure_logging
 from app.profile import Profile, ProfileError
 from app.prometheus import exported
@@ -55,17 +53,6 @@ from tools.progress import progress, say
 from web import page
 from web.example import example_file
 
-# Each wraps those before it. vLLM imports them by name.
-_MIDDLEWARE = (
-    DocumentsMiddleware,
-    CutOffMiddleware,
-    ClientLimitsMiddleware,
-    PeerMiddleware,
-    AccessMiddleware,
-    RetryAfterMiddleware,
-    ReasonMiddleware,
-)
-MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in _MIDDLEWARE]
 GRACE_S = 1
 """Seconds that responses may continue after the engine has stopped (after vLLM's ``--shutdown-timeout``)."""
 
@@ -82,13 +69,18 @@ async def build_tessera_app(
     if profile is not None:
         await _check_model(profile, engine)
     supported_tasks = await engine.llm.get_supported_tasks()
-    args.middleware = [*args.middleware, *MIDDLEWARE]
     app: FastAPI = build_app(args, supported_tasks, engine.model_config)
     app.title = "Tessera"
     for module in (rag, collections, split, chunks, cache, cluster, peer, page):
         app.include_router(module.router)
     correct_openapi(app)
-    _fill_state(app.state, marks, engine, args, settings, profile, tenants)
+    # Each wraps those before it, and vLLM's.
+    app.add_middleware(DocumentsMiddleware)
+    app.add_middleware(CutOffMiddleware, engine=engine)
+    app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
+    app.add_middleware(AccessMiddleware, tenants=tenants, secret=settings.peer_secret)
+    app.add_middleware(RefusalMiddleware)
+    _fill_state(app.state, marks, engine, args, settings, profile)
     await init_app_state(engine, app.state, args, supported_tasks)
     return app
 
@@ -100,10 +92,9 @@ def _fill_state(
     args: argparse.Namespace,
     settings: Settings,
     profile: Profile | None,
-    tenants: Tenants | None,
 ) -> None:
-    """Sets all that Tessera's endpoints and middleware read from the application's state."""
-    state.tessera_marks, state.tessera_tenants = marks, tenants
+    """Sets all that Tessera's endpoints read from the application's state."""
+    state.tessera_marks = marks
     state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
     state.tessera_retrieval = make_retrieval(settings)
     state.tessera_example = page.read(example_file(args.model))

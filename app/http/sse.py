@@ -5,8 +5,6 @@ import json
 import re
 from typing import Any, Final
 
-from starlette.datastructures import Headers
-
 from engine_ext.wire.request import RequestContext
 
 # Atomic groups: the two bytes of one CRLF are not two line ends.
@@ -16,11 +14,6 @@ _TERMINAL_EVENTS: Final = (b"message_stop", b"response.completed")
 _FINISH: Final = b"finish_reason"
 LONGEST_EVENT: Final = 64 << 20
 """Bytes of an event that are buffered until it ends; longer events pass unread."""
-
-
-def is_event_stream(headers: Headers) -> bool:
-    """Whether a response is an event stream, and not compressed by another middleware."""
-    return headers.get("content-type", "").startswith("text/event-stream") and "content-encoding" not in headers
 
 
 class ReportInserter:

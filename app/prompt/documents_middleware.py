@@ -6,7 +6,7 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders, State
+from starlette.datastructures import MutableHeaders, State
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,10 +16,9 @@ from app.documents.cache_options import decide_of, options_of, parse_cache_field
 from app.documents.document import BadRequestError
 from app.documents.openai_documents import EXTRACTORS, Extraction
 from app.documents.request_documents import cache_salt_of, dumped, keys_of
-from app.http.bodies import read_body, replay
-from app.http.paths import path_of
+from app.http.messages import is_event_stream, path_of, read_body, replay
 from app.http.refusals import refusal
-from app.http.sse import ReportInserter, is_event_stream
+from app.http.sse import ReportInserter
 from app.prompt.marks import Marks
 from app.settings import Settings
 from cache.report import Retrieved
@@ -119,7 +118,7 @@ def _inserting(send: Send, inserter: ReportInserter) -> Send:
     async def inserted(message: Message) -> None:
         nonlocal is_stream
         if message["type"] == "http.response.start":
-            is_stream = is_event_stream(Headers(raw=message.get("headers", [])))
+            is_stream = is_event_stream(message)
         elif is_stream and message["type"] == "http.response.body":
             body = inserter.feed(message.get("body", b""))
             if not message.get("more_body"):

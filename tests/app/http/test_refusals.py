@@ -7,17 +7,17 @@ from typing import get_args
 
 import pytest
 from fastapi import FastAPI, HTTPException
-from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.testclient import TestClient
 
-from app.http.refusals import _BY_STATUS, Reason, ReasonMiddleware, refusal
+from app.http.refusals import _BY_STATUS, RETRY_AFTER_S, Reason, RefusalMiddleware, refusal
 from tools.server_process import ROOT
 
 
 @pytest.fixture
 def client():
     app = FastAPI()
-    app.add_middleware(ReasonMiddleware)
+    app.add_middleware(RefusalMiddleware)
 
     @app.get("/vllm/{status}")
     def vllm(status: int):
@@ -38,6 +38,10 @@ def client():
     @app.get("/text")
     def text():
         return PlainTextResponse("no", 404)
+
+    @app.get("/later")
+    def later():
+        return Response(status_code=503, headers={"Retry-After": "7"})
 
     @app.get("/fine")
     def fine():
@@ -74,6 +78,17 @@ def test_a_body_in_parts(client):
 def test_what_is_no_json_or_no_refusal_stays(client):
     assert client.get("/text").text == "no"
     assert client.get("/fine").json() == {"error": {}}
+
+
+def test_a_503_says_when_to_ask_again(client):
+    response = client.get("/fastapi/503")
+    assert (response.status_code, response.headers["retry-after"]) == (503, str(RETRY_AFTER_S))
+    assert client.get("/later").headers["retry-after"] == "7"
+
+
+@pytest.mark.parametrize("status", [404, 429, 500])
+def test_others_do_not(client, status):
+    assert "retry-after" not in client.get(f"/fastapi/{status}").headers
 
 
 def test_every_reason_is_documented():

@@ -28,6 +28,9 @@ USER = {"role": "user", "content": "why?"}
 DOCUMENTS = {"model": "m", "messages": [USER], "documents": [{"id": "d1", "text": "one"}, "two"]}
 
 
+LAST = {"id": "c1", "choices": [{"finish_reason": "stop"}]}
+
+
 class Server:
     """Fake vLLM that records each body and splits a chat's marked text."""
 
@@ -42,7 +45,7 @@ class Server:
         self.prompts: list[MarkedPrompt] = []
         self.headers: list[dict[str, str]] = []
         self.stream_headers: dict[str, str] = {}
-        self.events = ['data: {"id": "c1"}\n\n', "data: [DONE]\n\n"]
+        self.events = ['data: {"id": "c1"}\n\n', f"data: {json.dumps(LAST)}\n\n", "data: [DONE]\n\n"]
 
     async def answer(self, request: Request):
         body = await request.body()
@@ -199,26 +202,27 @@ async def test_errors_have_openais_shape(path, body, parameter, message):
     assert server.bodies == []
 
 
-async def test_a_stream_gets_the_report_before_done():
+async def test_a_streams_last_event_has_the_report():
     server = Server()
     response = await server.post(CHAT, DOCUMENTS | {"stream": True})
-    first, report, done, rest = response.text.split("\n\n")
-    assert [f"{first}\n\n", f"{done}\n\n"] == server.events
+    first, last, done, rest = response.text.split("\n\n")
+    assert [f"{first}\n\n", f"{done}\n\n"] == [server.events[0], server.events[2]]
     assert rest == ""
-    expected = {"id": "c1", "choices": [], "kv_transfer_params": {"cache": make_report().to_dict()}}
-    assert json.loads(report.removeprefix("data: ")) == expected
+    expected = {**LAST, "kv_transfer_params": {"cache": make_report().to_dict()}}
+    assert json.loads(last.removeprefix("data: ")) == expected
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 50])
 async def test_a_stream_may_be_cut_anywhere(length):
     server = Server()
-    whole = 'data: {"id": "東京"}\r\n\r\ndata: [DONE]\r\n\r\n'.encode()
+    text = 'data: {"id": "東京"}'
+    whole = f"{text}\r\n\r\ndata: {json.dumps(LAST)}\r\n\r\ndata: [DONE]\r\n\r\n".encode()
     server.events = [whole[i : i + length] for i in range(0, len(whole), length)]
     response = await server.post(CHAT, DOCUMENTS | {"stream": True})
-    first, report, done = [line for line in response.text.splitlines() if line]
-    assert (first, done) == ('data: {"id": "東京"}', "data: [DONE]")
-    expected = {"id": "東京", "choices": [], "kv_transfer_params": {"cache": make_report().to_dict()}}
-    assert json.loads(report.removeprefix("data: ")) == expected
+    first, last, done = [line for line in response.text.splitlines() if line]
+    assert (first, done) == (text, "data: [DONE]")
+    expected = {**LAST, "kv_transfer_params": {"cache": make_report().to_dict()}}
+    assert json.loads(last.removeprefix("data: ")) == expected
 
 
 @pytest.mark.parametrize("headers", [{"content-type": "application/json"}, {"content-encoding": "gzip"}])

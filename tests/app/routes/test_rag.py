@@ -229,9 +229,12 @@ async def post(answer, **body):
         return serving, await client.post("/v1/rag/chat", json={"chunks": ["one"], "question": "why?"} | body)
 
 
-async def test_a_stream_gets_the_report_before_done():
+async def test_a_streams_last_event_has_the_report():
+    end = {"id": "c1", "choices": [{"finish_reason": "stop"}]}
+
     async def events():
         yield 'data: {"id": "c1"}\n\n'
+        yield f"data: {json.dumps(end)}\n\n"
         yield "data: [DONE]\n\n"
 
     serving, response = await post(events(), stream=True, chunks=["one", {"id": "d2", "text": "two"}])
@@ -239,9 +242,9 @@ async def test_a_stream_gets_the_report_before_done():
     assert serving.prompt.ticket.chunk_ids == (None, "d2")
     assert serving.prompt.ticket.options.position_strategy == "offset"
     assert response.headers["content-type"].startswith("text/event-stream")
-    first, report, done, _ = response.text.split("\n\n")
+    first, last, done, _ = response.text.split("\n\n")
     assert (first, done) == ('data: {"id": "c1"}', "data: [DONE]")
-    assert json.loads(report[6:]) == {"id": "c1", "choices": [], "cache": make_report().to_dict()}
+    assert json.loads(last[6:]) == {**end, "cache": make_report().to_dict()}
 
 
 async def test_vllms_errors_keep_their_status_and_shape():
