@@ -40,7 +40,7 @@ Reason = Literal[
     "stopping",
     "storage_full",
 ]
-_BY_STATUS: dict[int, Reason] = {
+REASONS: Final[dict[int, Reason]] = {
     400: "bad_request",
     403: "peers_only",
     404: "not_found",
@@ -56,6 +56,7 @@ _BY_STATUS: dict[int, Reason] = {
     503: "not_now",
     507: "storage_full",
 }
+"""Of refusals that have none of their own, by status."""
 
 
 def refusal(
@@ -125,4 +126,4 @@ def _with_reason(body: bytes, status: int) -> bytes:
     if not isinstance(error, dict):
         detail = said.get("detail") if isinstance(said, dict) else None  # FastAPI's own shape
         error = {"message": str(detail or said), "type": HTTPStatus(status).phrase, "param": None, "code": status}
-    return json.dumps({"error": {**error, "reason": error.get("reason") or _BY_STATUS.get(status, "refused")}}).encode()
+    return json.dumps({"error": {**error, "reason": error.get("reason") or REASONS.get(status, "refused")}}).encode()

@@ -44,7 +44,7 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
     app.include_router(_endpoints(registry, directory, chooser, metrics))
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
     app.add_middleware(AccessMiddleware, tenants=tenants)  # outside, before anything reads the body
-    app.include_router(page.router)
+    app.include_router(page.pages())
     prefill = Prefill(chooser, client, metrics, settings.peer_secret)
     app.mount("/", Broadcast(directory, client, Proxy(chooser, prefill, directory, client, metrics)))
     return app

@@ -10,7 +10,7 @@ from fastapi import FastAPI, HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.testclient import TestClient
 
-from app.http.refusals import _BY_STATUS, RETRY_AFTER_S, Reason, RefusalMiddleware, refusal
+from app.http.refusals import REASONS, RETRY_AFTER_S, Reason, RefusalMiddleware, refusal
 from tools.server_process import ROOT
 
 
@@ -50,7 +50,7 @@ def client():
     return TestClient(app, raise_server_exceptions=False)
 
 
-@pytest.mark.parametrize(("status", "reason"), _BY_STATUS.items())
+@pytest.mark.parametrize(("status", "reason"), REASONS.items())
 def test_vllms_refusals_get_one_by_their_status(client, status, reason):
     response = client.get(f"/vllm/{status}")
     assert response.status_code == status
@@ -96,5 +96,5 @@ def test_every_reason_is_documented():
     rows = re.findall(r"^\| `(\w+)` \| ([\d, ]+|other) \|", page, re.MULTILINE)
     assert sorted(reason for reason, _ in rows) == sorted(get_args(Reason))
     documented = {int(status): reason for reason, statuses in rows for status in re.findall(r"\d+", statuses)}
-    for status, reason in _BY_STATUS.items():
+    for status, reason in REASONS.items():
         assert str(status) in dict(rows)[reason], (status, documented)

@@ -14,13 +14,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from app.prompt.documents_middleware import DocumentsMiddleware
-from app.prompt.marks import MarkedPrompt, Marks
+from app.intake import DocumentsMiddleware
+from app.prompt.marks import MarkedPrompt
 from app.settings import Settings
 from cache.positions.layout import PositionStrategy
 from engine_ext.wire.request import CacheOptions
 from tests.app.bodies import bodies
 from tests.app.helpers import make_report
+from tests.support.context import make_context
 
 CHAT = "/v1/chat/completions"
 PATHS = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"]
@@ -37,10 +38,9 @@ class Server:
     def __init__(self, **settings):
         paths = [*PATHS, "/v1/embeddings"]
         routes = [Route(path, self.answer, methods=["GET", "POST"]) for path in paths]
-        self.app = Starlette(routes=routes, middleware=[Middleware(DocumentsMiddleware)])
-        self.app.state.tessera_marks = self.marks = Marks()
-        self.app.state.tessera_settings = Settings(**settings)
-        self.app.state.tessera_profile = None
+        context = make_context(settings=Settings(**settings))
+        self.app = Starlette(routes=routes, middleware=[Middleware(DocumentsMiddleware, context=context)])
+        self.marks = context.marks
         self.bodies: list[bytes] = []
         self.prompts: list[MarkedPrompt] = []
         self.headers: list[dict[str, str]] = []
@@ -58,7 +58,7 @@ class Server:
         place = parsed[field] if isinstance(parsed[field], str) else parsed[field][0]["content"]
         prompt = self.marks.split(place)
         self.prompts.append(prompt)
-        prompt.ticket.report = make_report()
+        prompt.ticket.report = make_report().to_dict()
         if parsed.get("stream"):
             return StreamingResponse(self._stream(), media_type="text/event-stream", headers=self.stream_headers)
         return JSONResponse({"answer": 42})
@@ -287,14 +287,13 @@ async def test_the_endpoint_learns_of_a_disconnect_after_the_body():
     async def endpoint(scope, receive, send):
         heard.extend([await receive(), await receive()])
 
-    server = Server()
     pending = [{"type": "http.request", "body": b'{"cache": null}'}, {"type": "http.disconnect"}]
 
     async def receive():
         return pending.pop(0)
 
-    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "app": server.app}
-    await DocumentsMiddleware(endpoint)(scope, receive, None)
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
+    await DocumentsMiddleware(endpoint, make_context())(scope, receive, None)
     assert heard == [
         {"type": "http.request", "body": b'{"cache": null}', "more_body": False},
         {"type": "http.disconnect"},
@@ -308,7 +307,7 @@ async def test_websockets_and_lifespan_pass():
         seen.append(scope["type"])
 
     for kind in ("websocket", "lifespan"):
-        await DocumentsMiddleware(endpoint)({"type": kind, "path": CHAT}, None, None)
+        await DocumentsMiddleware(endpoint, make_context())({"type": kind, "path": CHAT}, None, None)
     assert seen == ["websocket", "lifespan"]
 
 
