@@ -22,20 +22,20 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from app.access.client_limits import ClientLimitsMiddleware
 from app.access.exposure import checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
-from app.access.peer import PeerMiddleware
 from app.access.tenants import Tenants
 from app.advice import off_message
 from app.cluster.registration import registered
 from app.collections.retrieval import make_retrieval
 from app.collections.retrievers import make_retriever
+from app.context import ServerContext
+from app.errors import answer_errors
 from app.http.cut_off import CutOffMiddleware
 from app.http.openapi import correct_openapi
-from app.http.refusals import ReasonMiddleware
-from app.http.retry_after import RetryAfterMiddleware
+from app.http.refusals import RefusalMiddleware
+from app.intake import DocumentsMiddleware
 from app.logs import configure_logging
 from app.profile import Profile, ProfileError
 from app.prometheus import exported
-from app.prompt.documents_middleware import DocumentsMiddleware
 from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, collections, peer, rag, split
@@ -52,21 +52,11 @@ from engine_ext.start.support import check_flags
 from engine_ext.start.vllm_log import log_file
 from engine_ext.wire.position_limit import longest_chunk
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
+from replicas.redis_registry import RedisRegistry
 from tools.progress import progress, say
 from web import page
 from web.example import example_file
 
-# Each wraps those before it. vLLM imports them by name.
-_MIDDLEWARE = (
-    DocumentsMiddleware,
-    CutOffMiddleware,
-    ClientLimitsMiddleware,
-    PeerMiddleware,
-    AccessMiddleware,
-    RetryAfterMiddleware,
-    ReasonMiddleware,
-)
-MIDDLEWARE = [f"{each.__module__}.{each.__qualname__}" for each in _MIDDLEWARE]
 GRACE_S = 1
 """Seconds that responses may continue after the engine has stopped (after vLLM's ``--shutdown-timeout``)."""
 
@@ -82,33 +72,36 @@ async def build_tessera_app(
     """vLLM's app with Tessera's routers and middleware."""
     if profile is not None:
         await _check_model(profile, engine)
+    context = _context(engine, settings, profile, marks)
     supported_tasks = await engine.llm.get_supported_tasks()
-    args.middleware = [*args.middleware, *MIDDLEWARE]
     app: FastAPI = build_app(args, supported_tasks, engine.model_config)
     app.title = "Tessera"
-    for module in (rag, collections, split, chunks, cache, cluster, peer, page):
+    for module in (rag, collections, split, chunks, cache, cluster, peer):
         app.include_router(module.router)
+    app.include_router(page.pages(page.read(example_file(args.model))))
+    answer_errors(app)
     correct_openapi(app)
-    _fill_state(app.state, marks, engine, args, settings, profile, tenants)
+    # Each wraps those before it, and vLLM's.
+    app.add_middleware(DocumentsMiddleware, context=context)
+    app.add_middleware(CutOffMiddleware, engine=engine)
+    app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
+    app.add_middleware(AccessMiddleware, tenants=tenants, secret=settings.peer_secret)
+    app.add_middleware(RefusalMiddleware)
+    app.state.tessera = context
     await init_app_state(engine, app.state, args, supported_tasks)
     return app
 
 
-def _fill_state(
-    state: State,
-    marks: Marks,
-    engine: ChunkEngine,
-    args: argparse.Namespace,
-    settings: Settings,
-    profile: Profile | None,
-    tenants: Tenants | None,
-) -> None:
-    """Sets all that Tessera's endpoints and middleware read from the application's state."""
-    state.tessera_marks, state.tessera_tenants = marks, tenants
-    state.tessera_settings = settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy})
-    state.tessera_retrieval = make_retrieval(settings)
-    state.tessera_example = page.read(example_file(args.model))
-    state.tessera_profile = profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out)
+def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, marks: Marks) -> ServerContext:
+    """What the server's endpoints and middleware share."""
+    return ServerContext(
+        engine,
+        settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy}),
+        make_retrieval(settings),
+        marks,
+        profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out),
+        RedisRegistry(settings.registry) if settings.registry is not None else None,
+    )
 
 
 async def _check_model(profile: Profile, engine: ChunkEngine) -> None:

@@ -10,5 +10,9 @@ class CapacityError(ChunkCacheError):
     """The pool can't hold all segments of a request. Nothing was allocated; run in full attention."""
 
 
+class UnknownSegmentError(ChunkCacheError):
+    """No cached segment that the caller may see has the key."""
+
+
 class IntegrityError(ChunkCacheError):
     """The manager's books don't balance: a defect. The cache must not be used further."""

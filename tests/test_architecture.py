@@ -33,6 +33,9 @@ ROOMS = (
     "app/documents",  # from bodies to documents
     "app/collections",  # files as passages, and those that a question needs
     "app/prompt",  # from documents to segments of a prompt
+    "app/errors.py",
+    "app/context.py",
+    "app/intake.py",  # where requests with documents come in
     "web",
     "app/catalog",  # computing chunks ahead; naming, pinning and dropping them
     "app/cluster",  # router, registration, peers

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Response
 
 from web.example import STATIC
 
@@ -30,8 +30,6 @@ HEADERS = {
 Known = Annotated[str, Header(alias="if-none-match")]
 """ETags of the files in the browser's cache."""
 
-router = APIRouter(include_in_schema=False)
-
 
 class File(NamedTuple):
     """A file with its headers."""
@@ -51,17 +49,21 @@ def read(path: Path) -> File:
 _FILES = {path.relative_to(STATIC).as_posix(): read(path) for path in sorted(STATIC.rglob("*")) if path.is_file()}
 
 
-@router.get("/")
-async def index(known: Known = "") -> Response:
-    """The page. Its links are relative, so that it works behind a proxy's prefix."""
-    return _answer("index.html", None, known)
+def pages(example: File | None = None) -> APIRouter:
+    """The page's endpoints. A server has an ``example`` for its model; a router has the general one."""
+    router = APIRouter(include_in_schema=False)
 
+    @router.get("/")
+    async def index(known: Known = "") -> Response:
+        """The page. Its links are relative, so that it works behind a proxy's prefix."""
+        return _answer("index.html", None, known)
 
-@router.get("/web/{name:path}")
-async def file(request: Request, name: str, known: Known = "") -> Response:
-    """A file of the page. A server has an example for its model; a router has the general one."""
-    example: File | None = getattr(request.app.state, "tessera_example", None)
-    return _answer(name, example, known)
+    @router.get("/web/{name:path}")
+    async def file(name: str, known: Known = "") -> Response:
+        """A file of the page."""
+        return _answer(name, example, known)
+
+    return router
 
 
 def _answer(name: str, example: File | None, known: str) -> Response:

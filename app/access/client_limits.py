@@ -5,11 +5,11 @@ import asyncio
 import logging
 from http import HTTPStatus
 
+from pydantic import ByteSize
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.access.settings import AccessSettings
-from app.http.bodies import read_body, replay
+from app.http.messages import read_body, replay
 from app.http.refusals import refusal
 
 logger = logging.getLogger(__name__)
@@ -23,25 +23,23 @@ class _TooLargeError(Exception):
 
 
 class ClientLimitsMiddleware:
-    """Refuses large (413) and slow (408) bodies, and ends responses that nobody reads.
+    """Refuses large (413) and slow (408) bodies, and ends responses that nobody reads."""
 
-    The largest size is in the application's state (``tessera_settings``).
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, max_body_size: ByteSize) -> None:
         self._app = app
+        self._max_body_size = max_body_size
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        settings: AccessSettings = scope["app"].state.tessera_settings
+        most = self._max_body_size
         try:
             declared = Headers(scope=scope).get("content-length", "")
-            if declared.isdigit() and int(declared) > settings.max_body_size:
+            if declared.isdigit() and int(declared) > most:
                 raise _TooLargeError
-            body = await read_body(_limited(receive, settings.max_body_size))
+            body = await read_body(_limited(receive, most))
         except _TooLargeError:
-            words = f"the body is larger than {settings.max_body_size.human_readable()} (--max-body-size)"
+            words = f"the body is larger than {most.human_readable()} (--max-body-size)"
             answer = refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", words, headers=_CLOSE)
             return await answer(scope, receive, send)
         except TimeoutError:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""API-key authentication, roles and rate limits."""
+"""The caller of a request: API keys, roles and rate limits, and the secret of replicas and their router."""
 
+import hmac
 from http import HTTPStatus
+from typing import Final
 
+from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -10,23 +13,42 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.access.limits import LimitExceededError, TenantLimits
 from app.access.policy import required_role
 from app.access.tenants import Role, Tenant, Tenants
-from app.http.paths import path_of
+from app.http.messages import path_of
 from app.http.refusals import refusal
-from engine_ext.wire.caller import CALLER, Caller
+from engine_ext.wire.caller import CALLER, IS_PEER, Caller
+
+SECRET_HEADER: Final = "x-tessera-peer-secret"
+
+
+def is_secret(given: str, secret: SecretStr | None) -> bool:
+    """Whether ``given`` is the peers' secret, compared in constant time; False without a secret."""
+    return secret is not None and hmac.compare_digest(given.encode(), secret.get_secret_value().encode())
 
 
 class AccessMiddleware:
-    """Requires an API key if the application's state has tenants (``tessera_tenants``), and sets the caller.
+    """Requires an API key if there are ``tenants``, and sets the caller; marks peers, which may pass on KV.
 
-    Runs before anything reads the body, and in front of vLLM's own endpoints too.
+    Peers send the ``secret``, beside an API key if needed. Runs before anything reads the body, and in front of vLLM's
+    own endpoints too.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tenants: Tenants | None, secret: SecretStr | None = None) -> None:
         self._app = app
+        self._tenants = tenants
+        self._secret = secret
         self._limits: dict[str, tuple[Tenant, TenantLimits]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tenants: Tenants | None = scope["app"].state.tessera_tenants if scope["type"] != "lifespan" else None
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        token = IS_PEER.set(is_secret(Headers(scope=scope).get(SECRET_HEADER, ""), self._secret))
+        try:
+            await self._authenticated(scope, receive, send)
+        finally:
+            IS_PEER.reset(token)
+
+    async def _authenticated(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tenants = self._tenants
         role = required_role(scope.get("method", "GET"), path_of(scope)) if tenants is not None else None
         if tenants is None or role is None:
             return await self._app(scope, receive, send)

@@ -9,10 +9,12 @@ from typing import Any
 
 from starlette.datastructures import State
 
+from app.context import ServerContext
 from app.documents.document import Document
-from app.documents.rag_request import IngestRequest, chat_completion, system_and_user
+from app.documents.openai_documents import DocumentsRequest
+from app.documents.rag_request import IngestRequest, chat_completion
+from app.intake import render, take_in
 from app.prompt.marks import Marks
-from app.prompt.rendering import open_ticket, render
 from app.prompt.segments import SegmentRenderer
 from cache.manager import ChunkCacheManager
 from cache.positions.layout import Chunk
@@ -23,7 +25,7 @@ from cache.segments.index import ChunkKVCache
 from engine_ext.client.background import BackgroundFills, Ingested, Ingestion
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.request import RequestContext
+from engine_ext.wire.request import Ticket
 from engine_ext.wire.vllm_compat import ErrorResponse
 from replicas.document_keys import id_key
 
@@ -43,7 +45,7 @@ class Keeper:
         pinned: bool,
         ttl_s: float | None,
     ) -> None:
-        """``document_keys`` name the documents in the registry. Raises :class:`IdConflictError`."""
+        """``document_keys`` name the documents in the registry, if there is one. Raises :class:`IdConflictError`."""
         self.namespace = namespace
         self.documents = documents
         self._manager = manager
@@ -59,7 +61,8 @@ class Keeper:
         """
         document = self.documents[chunk.document]
         content = RegisteredText(document.text, document.title)
-        self._manager.name(self._document_keys[chunk.document], entry)
+        if self._document_keys:
+            self._manager.name(self._document_keys[chunk.document], entry)
         if chunk.id is not None:
             # Another call may have given the id another text meanwhile: then this call's text must not be pinned.
             self._manager.ids.check(self.namespace, chunk.id, content)
@@ -92,22 +95,23 @@ async def ingestion_of(request: IngestRequest, state: State, manager: ChunkCache
     """
     engine: ChunkEngine = state.engine_client
     assert engine.background is not None
-    ticket, documents = await open_ticket(request, state)
-    rendered = await _frame(request, ticket, state)
+    context: ServerContext = state.tessera
+    taken, ticket = await take_in(context, request)
+    rendered = await _frame(taken, ticket, context.marks, state)
     if isinstance(rendered, ErrorResponse):
         return rendered
     namespace = rendered.scope.namespace
-    keeper = Keeper(manager, namespace, documents, ticket.document_keys, pinned=request.pin, ttl_s=request.ttl_s)
+    keeper = Keeper(manager, namespace, taken.documents, ticket.document_keys, pinned=request.pin, ttl_s=request.ttl_s)
     return ingested(engine.background, engine.renderer, rendered, keeper)
 
 
-async def _frame(request: IngestRequest, ticket: RequestContext, state: State) -> ResolvedRequest | ErrorResponse:
+async def _frame(
+    taken: DocumentsRequest, ticket: Ticket, marks: Marks, state: State
+) -> ResolvedRequest | ErrorResponse:
     """Renders the request with one placeholder for its chunks. Together they may be too long for a prompt."""
-    marks: Marks = state.tessera_marks
-    frame = RequestContext(ticket.options, (None,))
-    with marks.issue(frame, [Document("-")]) as marked:
-        messages = system_and_user(request.system, marked + "?")
-        return await render(state, frame, chat_completion(request, messages), for_run=False)
+    with marks.issue(Ticket(ticket.options, (None,)), [Document("-")]) as marked:
+        taken.insert(marked)
+        return await render(state, chat_completion(taken.body), for_run=False)
 
 
 async def ingested(

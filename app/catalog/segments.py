@@ -7,17 +7,13 @@ from operator import attrgetter
 from typing import Any
 
 from app.documents.document import BadRequestError
-from cache.errors import CapacityError, ChunkCacheError
+from cache.errors import CapacityError, UnknownSegmentError
 from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
 from cache.segments.chunk_ids import ChunkName
 from cache.segments.hashing import ChunkHash
 from cache.segments.index import ChunkKVCache, EntryState
 from engine_ext.wire.caller import Caller
-
-
-class UnknownSegmentError(ChunkCacheError):
-    """No cached segment that the caller may see has the key."""
 
 
 class Catalog:

@@ -16,6 +16,7 @@ from starlette.datastructures import State
 
 from app.cluster.peers import Peers, peer_headers
 from app.cluster.prefillers import Prefillers
+from app.context import ServerContext
 from app.settings import Settings
 from cache.tiers.config import parse_tiers
 from engine_ext.chunks.cache_off import CacheOff
@@ -23,7 +24,6 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import num_unfinished_requests
 from replicas.publisher import Publisher
-from replicas.redis_registry import RedisRegistry
 from replicas.registry import Registry, Replica
 from replicas.storage import storage_ids
 from tools.progress import say
@@ -38,11 +38,10 @@ async def registered(
     state: State, engine: ChunkEngine, args: argparse.Namespace, settings: Settings
 ) -> AsyncIterator[None]:
     """Publishes this replica, even without a chunk cache, if there is a registry."""
-    if settings.registry is None:
+    context: ServerContext = state.tessera
+    if (registry := context.registry) is None:
         yield
         return
-    registry = RedisRegistry(settings.registry)
-    state.tessera_registry = registry
     publisher = Publisher(registry, _description(state, engine, args, settings), engine.cache.holdings)
     collector = _PublisherCollector(publisher)
     task = asyncio.create_task(publisher.run(), name="publisher")
@@ -55,7 +54,6 @@ async def registered(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        state.tessera_registry = None
         await registry.close()
 
 

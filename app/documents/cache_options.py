@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request field ``cache``."""
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.datastructures import State
 
 from app.documents.document import BadRequestError
-from app.profile import Profile
-from app.settings import Settings
 from cache.positions.layout import PositionStrategy
 from cache.report import LinkContext, ScopeName
 from cache.selection import Sparse
@@ -17,7 +15,6 @@ from engine_ext.wire.request import (
     MAX_LINK_TOKENS,
     CacheMode,
     CacheOptions,
-    Decide,
     salted_namespace,
 )
 
@@ -101,6 +98,13 @@ class CacheField(BaseModel):
         is_usual = (self.mode, self.scope or "system", self.link_context) == ("auto", "system", "chained")
         return is_open and is_usual
 
+    def salted_namespace(self, cache_salt: str | None) -> str:
+        """The namespace of the request's chunks; raises :class:`BadRequestError` for a foreign one."""
+        try:
+            return salted_namespace(own_namespace(self.namespace), cache_salt)
+        except NamespaceRefusedError as error:
+            raise BadRequestError(str(error), "cache.namespace") from error
+
     def options(self, cache_salt: str | None, defaults: CacheOptions | None = None) -> CacheOptions:
         """The options for the engine; ``defaults`` fill in what the request leaves out.
 
@@ -114,36 +118,17 @@ class CacheField(BaseModel):
             link_tokens = 0 if overlap else defaults.link_tokens
         if link_tokens and overlap:
             raise BadRequestError("link tokens need the position strategy offset", "cache.link_tokens")
-        try:
-            namespace = salted_namespace(own_namespace(self.namespace), cache_salt)
-        except NamespaceRefusedError as error:
-            raise BadRequestError(str(error), "cache.namespace") from error
         strategy = PositionStrategy.OFFSET if link_tokens else self.position_strategy or defaults.position_strategy
         return CacheOptions(
             self.mode,
             strategy,
             self.scope or defaults.scope,
-            namespace,
+            self.salted_namespace(cache_salt),
             self.explain,
             link_tokens,
             self.link_context,
             defaults.sparse if self.sparse is None else self.sparse.completed(defaults.sparse),
         )
-
-
-def options_of(field: CacheField, cache_salt: str | None, state: State) -> CacheOptions:
-    """The options of a request's field, completed by the server's defaults.
-
-    Raises :class:`BadRequestError`.
-    """
-    settings: Settings = state.tessera_settings
-    return field.options(cache_salt, settings.cache_defaults())
-
-
-def decide_of(field: CacheField, state: State) -> Decide | None:
-    """The server's profile, if there is one and the request leaves the choice to it."""
-    profile: Profile | None = state.tessera_profile
-    return profile.applied if profile is not None and field.leaves_the_choice else None
 
 
 def parse_cache_field(value: Any) -> CacheField:
@@ -153,3 +138,9 @@ def parse_cache_field(value: Any) -> CacheField:
     except ValidationError as error:
         first = error.errors()[0]
         raise BadRequestError(first["msg"], ".".join(["cache", *map(str, first["loc"])])) from error
+
+
+def cache_salt_of(body: Mapping[str, Any]) -> str | None:
+    """The client's own ``cache_salt``, a field of vLLM's."""
+    salt = body.get("cache_salt")
+    return salt if isinstance(salt, str) else None

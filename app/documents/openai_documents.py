@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds documents in requests to vLLM's own endpoints: one pure function per request schema.
 
-Each function takes the JSON body and returns it without our fields, with the documents and the place for their marked
-text; ``None`` for a request without documents and cache options.
+Each function takes the JSON body and returns a copy without our fields, with the documents and the place for their
+marked text; ``None`` for a request without documents and cache options.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +16,22 @@ Body = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Extraction:
-    """Documents of one request. ``insert(marked)`` puts their marked text into ``body``.
+class DocumentsRequest:
+    """A request with documents, of any schema. ``insert(marked)`` puts their marked text into ``body``.
 
-    ``systems`` are the texts before the documents, which are part of the documents' keys in the registry.
+    ``cache`` is the field of that name. ``opening`` is the text before the documents in schemas without messages.
     """
 
     body: Body
     documents: list[Document]
     cache: Any
     insert: Callable[[str], None]
-    systems: list[str]
+    opening: str | None = None
+
+    @property
+    def systems(self) -> list[str]:
+        """The texts before the documents, which are part of the documents' keys in the registry."""
+        return system_texts(self.body) if self.opening is None else [self.opening]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +50,23 @@ class _TextField:
         self.holder[self.key] = marked + self.text
 
 
-def from_chat(body: Body, separator: str | None) -> Extraction | None:
+def from_chat(body: Body, separator: str | None) -> DocumentsRequest | None:
     """``/v1/chat/completions``: ``documents``, or a separator in a user message."""
+    body = _copied(body)
     return _from_messages(body, body.get("messages"), "messages", separator)
 
 
-def from_responses(body: Body, separator: str | None) -> Extraction | None:
+def from_responses(body: Body, separator: str | None) -> DocumentsRequest | None:
     """``/v1/responses``: ``documents``, or a separator in the input."""
-    body.setdefault("store", False)
+    body = {"store": False, **_copied(body)}
     if isinstance(body.get("input"), str):
         return _from_fields(body, [_TextField(body, "input", "input")], separator)
     return _from_messages(body, body.get("input"), "input", separator)
 
 
-def from_completion(body: Body, separator: str | None) -> Extraction | None:
+def from_completion(body: Body, separator: str | None) -> DocumentsRequest | None:
     """``/v1/completions``: ``system separator chunk … separator question`` in a single prompt."""
+    body = dict(body)
     cache, separator = _pop_cache(body, separator)
     if "documents" in body:
         raise BadRequestError("documents need a chat endpoint; here, separate chunks by cache.separator", "documents")
@@ -71,15 +79,15 @@ def from_completion(body: Body, separator: str | None) -> Extraction | None:
     def insert(marked: str) -> None:
         body["prompt"] = system + marked + question
 
-    return Extraction(body, documents, cache, insert, [system])
+    return DocumentsRequest(body, documents, cache, insert, system)
 
 
-def from_anthropic(body: Body, separator: str | None) -> Extraction | None:
+def from_anthropic(body: Body, separator: str | None) -> DocumentsRequest | None:
     """``/v1/messages``: consecutive ``document`` blocks of one user message, or a separator.
 
     Documents in several places are refused: as plain text they could spell control tokens.
     """
-    found = None
+    body, found = _copied(body), None
     for i, message in enumerate(_messages(body.get("messages"))):
         content, path = message.get("content"), f"messages.{i}.content"
         if message.get("role") != "user" or not isinstance(content, list):
@@ -94,12 +102,20 @@ def from_anthropic(body: Body, separator: str | None) -> Extraction | None:
     return _from_messages(body, body.get("messages"), "messages", separator)
 
 
-EXTRACTORS: Mapping[str, Callable[[Body, str | None], Extraction | None]] = {
+EXTRACTORS: Mapping[str, Callable[[Body, str | None], DocumentsRequest | None]] = {
     "/v1/chat/completions": from_chat,
     "/v1/completions": from_completion,
     "/v1/responses": from_responses,
     "/v1/messages": from_anthropic,
 }
+
+
+def dumped(value: Any, **options: Any) -> str:
+    """Dumps parsed JSON; raises :class:`BadRequestError` if it is nested too deeply."""
+    try:
+        return json.dumps(value, **options)
+    except RecursionError as error:
+        raise BadRequestError("the request is nested too deeply", "body") from error
 
 
 def system_texts(body: Mapping[str, Any]) -> list[str]:
@@ -109,42 +125,58 @@ def system_texts(body: Mapping[str, Any]) -> list[str]:
     return [text for prompt in (body.get("system"), body.get("instructions"), *prompts) for text in _texts(prompt)]
 
 
+def _copied(body: Body) -> Body:
+    """A copy of a body whose texts may be replaced, down to the parts of its messages."""
+    messages = {name: list(map(_copied_message, body[name])) for name in ("messages", "input") if _is_list(body, name)}
+    return {**body, **messages}
+
+
+def _copied_message(message: Any) -> Any:
+    if not isinstance(message, dict) or not _is_list(message, "content"):
+        return dict(message) if isinstance(message, dict) else message
+    return {**message, "content": [dict(part) if isinstance(part, dict) else part for part in message["content"]]}
+
+
+def _is_list(holder: Body, name: str) -> bool:
+    return isinstance(holder.get(name), list)
+
+
 def _texts(content: Any) -> list[str]:
     if isinstance(content, str):
         return [content]
     return [part["text"] for part in content if _is_text(part)] if isinstance(content, list) else []
 
 
-def _from_blocks(body: Body, content: list[Any], first: int, end: int, path: str) -> Extraction:
+def _from_blocks(body: Body, content: list[Any], first: int, end: int, path: str) -> DocumentsRequest:
     """Removes the document blocks ``[first, end)``; their marked text goes before the text behind them."""
     cache, _ = _pop_cache(body, None)
     documents = [_anthropic_document(content[k], f"{path}.{k}") for k in range(first, end)]
     followed_by_text = end < len(content) and _is_text(content[end])
     question = dict(content[end]) if followed_by_text else {"type": "text", "text": ""}
     content[first : end + followed_by_text] = [question]
-    return Extraction(body, documents, cache, _TextField(question, "text", path).prepend, system_texts(body))
+    return DocumentsRequest(body, documents, cache, _TextField(question, "text", path).prepend)
 
 
-def _from_messages(body: Body, messages: Any, path: str, separator: str | None) -> Extraction | None:
+def _from_messages(body: Body, messages: Any, path: str, separator: str | None) -> DocumentsRequest | None:
     fields = [field for i, m in enumerate(_messages(messages)) for field in _user_text(m, f"{path}.{i}")]
     return _from_fields(body, fields, separator)
 
 
-def _from_fields(body: Body, fields: list[_TextField], separator: str | None) -> Extraction | None:
+def _from_fields(body: Body, fields: list[_TextField], separator: str | None) -> DocumentsRequest | None:
     """Puts given documents before the first user text; else splits the first separated text."""
     cache, separator = _pop_cache(body, separator)
     if body.get("documents") is not None:
         documents = parse_documents(body.pop("documents"))
         if not fields:
             raise BadRequestError("documents need a user message with text", "messages")
-        return Extraction(body, documents, cache, fields[0].prepend, system_texts(body))
+        return DocumentsRequest(body, documents, cache, fields[0].prepend)
     field = next((field for field in fields if separator and separator in field.text), None)
     if field is not None and separator:
         documents, question = split_by_separator(field.text, separator, field.path)
         field.holder[field.key] = question
-        return Extraction(body, documents, cache, field.prepend, system_texts(body))
+        return DocumentsRequest(body, documents, cache, field.prepend)
     if cache is not None and fields:
-        return Extraction(body, [], cache, fields[0].prepend, system_texts(body))
+        return DocumentsRequest(body, [], cache, fields[0].prepend)
     return _refuse_cache_without_documents(cache)
 
 
@@ -159,7 +191,7 @@ def _pop_cache(body: Body, separator: str | None) -> tuple[Any, str | None]:
     return cache, separator
 
 
-def _refuse_cache_without_documents(cache: Any) -> Extraction | None:
+def _refuse_cache_without_documents(cache: Any) -> DocumentsRequest | None:
     if cache is None:
         return None
     raise BadRequestError("the request has a cache field, but no text that chunks could belong to", "cache")

@@ -10,6 +10,7 @@ from vllm.exceptions import VLLMValidationError
 
 from app.documents.cache_options import CacheField
 from app.documents.document import BadRequestError, Document, check_field
+from app.documents.openai_documents import DocumentsRequest
 from app.documents.retrieve_field import RetrieveField
 from cache.segments.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
 from engine_ext.wire.caller import IS_PEER
@@ -166,13 +167,23 @@ def _registered(chunk: RagChunk, index: int, ids: ChunkIds | None, namespace: st
     return Document(content.text, chunk.id, content.title)
 
 
-def chat_completion(
-    request: RagRequest, messages: list[dict[str, Any]], *, stream: bool = False
-) -> ChatCompletionRequest:
-    """vLLM's chat completion over ``messages``, with the request's other fields."""
-    fields = {**(request.model_extra or {}), "model": request.model, "stream": stream}
+def documents_request(request: RagRequest, documents: list[Document]) -> DocumentsRequest:
+    """The request as a chat completion over these documents; one that only computes them asks nothing."""
+    chat = request if isinstance(request, RagChatRequest) else None
+    body = {**(request.model_extra or {}), "model": request.model, "system": request.system}
+    body |= {"messages": chat.messages, "stream": chat.stream} if chat else {"stream": False}
+
+    def insert(marked: str) -> None:
+        del body["system"]
+        body["messages"] = chat_messages(chat, marked) if chat else system_and_user(request.system, marked + "?")
+
+    return DocumentsRequest(body, documents, request.cache, insert)
+
+
+def chat_completion(body: dict[str, Any]) -> ChatCompletionRequest:
+    """vLLM's chat completion of a request whose documents were inserted."""
     try:
-        return ChatCompletionRequest(messages=messages, **fields)
+        return ChatCompletionRequest(**body)
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error
 

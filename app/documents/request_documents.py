@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.documents.cache_options import parse_cache_field
+from app.documents.cache_options import cache_salt_of, parse_cache_field
 from app.documents.document import BadRequestError, Document
-from app.documents.openai_documents import EXTRACTORS, system_texts
+from app.documents.openai_documents import EXTRACTORS, dumped, system_texts
 from cache.report import ScopeName
 from cache.segments.holdings import DocumentKey
 from engine_ext.wire.request import CacheOptions
@@ -45,7 +45,7 @@ def parse_body(path: str, body: bytes) -> dict[str, Any] | None:
 
 
 def wanted_documents(path: str, body: dict[str, Any], reading: Reading = _USUAL) -> list[Wanted]:
-    """The documents of a request to ``path``; none if a replica would refuse it. May change ``body``."""
+    """The documents of a request to ``path``; none if a replica would refuse it."""
     try:
         return _of_rag(body, reading) if path in RAG_PATHS else _of_extractor(path, body, reading)
     except BadRequestError:
@@ -94,20 +94,6 @@ def keys_of(
     return text_keys(context, (document.render() for document in documents))
 
 
-def dumped(value: Any, **options: Any) -> str:
-    """Dumps parsed JSON; raises :class:`BadRequestError` if it is nested too deeply."""
-    try:
-        return json.dumps(value, **options)
-    except RecursionError as error:
-        raise BadRequestError("the request is nested too deeply", "body") from error
-
-
-def cache_salt_of(body: Mapping[str, Any]) -> str | None:
-    """The client's own ``cache_salt``, a field of vLLM's."""
-    salt = body.get("cache_salt")
-    return salt if isinstance(salt, str) else None
-
-
 def _of_rag(body: dict[str, Any], reading: Reading) -> list[Wanted]:
     options = parse_cache_field(body.get("cache")).options(cache_salt_of(body), CacheOptions(scope=reading.scope))
     chunks = body.get("chunks")
@@ -126,12 +112,11 @@ def _of_rag(body: dict[str, Any], reading: Reading) -> list[Wanted]:
 
 
 def _of_extractor(path: str, body: dict[str, Any], reading: Reading) -> list[Wanted]:
-    extraction = EXTRACTORS[path](body, reading.separator)
-    if extraction is None:
+    request = EXTRACTORS[path](body, reading.separator)
+    if request is None:
         return []
-    defaults = CacheOptions(scope=reading.scope)
-    options = parse_cache_field(extraction.cache).options(cache_salt_of(extraction.body), defaults)
-    return _by_text(extraction.body, options, extraction.documents, extraction.systems)
+    options = parse_cache_field(request.cache).options(cache_salt_of(request.body), CacheOptions(scope=reading.scope))
+    return _by_text(request.body, options, request.documents, request.systems)
 
 
 def _by_text(

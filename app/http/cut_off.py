@@ -5,12 +5,11 @@ import asyncio
 import logging
 from http import HTTPStatus
 
-from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.messages import is_event_stream
 from app.http.refusals import refusal
-from app.http.sse import is_event_stream
 from engine_ext.client.engine import ChunkEngine
 
 logger = logging.getLogger(__name__)
@@ -24,32 +23,31 @@ class CutOffMiddleware:
     that fails for another reason ends with an error event.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, engine: ChunkEngine) -> None:
         self._app = app
+        self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         if scope["method"] != "POST":
             return await self._run(scope, receive, send)
-        engine: ChunkEngine = scope["app"].state.engine_client
-        if answer := _answer(engine):
+        if answer := self._ending():
             return await answer(scope, receive, send)
-        with engine.answering():
+        with self._engine.answering():
             return await self._run(scope, receive, send)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        engine: ChunkEngine = scope["app"].state.engine_client
         has_begun = is_replaced = is_open_stream = False
 
         async def noting(message: Message) -> None:
             nonlocal has_begun, is_replaced, is_open_stream
             is_failure = not has_begun and message["status"] >= HTTPStatus.INTERNAL_SERVER_ERROR
             if message["type"] == "http.response.start":
-                is_open_stream = is_event_stream(Headers(raw=message.get("headers", [])))
+                is_open_stream = is_event_stream(message)
             elif not message.get("more_body"):
                 is_open_stream = False
-            if is_failure and (answer := _answer(engine)):
+            if is_failure and (answer := self._ending()):
                 is_replaced = True
                 await answer(scope, receive, send)
             has_begun = True
@@ -59,7 +57,7 @@ class CutOffMiddleware:
         try:
             await self._app(scope, receive, noting)
         except (asyncio.CancelledError, Exception) as error:
-            answer = _answer(engine)
+            answer = self._ending()
             is_defect = isinstance(error, Exception) and answer is None
             if is_defect and not is_open_stream:
                 raise
@@ -69,12 +67,11 @@ class CutOffMiddleware:
             elif not has_begun:
                 await (answer or _STOPPING)(scope, receive, send)
 
-
-def _answer(engine: ChunkEngine) -> JSONResponse | None:
-    """The refusal of every request, if the server is stopping or its engine has died."""
-    if engine.is_stopping:
-        return _STOPPING
-    return _DIED if engine.has_died else None
+    def _ending(self) -> JSONResponse | None:
+        """The refusal of every request, if the server is stopping or its engine has died."""
+        if self._engine.is_stopping:
+            return _STOPPING
+        return _DIED if self._engine.has_died else None
 
 
 _FAILED = refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "The answer failed; the server's log says why.")

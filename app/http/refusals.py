@@ -7,11 +7,15 @@
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+RETRY_AFTER_S: Final = 1
+"""Queues usually have room again within a second, and a retry is cheap: a refused request never reaches the engine.
+Well-behaved clients double the time themselves."""
 
 Reason = Literal[
     "bad_request",
@@ -36,7 +40,7 @@ Reason = Literal[
     "stopping",
     "storage_failed",
 ]
-_BY_STATUS: dict[int, Reason] = {
+REASONS: Final[dict[int, Reason]] = {
     400: "bad_request",
     403: "peers_only",
     404: "not_found",
@@ -52,6 +56,7 @@ _BY_STATUS: dict[int, Reason] = {
     503: "not_now",
     507: "storage_failed",
 }
+"""Of refusals that have none of their own, by status."""
 
 
 def refusal(
@@ -75,8 +80,8 @@ class _AsciiResponse(JSONResponse):
         return json.dumps(content).encode()
 
 
-class ReasonMiddleware:
-    """Adds the reason to every refusal that lacks one, vLLM's included, by status."""
+class RefusalMiddleware:
+    """Adds what refusals lack, vLLM's included: a reason, by status, and ``Retry-After`` to those with status 503."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -85,9 +90,9 @@ class ReasonMiddleware:
         start: Message | None = None
         parts: list[bytes] = []
 
-        async def naming(message: Message) -> None:
+        async def completing(message: Message) -> None:
             nonlocal start
-            if message["type"] == "http.response.start" and _is_refusal(message):
+            if message["type"] == "http.response.start" and _is_refusal_in_json(message):
                 start = message
             elif start is None:
                 await send(message)
@@ -99,12 +104,17 @@ class ReasonMiddleware:
                     await send(start)
                     await send({"type": "http.response.body", "body": body})
 
-        await self._app(scope, receive, naming)
+        await self._app(scope, receive, completing)
 
 
-def _is_refusal(start: Message) -> bool:
-    is_json = MutableHeaders(scope=start).get("content-type", "").startswith("application/json")
-    return bool(start["status"] >= HTTPStatus.BAD_REQUEST) and is_json
+def _is_refusal_in_json(start: Message) -> bool:
+    """Whether a refusal with a JSON body begins. Adds ``Retry-After`` to those that come without it."""
+    if start["status"] < HTTPStatus.BAD_REQUEST:
+        return False
+    headers = MutableHeaders(scope=start)
+    if start["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers.setdefault("retry-after", str(RETRY_AFTER_S))
+    return headers.get("content-type", "").startswith("application/json")
 
 
 def _with_reason(body: bytes, status: int) -> bytes:
@@ -116,4 +126,4 @@ def _with_reason(body: bytes, status: int) -> bytes:
     if not isinstance(error, dict):
         detail = said.get("detail") if isinstance(said, dict) else None  # FastAPI's own shape
         error = {"message": str(detail or said), "type": HTTPStatus(status).phrase, "param": None, "code": status}
-    return json.dumps({"error": {**error, "reason": error.get("reason") or _BY_STATUS.get(status, "refused")}}).encode()
+    return json.dumps({"error": {**error, "reason": error.get("reason") or REASONS.get(status, "refused")}}).encode()

@@ -5,9 +5,7 @@ import json
 import re
 from typing import Any, Final
 
-from starlette.datastructures import Headers
-
-from engine_ext.wire.request import RequestContext
+from engine_ext.wire.request import Ticket
 
 # Atomic groups: the two bytes of one CRLF are not two line ends.
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -18,11 +16,6 @@ LONGEST_EVENT: Final = 64 << 20
 """Bytes of an event that are buffered until it ends; longer events pass unread."""
 
 
-def is_event_stream(headers: Headers) -> bool:
-    """Whether a response is an event stream, and not compressed by another middleware."""
-    return headers.get("content-type", "").startswith("text/event-stream") and "content-encoding" not in headers
-
-
 class ReportInserter:
     """Parses one stream; adds the report as a field to its last event.
 
@@ -31,7 +24,7 @@ class ReportInserter:
     unchanged, however it is divided into parts. An event passes as soon as it is complete.
     """
 
-    def __init__(self, ticket: RequestContext, field: str) -> None:
+    def __init__(self, ticket: Ticket, field: str) -> None:
         self._ticket = ticket
         self._field = field
         self._rest = bytearray()
@@ -71,11 +64,8 @@ class ReportInserter:
         return b"".join(line + b"\n" for line in kept) + _event(self._with_report(parsed))
 
     def _with_report(self, data: dict[str, Any]) -> dict[str, Any]:
-        assert self._ticket.report is not None
-        report = self._ticket.report.to_dict()
-        if self._field == "cache":
-            return {**data, "cache": report}
-        return {**data, self._field: {"cache": report}}
+        report = {"cache": self._ticket.report}
+        return {**data, **(report if self._field == "cache" else {self._field: report})}
 
 
 def _fields(event: bytes) -> tuple[bytes, bytes]:

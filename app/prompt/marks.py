@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.documents.document import Document
-from engine_ext.wire.request import RequestContext
+from engine_ext.wire.request import Ticket
 
 _MARK = re.compile(r"\[tessera-([0-9a-f]{32})-(chunk|question)\]")
 
@@ -22,7 +22,7 @@ _MARK = re.compile(r"\[tessera-([0-9a-f]{32})-(chunk|question)\]")
 class MarkedPrompt:
     """A rendered prompt split at its marks; without chunks, ``system`` is everything before the question."""
 
-    ticket: RequestContext
+    ticket: Ticket
     system: str
     chunks: tuple[str, ...]
     question: str
@@ -41,10 +41,10 @@ class Marks:
     """Marks of the requests being rendered."""
 
     def __init__(self) -> None:
-        self._tickets: dict[str, tuple[RequestContext, int]] = {}
+        self._tickets: dict[str, tuple[Ticket, int]] = {}
 
     @contextmanager
-    def issue(self, ticket: RequestContext, documents: Sequence[Document]) -> Iterator[str]:
+    def issue(self, ticket: Ticket, documents: Sequence[Document]) -> Iterator[str]:
         """Yields the text for the place before the question: the marked chunks. Valid inside the ``with`` block."""
         nonce = secrets.token_hex(16)
         self._tickets[nonce] = ticket, len(documents)

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocketClose
 from app.cluster.router.broadcast import concerns_all, merged
 from app.cluster.router.proxy import MOST_ATTEMPTS, unavailable
 from app.documents.request_documents import Reading
-from app.http.bodies import read_body
+from app.http.messages import read_body
 from app.ray_serve.answer import Answer
 from app.ray_serve.exchange import RequestHead, head_of, wished_replica
 from app.ray_serve.lookup import Lookup

@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.catalog.ingestion import ingestion_of
 from app.documents.document import BadRequestError
 from app.documents.rag_request import IngestRequest
+from app.errors import error_response
 from app.http.answers import CachedSegment, Deleted, IngestedChunk, IngestEnd, SegmentList
 from app.http.openapi import JsonLines, answers
 from app.routes.dependencies import AppState, CallersCatalog, Engine, Manager
-from app.routes.errors import DocumentsRoute, error_response
 from engine_ext.wire.vllm_compat import ErrorResponse
 
-router = APIRouter(prefix="/v1/rag/chunks", tags=["Chunks"], route_class=DocumentsRoute)
+router = APIRouter(prefix="/v1/rag/chunks", tags=["Chunks"])
 MOST_CHUNKS: Final = 5000
 """Chunks that one call may bring."""
 Key = Annotated[str, Path()]

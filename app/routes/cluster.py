@@ -8,9 +8,8 @@ from fastapi import APIRouter
 
 from app.http.answers import Cluster
 from app.http.openapi import answers
-from app.routes.dependencies import AppState
+from app.routes.dependencies import Context
 from engine_ext.wire.vllm_compat import GracefulHTTPError
-from replicas.redis_registry import RedisRegistry
 from replicas.registry import RegistryError
 
 router = APIRouter(prefix="/v1", tags=["Cluster"])
@@ -22,10 +21,9 @@ router = APIRouter(prefix="/v1", tags=["Cluster"])
     response_model=None,
     responses=answers(Cluster, HTTPStatus.NOT_FOUND),
 )
-async def cluster(state: AppState) -> dict[str, Any]:
+async def cluster(context: Context) -> dict[str, Any]:
     """404 without ``--registry``. The list is empty while the registry is lost."""
-    registry: RedisRegistry | None = getattr(state, "tessera_registry", None)
-    if registry is None:
+    if (registry := context.registry) is None:
         raise GracefulHTTPError("this server has no registry (--registry)", HTTPStatus.NOT_FOUND)
     try:
         replicas, is_up = [replica.to_dict() for replica in await registry.replicas()], True

@@ -13,6 +13,7 @@ from app.catalog.collection_ingestion import CollectionIngestion, GivenFile
 from app.documents.cache_options import NAMESPACE
 from app.documents.document import BadRequestError, is_unicode
 from app.documents.retrieve_field import COLLECTION_NAME
+from app.errors import error_response
 from app.http.answers import (
     Collection,
     CollectionDeleted,
@@ -24,11 +25,10 @@ from app.http.answers import (
 )
 from app.http.openapi import JsonLines, answers
 from app.routes.dependencies import AppState, Manager, RequestRetrieval, RequestSettings
-from app.routes.errors import DocumentsRoute, error_response
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
 from engine_ext.wire.vllm_compat import ErrorResponse
 
-router = APIRouter(prefix="/v1/rag/collections", tags=["Collections"], route_class=DocumentsRoute)
+router = APIRouter(prefix="/v1/rag/collections", tags=["Collections"])
 
 DEFAULT_MAX_TOKENS = 256
 Name = Annotated[str, Path(pattern=COLLECTION_NAME)]

@@ -2,14 +2,14 @@
 """Endpoint parameters taken from the application's state."""
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Request
 from starlette.datastructures import State
 
 from app.catalog.segments import Catalog
 from app.collections.retrieval import Retrieval
-from app.prompt.marks import Marks
+from app.context import ServerContext
 from app.prompt.segments import SegmentRenderer
 from app.settings import Settings
 from cache.manager import ChunkCacheManager
@@ -31,23 +31,20 @@ async def _state(request: Request) -> State:
 AppState = Annotated[State, Depends(_state)]
 
 
-async def _settings(state: AppState) -> Settings:
-    settings: Settings = state.tessera_settings
-    return settings
+async def _context(state: AppState) -> ServerContext:
+    context: ServerContext = state.tessera
+    return context
 
 
-async def _marks(state: AppState) -> Marks:
-    marks: Marks = state.tessera_marks
-    return marks
+Context = Annotated[ServerContext, Depends(_context)]
 
 
-async def _chat_serving(state: AppState) -> Any:
-    return state.openai_serving_chat
+async def _settings(context: Context) -> Settings:
+    return context.settings
 
 
-async def _retrieval(state: AppState) -> Retrieval:
-    retrieval: Retrieval = state.tessera_retrieval
-    return retrieval
+async def _retrieval(context: Context) -> Retrieval:
+    return context.retrieval
 
 
 async def _engine(state: AppState) -> ChunkEngine:
@@ -56,9 +53,6 @@ async def _engine(state: AppState) -> ChunkEngine:
 
 
 RequestSettings = Annotated[Settings, Depends(_settings)]
-RequestMarks = Annotated[Marks, Depends(_marks)]
-ChatServing = Annotated[Any, Depends(_chat_serving)]
-"""vLLM's chat serving."""
 RequestRetrieval = Annotated[Retrieval, Depends(_retrieval)]
 Engine = Annotated[ChunkEngine, Depends(_engine)]
 

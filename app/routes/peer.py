@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Header, Path, Query
 from fastapi.responses import StreamingResponse
 from pydantic import SecretStr
 
-from app.access.peer import is_secret
+from app.access.middleware import is_secret
 from app.cluster.peers import FILL_PATH, FINGERPRINT_HEADER, PATH
 from app.routes.dependencies import Engine, RequestSettings
 from cache.lease import Lease

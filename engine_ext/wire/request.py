@@ -3,10 +3,10 @@
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cache.positions.layout import ChunkedPrompt, PositionStrategy
-from cache.report import Found, LinkContext, Report, ScopeName
+from cache.report import Found, LinkContext, ScopeName
 from cache.segments.holdings import DocumentKey
 from cache.selection import Sparse
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
@@ -80,8 +80,8 @@ Decide = Callable[[CacheOptions, int, str], CacheOptions]
 
 
 @dataclass(slots=True, eq=False)
-class RequestContext:
-    """One HTTP request's options on the way in, its cache report on the way out.
+class Ticket:
+    """One HTTP request's options on the way in, its cache report (as JSON) on the way out.
 
     ``decide`` is set if the request leaves the server a choice, made once its number of chunks is known. ``chunk_ids``
     and ``document_keys`` have one item per document: the client's id, and the registry's key (empty: the documents are
@@ -91,7 +91,7 @@ class RequestContext:
     options: CacheOptions
     chunk_ids: tuple[str | None, ...] = ()
     document_keys: tuple[DocumentKey, ...] = ()
-    report: Report | None = None
+    report: dict[str, Any] | None = None
     decide: Decide | None = None
     retrieved: Found | None = None
 
@@ -100,7 +100,7 @@ class RequestContext:
 class ChunkedRequest:
     """A rendered prompt's segments. ``prompt`` is ``None`` if it has no chunks."""
 
-    ticket: RequestContext
+    ticket: Ticket
     prompt: ChunkedPrompt | None
 
     @property

@@ -86,9 +86,9 @@ else:
     from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client_from_engine_args
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.entrypoints.launchers.launcher import serve_http, setup_server
+    from vllm.entrypoints.launchers.launcher import serve_http, setup_server  # type: ignore[no-redef]
     from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-    from vllm.exceptions import GracefulHTTPError
+    from vllm.exceptions import GracefulHTTPError  # type: ignore[no-redef]
 
 
 def lora_request_of(serving: Any, request: ChatCompletionRequest) -> Any:

@@ -2,14 +2,15 @@
 """Decisions of profiles, and invalid profile files."""
 
 import pytest
-from starlette.datastructures import State
 
-from app.documents.cache_options import CacheField, decide_of, options_of
+from app.documents.openai_documents import DocumentsRequest
+from app.intake import open_ticket
 from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.selection import Sparse
-from engine_ext.wire.request import CacheOptions, ChunkedRequest, RequestContext
+from engine_ext.wire.request import CacheOptions, ChunkedRequest, Ticket
+from tests.support.context import make_context
 
 
 def make_profile(**modes: str) -> Profile:
@@ -77,8 +78,9 @@ def test_a_budget_is_applied_on_servers_that_leave_chunks_out():
     assert profile.placed("copy").decide(3).mode == "full"
 
 
-def state(profile: Profile | None = PROFILE) -> State:
-    return State({"tessera_settings": Settings(chunk_position_strategy="offset"), "tessera_profile": profile})
+def ticket_of(cache: dict) -> Ticket:
+    context = make_context(settings=Settings(chunk_position_strategy="offset"), profile=PROFILE)
+    return open_ticket(context, DocumentsRequest({}, [], cache, lambda marked: None))
 
 
 @pytest.mark.parametrize(
@@ -94,17 +96,17 @@ def state(profile: Profile | None = PROFILE) -> State:
     ],
 )
 def test_requests_that_say_what_they_want_get_that(given):
-    assert decide_of(CacheField(**given), state()) is None
+    assert ticket_of(given).decide is None
 
 
 @pytest.mark.parametrize("given", [{}, {"mode": "auto"}, {"explain": True}, {"namespace": "n"}])
 def test_others_follow_the_profile(given):
-    field = CacheField(**given)
-    options = decide_of(field, state())(options_of(field, None, state()), 6, "")
+    ticket = ticket_of(given)
+    options = ticket.decide(ticket.options, 6, "")
     assert (options.link_tokens, options.decision.mode, options.namespace) == (
         16,
         "link-16",
-        field.namespace or "default",
+        given.get("namespace", "default"),
     )
 
 
@@ -114,7 +116,7 @@ def test_adapters_were_not_measured(adapter, chunks, mode):
 
 
 def test_chunks_are_counted_as_they_are_computed_not_as_documents_are_sent():
-    ticket = RequestContext(CacheOptions(), ("one document",), decide=PROFILE.applied)
+    ticket = Ticket(CacheOptions(), ("one document",), decide=PROFILE.applied)
     parts = tuple(Chunk(pack((1, 2)), document=0, part=(i, 9)) for i in range(1, 10))
     whole = ChunkedRequest(ticket, ChunkedPrompt((), parts[:1], (9,)))
     split = ChunkedRequest(ticket, ChunkedPrompt((), parts, (9,)))

@@ -8,15 +8,15 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from cache.positions.layout import ChunkedPrompt, PositionStrategy
 from cache.report import Report
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.wire.vllm_compat import tokens_input
 
 STEPS = 8
 
 
-def input_of(prompt: ChunkedPrompt, strategy: PositionStrategy) -> tuple[RequestContext, Any]:
+def input_of(prompt: ChunkedPrompt, strategy: PositionStrategy) -> tuple[Ticket, Any]:
     """A request's context, which gets its report, and the engine's input."""
-    context = RequestContext(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
+    context = Ticket(CacheOptions(position_strategy=strategy), (None,) * len(prompt.chunks))
     return context, {**tokens_input(prompt.token_ids), REQUEST_KEY: ChunkedRequest(context, prompt)}
 
 

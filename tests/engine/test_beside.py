@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.access.peer import SECRET_HEADER
+from app.access.middleware import SECRET_HEADER
 from tests.engine.server import ServerPool, TesseraServer
 from tests.engine.test_exactness import assert_filled_hit_and_mixed_are_exact
 from tests.engine.test_in_place import IN_PLACE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.access.peer import SECRET_HEADER
+from app.access.middleware import SECRET_HEADER
 from tests.engine.server import TesseraServer, stream_events
 from tests.engine.test_beside import NIXL, PLACEMENTS, REMOTE
 from tests.engine.test_exactness import STEPS, STRATEGIES, assert_exact

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.http.retry_after import SECONDS
+from app.http.refusals import RETRY_AFTER_S
 from tests.engine.server import TesseraServer
 from tools.server_process import ROOT
 
@@ -123,7 +123,7 @@ def test_counters_are_those_of_the_stats(server: TesseraServer, text: Text) -> N
 )
 def test_a_full_queue_says_when_to_ask_again(path: str, body: dict[str, Any], server: TesseraServer) -> None:
     response: httpx.Response = server.client.post(path, json={**body, "max_tokens": 1})
-    assert (response.status_code, response.headers.get("retry-after")) == (503, str(SECONDS)), response.text
+    assert (response.status_code, response.headers.get("retry-after")) == (503, str(RETRY_AFTER_S)), response.text
 
 
 def test_requests_are_not_logged_by_default(server: TesseraServer, text: Text) -> None:

@@ -16,7 +16,7 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.fills import FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.plan import Span, TransferPlan
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from tests.cache.helpers import PAGE_TOKENS, Clock
 
 
@@ -113,7 +113,7 @@ async def ask(
 ) -> Report:
     """The report of one request."""
     params = params or SamplingParams(max_tokens=1)
-    ticket = RequestContext(options or CacheOptions(), (None,) * len(prompt.chunks))
+    ticket = Ticket(options or CacheOptions(), (None,) * len(prompt.chunks))
     engine_input: Any = {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: ChunkedRequest(ticket, prompt)}
     async for _ in engine.generate(engine_input, params, f"request-{id(ticket)}", **kwargs):
         pass

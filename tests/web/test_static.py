@@ -11,7 +11,7 @@ from httpx import ASGITransport, AsyncClient
 
 from app.models.demo_model import DEMO_MODEL
 from web.example import STATIC, Example, example_file
-from web.page import read, router
+from web.page import pages, read
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path.name for path in STATIC.iterdir())
@@ -29,8 +29,7 @@ POLICY = {
 
 async def get(path, example=None, **headers):
     app = FastAPI()
-    app.include_router(router)
-    app.state.tessera_example = example
+    app.include_router(pages(example))
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return await client.get(path, headers=headers)
 

@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.datastructures import State
 
 from app.access.client_limits import ClientLimitsMiddleware
 from app.access.middleware import AccessMiddleware
@@ -43,18 +42,12 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
 
     app = FastAPI(title="Tessera router", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_endpoints(registry, directory, chooser, metrics))
-    _set_state(app.state, settings, tenants)
-    for each in (ClientLimitsMiddleware, AccessMiddleware):  # the last one is outside
-        app.add_middleware(each)
-    app.include_router(page.router)
+    app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
+    app.add_middleware(AccessMiddleware, tenants=tenants)  # outside, before anything reads the body
+    app.include_router(page.pages())
     prefill = Prefill(chooser, client, metrics, settings.peer_secret)
     app.mount("/", Broadcast(directory, client, Proxy(chooser, prefill, directory, client, metrics)))
     return app
-
-
-def _set_state(state: State, settings: RouterSettings, tenants: Tenants | None) -> None:
-    """Sets what the middleware reads."""
-    state.tessera_tenants, state.tessera_settings = tenants, settings
 
 
 def _endpoints(registry: RedisRegistry, directory: Directory, chooser: Chooser, metrics: RouterMetrics) -> APIRouter:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from app.cluster.router.directory import Directory
 from app.cluster.router.forwarding import REPLICA_HEADER, forwarded
 from app.cluster.router.proxy import Proxy, unavailable
-from app.http.bodies import read_body
+from app.http.messages import read_body
 from app.http.refusals import refusal
 from replicas.registry import Replica
 

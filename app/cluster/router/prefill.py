@@ -11,7 +11,7 @@ import httpx
 from pydantic import SecretStr
 from starlette.types import Scope
 
-from app.access.peer import SECRET_HEADER
+from app.access.middleware import SECRET_HEADER
 from app.cluster.asking import answered_while
 from app.cluster.router.chooser import Chooser
 from app.cluster.router.directory import REFRESH_S

@@ -17,7 +17,7 @@ from app.cluster.router.directory import Directory
 from app.cluster.router.forwarding import REPLICA_HEADER, Headers, forwarded, passed_on
 from app.cluster.router.metrics import RouterMetrics
 from app.cluster.router.prefill import Prefill
-from app.http.bodies import read_body
+from app.http.messages import read_body
 from app.http.refusals import refusal
 from replicas.registry import Replica
 

@@ -19,7 +19,7 @@ from engine_ext.client.run.selection import selected
 from engine_ext.client.stages import Stages
 from engine_ext.client.tracing import Span
 from engine_ext.wire.plan import Elsewhere, TransferPlan
-from engine_ext.wire.request import FullAttentionError, Outputs, RequestContext
+from engine_ext.wire.request import FullAttentionError, Outputs, Ticket
 
 
 class ChunkCacheUnavailableError(VLLMValidationError):
@@ -33,7 +33,7 @@ class ChunkedRun:
         self,
         cache: ChunkCache | CacheOff,
         request: ResolvedRequest,
-        ticket: RequestContext,
+        ticket: Ticket,
         call: EngineCall,
         handover: HandedOver | None,
         span: Span,
@@ -153,6 +153,5 @@ class ChunkedRun:
     def _reported(self, output: RequestOutput, form: KVForm) -> RequestOutput:
         self._reporter.note(output)
         if output.finished:
-            self._ticket.report = self._reporter.report
-            self._reporter.finish(output, self._call.request_id, self._span)
+            self._ticket.report = self._reporter.finish(output, self._call.request_id, self._span)
         return form.given_away(output, self._call)

@@ -126,12 +126,14 @@ class Reporter:
         if self.report.mode == "chunked" and not self._is_handed_over and output.num_cached_tokens:
             output.num_cached_tokens -= self._num_computed_of_saved
 
-    def finish(self, output: RequestOutput, request_id: str, span: Span) -> None:
-        """Counts tokens, logs the report, and attaches it to the last, noted output."""
+    def finish(self, output: RequestOutput, request_id: str, span: Span) -> dict[str, Any]:
+        """Counts tokens, logs the report, and returns its JSON, which the last, noted output has too."""
         self._count(output)
         span.describe({"request_id": request_id, **summary(self.report)})
         log_finished(request_id, self.report)
-        output.kv_transfer_params = {**(output.kv_transfer_params or {}), "cache": self.report.to_dict()}
+        report = self.report.to_dict()
+        output.kv_transfer_params = {**(output.kv_transfer_params or {}), "cache": report}
+        return report
 
     @property
     def _is_handed_over(self) -> bool:

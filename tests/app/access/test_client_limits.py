@@ -5,7 +5,6 @@ import asyncio
 import json
 import socket
 import threading
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -30,8 +29,7 @@ def ended():
 @pytest.fixture(scope="module")
 def address(ended):
     app = FastAPI()
-    app.add_middleware(ClientLimitsMiddleware)
-    app.state.tessera_settings = SimpleNamespace(max_body_size=ByteSize(LIMIT))
+    app.add_middleware(ClientLimitsMiddleware, max_body_size=ByteSize(LIMIT))
 
     @app.post("/length")
     async def length(request: Request):

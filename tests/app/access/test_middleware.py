@@ -1,34 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access with and without an API key."""
+"""Access with and without an API key, and with the peers' secret."""
 
 import asyncio
 
 import pytest
 from fastapi import FastAPI, WebSocket
+from pydantic import SecretStr
 from starlette.responses import StreamingResponse
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from app.access.middleware import AccessMiddleware
+from app.access.middleware import SECRET_HEADER, AccessMiddleware
 from app.access.policy import required_role
 from app.access.tenants import Tenant, Tenants, hash_of
-from engine_ext.wire.caller import CALLER
+from engine_ext.wire.caller import CALLER, IS_PEER
 
 
 def tenant(name, *roles, **rest):
     return Tenant(name=name, keys=(hash_of(f"{name}-key"),), roles=frozenset(roles), **rest)
 
 
+def known(*tenants):
+    return Tenants({each.name: each for each in tenants})
+
+
 @pytest.fixture
 def tenants():
-    return [tenant("reader", "chat"), tenant("writer", "chat", "ingest"), tenant("root", "admin")]
+    return known(tenant("reader", "chat"), tenant("writer", "chat", "ingest"), tenant("root", "admin"))
 
 
 @pytest.fixture
 def client(tenants):
     app = FastAPI()
-    app.add_middleware(AccessMiddleware)
-    app.state.tessera_tenants = Tenants({each.name: each for each in tenants})
+    app.add_middleware(AccessMiddleware, tenants=tenants)
 
     @app.websocket("/v1/realtime")
     async def realtime(socket: WebSocket):
@@ -126,7 +130,7 @@ def test_web_sockets(client):
 class TestLimits:
     @pytest.fixture
     def tenants(self):
-        return [tenant("reader", "chat", requests_per_minute=1), tenant("writer", "chat")]
+        return known(tenant("reader", "chat", requests_per_minute=1), tenant("writer", "chat"))
 
     def test_concern_one_tenant(self, client):
         assert client.get("/v1/models", headers=key_of("reader")).status_code == 200
@@ -135,9 +139,9 @@ class TestLimits:
         assert response.headers["retry-after"] in ("59", "60")
         assert client.get("/v1/models", headers=key_of("writer")).status_code == 200
 
-    def test_are_new_when_the_file_says_so(self, client):
+    def test_are_new_when_the_file_says_so(self, client, tenants):
         client.get("/v1/models", headers=key_of("reader"))
-        client.app.state.tessera_tenants = Tenants({"reader": tenant("reader", "chat", requests_per_minute=2)})
+        tenants.by_name()["reader"] = tenant("reader", "chat", requests_per_minute=2)
         assert client.get("/v1/models", headers=key_of("reader")).status_code == 200
 
 
@@ -149,9 +153,7 @@ async def test_a_stream_counts_until_its_end():
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body"})
 
-    app = FastAPI()
-    app.state.tessera_tenants = Tenants({"reader": tenant("reader", "chat", concurrent_requests=1)})
-    door = AccessMiddleware(waits)
+    door = AccessMiddleware(waits, known(tenant("reader", "chat", concurrent_requests=1)))
 
     async def status():
         sent = []
@@ -160,7 +162,7 @@ async def test_a_stream_counts_until_its_end():
             sent.append(message)
 
         headers = [(b"authorization", b"Bearer reader-key")]
-        scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers, "app": app}
+        scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}
         await door(scope, None, send)
         return sent[0]["status"]
 
@@ -184,3 +186,28 @@ def test_collections_are_read_with_chat_and_changed_with_ingest():
         assert required_role("GET", path) == "chat"
         assert required_role("POST", path) == required_role("DELETE", path) == "ingest"
     assert required_role("GET", "/v1/rag/collectionsX") == "admin"
+
+
+@pytest.mark.parametrize(
+    ("secret", "given", "expected"),
+    [
+        ("the right secret", "the right secret", True),
+        ("the right secret", "another secret", False),
+        ("the right secret", "", False),
+        ("the right secret", None, False),
+        (None, "", False),
+        (None, "any", False),
+    ],
+)
+def test_only_the_secret_makes_a_peer(secret, given, expected):
+    app = FastAPI()
+    app.add_middleware(AccessMiddleware, tenants=None, secret=SecretStr(secret) if secret else None)
+
+    @app.get("/")
+    async def is_peer():
+        return IS_PEER.get()
+
+    asking = TestClient(app)
+    headers = {SECRET_HEADER: given} if given is not None else {}
+    assert asking.get("/", headers=headers).json() is expected
+    assert asking.get("/").json() is False

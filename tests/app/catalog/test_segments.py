@@ -3,7 +3,8 @@
 
 import pytest
 
-from app.catalog.segments import Catalog, UnknownSegmentError
+from app.catalog.segments import Catalog
+from cache.errors import UnknownSegmentError
 from cache.manager import Removal
 from cache.segments.hashing import CacheScope
 from engine_ext.wire.caller import Caller

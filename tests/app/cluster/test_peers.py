@@ -32,12 +32,13 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.file_transfer import Answer
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, RequestContext
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from replicas.peer_file import PeerFileError, fetch_file
 from replicas.registry import InProcessRegistry, RegistryError, Replica
 from tests.cache.helpers import PAGE_TOKENS
 from tests.engine_ext.fake_llm import FakeLLM, chunk, turns
+from tests.support.context import make_context
 
 SYSTEM = (1, 2, 3, 4, 5)
 A, B = chunk(100, 30), chunk(200, 40)
@@ -121,7 +122,7 @@ class Node:
         self.engine = ChunkEngine(self.llm, self.cache)
         self.app = FastAPI()
         self.app.include_router(router)
-        self.app.state.tessera_settings = Settings(peer_secret=SecretStr(secret))
+        self.app.state.tessera = make_context(settings=Settings(peer_secret=SecretStr(secret)))
         self.app.state.engine_client = self.engine
         self.app.add_exception_handler(GracefulHTTPError, _as_vllm_does)
         mounts[f"http://{name}"] = httpx.ASGITransport(self.app)
@@ -156,7 +157,7 @@ class Node:
         numbered = tuple(replace(each, document=i) for i, each in enumerate(chunks))
         prompt = ChunkedPrompt(SYSTEM, numbered, (9, 9))
         keys = tuple(DocumentKey(each.packed[:4] * 4) for each in chunks)
-        ticket = RequestContext(CacheOptions(), (None,) * len(chunks), keys)
+        ticket = Ticket(CacheOptions(), (None,) * len(chunks), keys)
         request = ChunkedRequest(ticket, prompt)
         lora = SimpleNamespace(lora_name=adapter, lora_int_id=1, lora_path="/none") if adapter else None
         if lora is not None:
@@ -384,7 +385,7 @@ async def test_the_endpoint_takes_the_secret_and_nothing_else(nodes):
     for wrong in (None, "", "wrong", SECRET + "x", SECRET[:-1]):
         assert (await get(a, key, secret=wrong)).status_code == 401
     assert (await get(a, key, secret=None, authorization=f"Basic {SECRET}")).status_code == 401
-    a.app.state.tessera_settings = Settings()
+    a.app.state.tessera = make_context()
     assert (await get(a, key)).status_code == 401
     assert a.transfers.reads == 1
 

@@ -3,7 +3,6 @@
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,12 +11,13 @@ from hypothesis import strategies as st
 from app.documents.openai_documents import EXTRACTORS
 from app.documents.rag_request import RagChatRequest
 from app.documents.request_documents import RAG_PATHS, Reading, conversation_of, parse_body, wanted_documents
-from app.prompt.rendering import open_ticket
+from app.intake import take_in
 from app.settings import Settings
-from engine_ext.chunks.cache_off import CacheOff
 from replicas.document_keys import id_key
+from replicas.registry import InProcessRegistry
 from tests.app.bodies import bodies
 from tests.fuzzing import ends, json_values
+from tests.support.context import make_context
 
 USER = {"role": "user", "content": "?"}
 CHAT = "/v1/chat/completions"
@@ -38,12 +38,8 @@ def rag(**fields):
 def ticket_keys(settings=None, **fields):
     """Keys as computed by the replica."""
     request = RagChatRequest(**{"system": "S", "chunks": ["one", "two"], "question": "?", **fields})
-    state = SimpleNamespace(
-        engine_client=SimpleNamespace(cache=CacheOff("switched off")),
-        tessera_settings=settings or Settings(),
-        tessera_profile=None,
-    )
-    return list(asyncio.run(open_ticket(request, state))[0].document_keys)
+    context = make_context(settings=settings or Settings(), registry=InProcessRegistry())
+    return list(asyncio.run(take_in(context, request))[1].document_keys)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +59,28 @@ def ticket_keys(settings=None, **fields):
 def test_a_replica_finds_the_keys_that_a_router_finds(fields):
     assert ticket_keys(**fields) == rag(**fields)
     assert len(rag(**fields)) >= 2
+
+
+def test_without_a_registry_nothing_is_hashed():
+    request = RagChatRequest(chunks=["one"], question="?")
+    assert asyncio.run(take_in(make_context(), request))[1].document_keys == ()
+
+
+def test_a_body_stays_as_it_was_read():
+    """It may go to two replicas."""
+    block = {"type": "document", "source": {"type": "text", "data": "one"}}
+    separated = {"messages": [{"role": "user", "content": [{"type": "text", "text": "one##?"}]}], "cache": {}}
+    for path, body in (
+        ("/v1/messages", {"messages": [{"role": "user", "content": [block, {"type": "text", "text": "?"}]}]}),
+        (CHAT, {"messages": [USER], "documents": ["one"]}),
+        (CHAT, separated),
+        ("/v1/responses", {"input": [USER], "documents": ["one"]}),
+        ("/v1/responses", {"input": "one##?", "cache": {}}),
+        ("/v1/completions", {"prompt": "S##one##?", "cache": {}}),
+    ):
+        before = json.dumps(body)
+        assert len(wanted_documents(path, body, SEPARATED)) == 1
+        assert json.dumps(body) == before
 
 
 def test_the_same_documents_in_any_scheme_have_the_same_keys():

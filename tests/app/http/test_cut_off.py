@@ -4,7 +4,6 @@
 import asyncio
 import json
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +13,7 @@ from app.http.cut_off import CutOffMiddleware
 class FakeEngine:
     num_answering = 0
 
-    def __init__(self, is_stopping, has_died):
+    def __init__(self, *, is_stopping=False, has_died=False):
         self.is_stopping, self.has_died = is_stopping, has_died
 
     @contextmanager
@@ -26,25 +25,20 @@ class FakeEngine:
             self.num_answering -= 1
 
 
-def request(kind="http", method="POST", *, is_stopping=False, has_died=False):
-    engine = FakeEngine(is_stopping, has_died)
-    return {"type": kind, "method": method, "app": SimpleNamespace(state=SimpleNamespace(engine_client=engine))}
-
-
-async def answered(app, scope):
-    """ASGI messages of the response of ``app``."""
+async def answered(app, kind="http", method="POST", engine=None):
+    """ASGI messages of the response of ``app`` before ``engine``, by default a sound one."""
     sent = []
 
     async def send(message):
         sent.append(message)
 
-    await CutOffMiddleware(app)(scope, None, send)
+    await CutOffMiddleware(app, engine or FakeEngine())({"type": kind, "method": method}, None, send)
     return sent
 
 
 async def cancelled(app, kind="http"):
     """ASGI messages of a request to ``app`` that is cancelled while it waits."""
-    task = asyncio.create_task(answered(app, request(kind)))
+    task = asyncio.create_task(answered(app, kind))
     await asyncio.sleep(0)
     task.cancel()
     return await task
@@ -83,7 +77,7 @@ async def fails_amid_its_stream(scope, receive, send):
 
 
 def test_a_stream_that_fails_says_so_in_its_last_event():
-    *_, last = asyncio.run(answered(fails_amid_its_stream, request()))
+    *_, last = asyncio.run(answered(fails_amid_its_stream))
     name, data = last["body"].decode().strip().split("\n")
     assert (name, last.get("more_body", False)) == ("event: error", False)
     said = json.loads(data.removeprefix("data: "))
@@ -106,7 +100,7 @@ async def fails_amid_compressed_bytes(scope, receive, send):
 @pytest.mark.parametrize("app", [fails_after_its_stream, fails_amid_compressed_bytes])
 def test_nothing_is_written_where_no_event_may_follow(app):
     with pytest.raises(ValueError, match="a defect"):
-        asyncio.run(answered(app, request()))
+        asyncio.run(answered(app))
 
 
 async def answers(scope, receive, send):
@@ -118,43 +112,43 @@ async def fails(scope, receive, send):
 
 
 def test_one_that_comes_when_the_engine_has_stopped_gets_a_503():
-    start, body = asyncio.run(answered(answers, request(is_stopping=True)))
+    start, body = asyncio.run(answered(answers, engine=FakeEngine(is_stopping=True)))
     assert start["status"] == 503
     assert b"The server is stopping." in body["body"]
 
 
 def test_health_and_metrics_are_served_to_the_end():
-    (start,) = asyncio.run(answered(answers, request(method="GET", is_stopping=True)))
+    (start,) = asyncio.run(answered(answers, method="GET", engine=FakeEngine(is_stopping=True)))
     assert start["status"] == 200
 
 
 def test_one_that_fails_because_the_engine_has_stopped_gets_a_503():
-    scope = request()
+    engine = FakeEngine()
 
     async def stops(scope, receive, send):
-        scope["app"].state.engine_client.is_stopping = True
+        engine.is_stopping = True
         await fails(scope, receive, send)
 
-    start, _ = asyncio.run(answered(stops, scope))
+    start, _ = asyncio.run(answered(stops, engine=engine))
     assert start["status"] == 503
 
 
 def test_an_error_that_vllm_made_of_the_engines_end_becomes_a_503():
-    scope = request()
+    engine = FakeEngine()
 
     async def stops(scope, receive, send):
-        scope["app"].state.engine_client.is_stopping = True
+        engine.is_stopping = True
         await send({"type": "http.response.start", "status": 500, "headers": []})
         await send({"type": "http.response.body", "body": b"EngineCore encountered an issue"})
 
-    start, body = asyncio.run(answered(stops, scope))
+    start, body = asyncio.run(answered(stops, engine=engine))
     assert start["status"] == 503
     assert b"The server is stopping." in body["body"]
 
 
 def test_other_failures_are_passed_on():
     with pytest.raises(RuntimeError):
-        asyncio.run(answered(fails, request()))
+        asyncio.run(answered(fails))
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
@@ -163,20 +157,19 @@ def test_an_engine_that_has_died_is_told_of(method):
         await send({"type": "http.response.start", "status": 503, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    start, body = asyncio.run(answered(ill, request(method=method, has_died=True)))
+    start, body = asyncio.run(answered(ill, method=method, engine=FakeEngine(has_died=True)))
     assert start["status"] == 503
     assert b"The engine has died; the server ends." in body["body"]
 
 
 def test_what_a_stopping_server_waits_for_is_counted():
-    scope = request()
-    engine = scope["app"].state.engine_client
+    engine = FakeEngine()
 
     async def counts(scope, receive, send):
         assert engine.num_answering == 1
-        await answered(answers, request(method="GET"))
+        await answered(answers, method="GET", engine=engine)
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        asyncio.run(answered(counts, scope))
+        asyncio.run(answered(counts, engine=engine))
     assert engine.num_answering == 0

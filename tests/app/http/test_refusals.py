@@ -7,17 +7,17 @@ from typing import get_args
 
 import pytest
 from fastapi import FastAPI, HTTPException
-from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.testclient import TestClient
 
-from app.http.refusals import _BY_STATUS, Reason, ReasonMiddleware, refusal
+from app.http.refusals import REASONS, RETRY_AFTER_S, Reason, RefusalMiddleware, refusal
 from tools.server_process import ROOT
 
 
 @pytest.fixture
 def client():
     app = FastAPI()
-    app.add_middleware(ReasonMiddleware)
+    app.add_middleware(RefusalMiddleware)
 
     @app.get("/vllm/{status}")
     def vllm(status: int):
@@ -39,6 +39,10 @@ def client():
     def text():
         return PlainTextResponse("no", 404)
 
+    @app.get("/later")
+    def later():
+        return Response(status_code=503, headers={"Retry-After": "7"})
+
     @app.get("/fine")
     def fine():
         return {"error": {}}
@@ -46,7 +50,7 @@ def client():
     return TestClient(app, raise_server_exceptions=False)
 
 
-@pytest.mark.parametrize(("status", "reason"), _BY_STATUS.items())
+@pytest.mark.parametrize(("status", "reason"), REASONS.items())
 def test_vllms_refusals_get_one_by_their_status(client, status, reason):
     response = client.get(f"/vllm/{status}")
     assert response.status_code == status
@@ -76,10 +80,21 @@ def test_what_is_no_json_or_no_refusal_stays(client):
     assert client.get("/fine").json() == {"error": {}}
 
 
+def test_a_503_says_when_to_ask_again(client):
+    response = client.get("/fastapi/503")
+    assert (response.status_code, response.headers["retry-after"]) == (503, str(RETRY_AFTER_S))
+    assert client.get("/later").headers["retry-after"] == "7"
+
+
+@pytest.mark.parametrize("status", [404, 429, 500])
+def test_others_do_not(client, status):
+    assert "retry-after" not in client.get(f"/fastapi/{status}").headers
+
+
 def test_every_reason_is_documented():
     page = (ROOT / "docs" / "api.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([\d, ]+|other) \|", page, re.MULTILINE)
     assert sorted(reason for reason, _ in rows) == sorted(get_args(Reason))
     documented = {int(status): reason for reason, statuses in rows for status in re.findall(r"\d+", statuses)}
-    for status, reason in _BY_STATUS.items():
+    for status, reason in REASONS.items():
         assert str(status) in dict(rows)[reason], (status, documented)

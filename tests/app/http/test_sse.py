@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.http import sse
 from app.http.sse import ReportInserter
-from engine_ext.wire.request import CacheOptions, RequestContext
+from engine_ext.wire.request import CacheOptions, Ticket
 from tests.app.helpers import make_report
 from tests.fuzzing import json_values
 
@@ -37,9 +37,9 @@ class Stream:
     """A stream whose report is available after ``before`` events, as vLLM's with the last output."""
 
     def __init__(self, field: str = "cache") -> None:
-        self.ticket = RequestContext(CacheOptions())
+        self.ticket = Ticket(CacheOptions())
         self.inserter = ReportInserter(self.ticket, field)
-        self.report = make_report()
+        self.report = make_report().to_dict()
 
     def feed(self, *events: str, report_before: int) -> list[str]:
         fed = []
@@ -65,7 +65,7 @@ def test_completions_get_the_report_in_the_event_that_ends_the_choice(more):
     stream, events = Stream(), [chunk("a"), finish("b"), *more, DONE]
     first, last, *rest = stream.feed(*events, report_before=1)
     assert [first, *rest] == [events[0], *events[2:]]
-    assert data(last) == {**data(events[1]), "cache": stream.report.to_dict()}
+    assert data(last) == {**data(events[1]), "cache": stream.report}
 
 
 def test_of_several_choices_one_carries_the_report():
@@ -82,7 +82,7 @@ def test_other_schemas_get_the_report_in_their_last_event(name):
     *passed, last = stream.feed(*events, report_before=2)
     assert passed == events[:2]
     assert last.startswith(f"event: {name}\ndata: ")
-    report = {"cache": stream.report.to_dict()}
+    report = {"cache": stream.report}
     assert data(last) == {"type": name, "response": {"id": "r"}, "kv_transfer_params": report}
 
 
@@ -203,13 +203,13 @@ def streams(draw) -> bytes:
 @example(b"data: {}\r\n\r\ndata: [DONE]\r\n\r\n", [11], "cache")
 @example(b"event: message_stop\ndata: {}\n", [], "cache")
 def test_whatever_the_stream_and_however_it_is_cut_the_report_joins_its_end_and_all_else_stays(stream, cuts, field):
-    ticket = RequestContext(CacheOptions())
+    ticket = Ticket(CacheOptions())
     inserter = ReportInserter(ticket, field)
     assert b"".join(map(inserter.feed, parts(stream, cuts))) + inserter.end() == stream
-    ticket.report = make_report()
+    ticket.report = make_report().to_dict()
     inserter = ReportInserter(ticket, field)
     fed = b"".join(map(inserter.feed, parts(stream, cuts))) + inserter.end()
-    report = ticket.report.to_dict()
+    report = ticket.report
     expected = list(with_report(split_by_standard(stream), field, report if field == "cache" else {"cache": report}))
     found = split_by_standard(fed)
     assert [name for name, _ in found] == [name for name, _ in expected]

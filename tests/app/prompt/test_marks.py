@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from app.documents.document import Document
 from app.prompt.marks import BrokenMarksError, Marks
-from engine_ext.wire.request import CacheOptions, RequestContext
+from engine_ext.wire.request import CacheOptions, Ticket
 
 NONCE = re.compile(r"\[tessera-([0-9a-f]{32})-")
 FAKE = f"[tessera-{'0' * 32}-question]"
 
 
-def ticket(*ids: str | None) -> RequestContext:
-    return RequestContext(CacheOptions(), ids)
+def ticket(*ids: str | None) -> Ticket:
+    return Ticket(CacheOptions(), ids)
 
 
 def issued(marks: Marks, *texts: str):

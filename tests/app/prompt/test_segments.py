@@ -10,7 +10,7 @@ from app.documents.document import Document
 from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer, _check_length
 from cache.positions.layout import Chunk, ChunkedPrompt, pack
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, RequestContext
+from engine_ext.wire.request import REQUEST_KEY, CacheOptions, Ticket
 from engine_ext.wire.vllm_compat import ChatParams
 from tests.app.helpers import CONTROL, make_tokenizer
 
@@ -96,7 +96,7 @@ class FakeRenderer:
 
 DOCUMENTS = [Document("one </s>", "d1"), Document("two")]
 PLAIN = CacheOptions()
-TICKET = RequestContext(PLAIN, ("d1", None))
+TICKET = Ticket(PLAIN, ("d1", None))
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def marks():
 
 async def render_chat(marks, vllms=None, documents=DOCUMENTS, max_chunk_tokens=100, cache=PLAIN, **kwargs):
     renderer = SegmentRenderer(vllms or FakeRenderer(), marks, max_chunk_tokens)
-    ticket = RequestContext(cache, tuple(document.id for document in documents))
+    ticket = Ticket(cache, tuple(document.id for document in documents))
     with marks.issue(ticket, documents) as marked:
         return await renderer.render_chat_async(
             [[{"role": "user", "content": f"{marked}why?"}]], ChatParams(), **kwargs
@@ -129,7 +129,7 @@ async def test_a_marked_chat_is_tokenized_segment_by_segment(marks):
 
 async def test_segments_before_the_question_are_filled_up_to_whole_blocks(marks):
     ticket, documents = (
-        RequestContext(PLAIN, ("d1", None, None)),
+        Ticket(PLAIN, ("d1", None, None)),
         [Document("one", "d1"), Document("four"), Document("x" * 14)],
     )
     with marks.issue(ticket, documents) as marked:

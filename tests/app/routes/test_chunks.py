@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
-from vllm.exceptions import VLLMValidationError
 
+from app.errors import answer_errors
 from app.routes.chunks import router
-from engine_ext.wire.vllm_compat import GracefulHTTPError
 from tests.app.helpers import cache_with
 from tests.cache.helpers import fill, make_manager
 
@@ -30,6 +29,7 @@ def keys(manager):
 async def patch(manager, key, body):
     app = FastAPI()
     app.include_router(router)
+    answer_errors(app)
     app.state.engine_client = SimpleNamespace(cache=cache_with(manager))
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return await client.patch(f"/v1/rag/chunks/{key}", json=body)
@@ -62,16 +62,18 @@ async def test_what_can_not_be_pinned_says_so():
     (system,) = (str(entry.key) for entry in manager.index if entry.is_system)
     (key,) = (str(entry.key) for entry in manager.index if not entry.is_system)
     await patch(manager, key, {"pinned": True})
-    with pytest.raises(GracefulHTTPError, match="pinning 1 more pages would exceed 3 of 4 pages; 3 are pinned"):
-        await patch(manager, system, {"pinned": True})
+    answer = await patch(manager, system, {"pinned": True})
+    assert answer.status_code == 409
+    assert "pinning 1 more pages would exceed 3 of 4 pages; 3 are pinned" in answer.json()["error"]["message"]
 
 
 async def test_unknown_keys(manager):
-    with pytest.raises(GracefulHTTPError, match="no cached segment has the key 00ff") as raised:
-        await patch(manager, "00ff", {"pinned": True})
-    assert raised.value.http_status == 404
-    with pytest.raises(VLLMValidationError, match="a key is hexadecimal"):
-        await patch(manager, "xyz", {"pinned": True})
+    answer = await patch(manager, "00ff", {"pinned": True})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "no cached segment has the key 00ff")
+    answer = await patch(manager, "xyz", {"pinned": True})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "key")
+    assert error["message"].startswith("a key is hexadecimal")
 
 
 @pytest.mark.parametrize(

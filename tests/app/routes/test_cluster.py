@@ -8,6 +8,7 @@ from httpx import ASGITransport, AsyncClient
 from app.routes.cluster import router
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from replicas.registry import InProcessRegistry, RegistryError, Replica
+from tests.support.context import make_context
 
 REPLICA = Replica("a" * 12, "a", "http://a:8000", ("demo",), "", load=2, held_tokens=64, capacity_tokens=1024)
 
@@ -25,8 +26,7 @@ class Registry(InProcessRegistry):
 async def ask(registry=None):
     app = FastAPI()
     app.include_router(router)
-    if registry is not None:
-        app.state.tessera_registry = registry
+    app.state.tessera = make_context(registry=registry)
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return (await client.get("/v1/cluster")).json()
 

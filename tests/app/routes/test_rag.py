@@ -2,7 +2,6 @@
 """``POST /v1/rag/chat``: accepted bodies and the resulting conversations."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
@@ -12,16 +11,25 @@ from pydantic import ValidationError
 from vllm.exceptions import VLLMValidationError
 
 from app.documents.document import Document
-from app.documents.rag_request import RagChatRequest, RagChunk, chat_completion, chat_messages, documents_of
+from app.documents.rag_request import (
+    RagChatRequest,
+    RagChunk,
+    chat_completion,
+    chat_messages,
+    documents_of,
+    documents_request,
+)
+from app.errors import answer_errors
 from app.prompt.marks import Marks
 from app.routes.rag import _with_report, router
 from app.settings import Settings
 from cache.segments.chunk_ids import ChunkIds, GoneIdError, RegisteredText, UnknownIdError
 from cache.segments.hashing import ChunkHash
-from engine_ext.chunks.cache_off import CacheOff
-from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, GracefulHTTPError
+from engine_ext.wire.request import CacheOptions, Ticket
+from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse
 from tests.app.helpers import make_report
 from tests.app.helpers import refused as bad_request
+from tests.support.context import make_context
 
 USER = {"role": "user", "content": "why?"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
@@ -37,7 +45,9 @@ def refused(parameter: str, message: str):
 
 def test_sampling_fields_of_chat_completions_are_passed_on():
     request = rag(model="m", temperature=0.5, max_tokens=3, top_k=5, stream=True, stop=["x"], logprobs=True)
-    made = chat_completion(request, chat_messages(request, "<marked>"), stream=request.stream)
+    taken = documents_request(request, [])
+    taken.insert("<marked>")
+    made = chat_completion(taken.body)
     assert isinstance(made, ChatCompletionRequest)
     assert (made.model, made.temperature, made.model_dump()["max_tokens"], made.top_k) == ("m", 0.5, 3, 5)
     assert (made.stream, made.stop, made.logprobs) == (True, ["x"], True)
@@ -52,7 +62,7 @@ def test_unknown_and_meaningless_fields_are_refused(name):
 
 def test_a_bad_sampling_field_is_a_validation_error():
     with pytest.raises(RequestValidationError) as raised:
-        chat_completion(rag(temperature="hot"), [])
+        chat_completion({"messages": [], "temperature": "hot"})
     assert raised.value.errors()[0]["loc"] == ("temperature",)
 
 
@@ -196,11 +206,10 @@ def test_the_first_user_message_needs_text(content):
 
 
 def test_an_answer_has_the_report_instead_of_transfer_parameters():
-    assert _with_report({"id": "c", "kv_transfer_params": {"cache": {}}}, None) == {
-        "id": "c",
-        "cache": None,
-    }
-    assert _with_report({"id": "c"}, make_report()) == {"id": "c", "cache": make_report().to_dict()}
+    ticket = Ticket(CacheOptions())
+    assert _with_report({"id": "c", "kv_transfer_params": {"cache": {}}}, ticket) == {"id": "c", "cache": None}
+    ticket.report = make_report().to_dict()
+    assert _with_report({"id": "c"}, ticket) == {"id": "c", "cache": ticket.report}
 
 
 class FakeServing:
@@ -212,28 +221,27 @@ class FakeServing:
     async def create_chat_completion(self, request, raw_request):
         self.request = request
         self.prompt = self.marks.split(request.messages[-1]["content"])
-        self.prompt.ticket.report = make_report()
+        self.prompt.ticket.report = make_report().to_dict()
         return self.answer
 
 
 async def post(answer, **body):
     app = FastAPI()
     app.include_router(router)
-    app.state.tessera_settings = Settings(chunk_position_strategy="offset")
-    app.state.tessera_profile = None
-    app.state.tessera_marks = Marks()
-    app.state.engine_client = SimpleNamespace(cache=CacheOff("switched off"))
-    app.state.openai_serving_chat = serving = FakeServing(app.state.tessera_marks, answer)
+    answer_errors(app)
+    app.state.tessera = context = make_context(settings=Settings(chunk_position_strategy="offset"))
+    app.state.openai_serving_chat = serving = FakeServing(context.marks, answer)
     app.state.enable_server_load_tracking = False
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return serving, await client.post("/v1/rag/chat", json={"chunks": ["one"], "question": "why?"} | body)
 
 
-async def test_a_stream_gets_the_report_in_its_last_choice():
-    last = {"id": "c1", "choices": [{"index": 0, "finish_reason": "stop"}]}
+async def test_a_streams_last_event_has_the_report():
+    end = {"id": "c1", "choices": [{"finish_reason": "stop"}]}
 
     async def events():
-        yield f"data: {json.dumps(last)}\n\n"
+        yield 'data: {"id": "c1"}\n\n'
+        yield f"data: {json.dumps(end)}\n\n"
         yield "data: [DONE]\n\n"
 
     serving, response = await post(events(), stream=True, chunks=["one", {"id": "d2", "text": "two"}])
@@ -241,9 +249,9 @@ async def test_a_stream_gets_the_report_in_its_last_choice():
     assert serving.prompt.ticket.chunk_ids == (None, "d2")
     assert serving.prompt.ticket.options.position_strategy == "offset"
     assert response.headers["content-type"].startswith("text/event-stream")
-    reported, done, _ = response.text.split("\n\n")
-    assert done == "data: [DONE]"
-    assert json.loads(reported[6:]) == {**last, "cache": make_report().to_dict()}
+    first, last, done, _ = response.text.split("\n\n")
+    assert (first, done) == ('data: {"id": "c1"}', "data: [DONE]")
+    assert json.loads(last[6:]) == {**end, "cache": make_report().to_dict()}
 
 
 async def test_vllms_errors_keep_their_status_and_shape():
@@ -254,13 +262,14 @@ async def test_vllms_errors_keep_their_status_and_shape():
 
 
 @pytest.mark.parametrize(
-    ("chunk", "error", "message"),
+    ("chunk", "status", "parameter", "message"),
     [
-        ("", VLLMValidationError, r"a document's text is empty.*\(parameter=chunks\.0\.text[,)]"),
-        ({"id": "d1"}, GracefulHTTPError, r"chunks\.0\.id: unknown chunk id 'd1' \(the chunk cache is off\)"),
+        ("", 400, "chunks.0.text", "a document's text is empty"),
+        ({"id": "d1"}, 404, None, "chunks.0.id: unknown chunk id 'd1' (the chunk cache is off): send its text"),
     ],
 )
-async def test_errors_of_documents_are_answered_as_vllm_answers_its_own(chunk, error, message):
-    with pytest.raises(error, match=message) as raised:
-        await post(None, chunks=[chunk])
-    assert getattr(raised.value, "http_status", 404) == 404
+async def test_errors_of_documents_have_openais_shape(chunk, status, parameter, message):
+    _, response = await post(None, chunks=[chunk])
+    error = response.json()["error"]
+    assert response.status_code == status
+    assert (error["message"], error["param"], error["code"]) == (message, parameter, status)

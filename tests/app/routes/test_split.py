@@ -16,12 +16,13 @@ from app.settings import Settings
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from tests.app.documents.test_splitting import words
 from tests.app.pdfs import make_pdf
+from tests.support.context import make_context
 
 
 async def split(file, filename="a.txt", **params):
     app = FastAPI()
     app.include_router(router)
-    app.state.tessera_settings = Settings(chunk_max_tokens=200)
+    app.state.tessera = make_context(settings=Settings(chunk_max_tokens=200))
     app.state.engine_client = SimpleNamespace(renderer=SimpleNamespace(num_tokens=words))
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return await client.post("/v1/rag/split", content=file, params={"filename": filename, **params})

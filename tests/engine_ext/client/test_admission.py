@@ -14,7 +14,7 @@ from cache.segments.hashing import CacheScope
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.plan_preview import preview
-from engine_ext.wire.request import CacheOptions, ChunkedRequest, RequestContext
+from engine_ext.wire.request import CacheOptions, ChunkedRequest, Ticket
 from tests.engine_ext.fake_llm import FakeLLM, ask, chunk, make_engine
 
 OPTIONS = CacheOptions(position_strategy=PositionStrategy.OFFSET)
@@ -26,7 +26,7 @@ async def outcomes(
     engine: ChunkEngine, prompt: ChunkedPrompt = TWO, options: CacheOptions = OPTIONS, lora: Any = None, **params: Any
 ) -> list[tuple[str, str | None]]:
     """Mode and reason of the preview and of the run after it."""
-    request = ChunkedRequest(RequestContext(options, (None,) * len(prompt.chunks)), prompt)
+    request = ChunkedRequest(Ticket(options, (None,) * len(prompt.chunks)), prompt)
     sampling = SamplingParams(max_tokens=1, **params)
     plan = preview(engine.cache, engine.resolve(request, sampling, lora))
     report = await ask(engine, prompt, options, sampling, lora_request=lora)

@@ -19,7 +19,7 @@ from app.modes import link_tokens, strategy_of
 from cache.lease import ChunkStatus
 from cache.positions.layout import PositionStrategy
 from cache.report import Links, Report, ReportedChunk, ReportedTokens
-from engine_ext.wire.request import CacheOptions, RequestContext
+from engine_ext.wire.request import CacheOptions, Ticket
 from measuring.quality.client import FORCED_TOKENS
 from measuring.quality.metrics import REFUSAL
 from measuring.quality.questions.questions import Question
@@ -144,7 +144,7 @@ def _event(*choices: dict) -> bytes:
 
 def _stream(reply: Reply) -> Iterator[bytes]:
     """Events as vLLM makes them, with the report where Tessera puts it."""
-    ticket = RequestContext(CacheOptions())
+    ticket = Ticket(CacheOptions())
     inserter = ReportInserter(ticket, "cache")
     yield inserter.feed(_event({"index": 0, "delta": {"role": "assistant", "content": ""}}))
     reply.before()

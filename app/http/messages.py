@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a request's body in middleware and hands it on."""
+"""What middleware reads of HTTP messages: the path, the body, and whether the response is a stream of events."""
 
-from starlette.types import Message, Receive
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope
+
+
+def path_of(scope: Scope) -> str:
+    """The path relative to ``--root-path``, whether or not a proxy has removed that prefix."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 async def read_body(receive: Receive) -> bytes | None:
@@ -24,3 +30,9 @@ def replay(body: bytes, receive: Receive) -> Receive:
         return pending.pop() if pending else await receive()
 
     return replayed
+
+
+def is_event_stream(start: Message) -> bool:
+    """Whether a response that begins with ``start`` is an event stream, and not compressed by another middleware."""
+    headers = Headers(raw=start.get("headers", []))
+    return headers.get("content-type", "").startswith("text/event-stream") and "content-encoding" not in headers

@@ -14,18 +14,22 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from app.prompt.documents_middleware import DocumentsMiddleware
-from app.prompt.marks import MarkedPrompt, Marks
+from app.intake import DocumentsMiddleware
+from app.prompt.marks import MarkedPrompt
 from app.settings import Settings
 from cache.positions.layout import PositionStrategy
 from engine_ext.wire.request import CacheOptions
 from tests.app.bodies import bodies
 from tests.app.helpers import make_report
+from tests.support.context import make_context
 
 CHAT = "/v1/chat/completions"
 PATHS = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"]
 USER = {"role": "user", "content": "why?"}
 DOCUMENTS = {"model": "m", "messages": [USER], "documents": [{"id": "d1", "text": "one"}, "two"]}
+
+
+LAST = {"id": "c1", "choices": [{"finish_reason": "stop"}]}
 
 
 class Server:
@@ -34,15 +38,14 @@ class Server:
     def __init__(self, **settings):
         paths = [*PATHS, "/v1/embeddings"]
         routes = [Route(path, self.answer, methods=["GET", "POST"]) for path in paths]
-        self.app = Starlette(routes=routes, middleware=[Middleware(DocumentsMiddleware)])
-        self.app.state.tessera_marks = self.marks = Marks()
-        self.app.state.tessera_settings = Settings(**settings)
-        self.app.state.tessera_profile = None
+        context = make_context(settings=Settings(**settings))
+        self.app = Starlette(routes=routes, middleware=[Middleware(DocumentsMiddleware, context=context)])
+        self.marks = context.marks
         self.bodies: list[bytes] = []
         self.prompts: list[MarkedPrompt] = []
         self.headers: list[dict[str, str]] = []
         self.stream_headers: dict[str, str] = {}
-        self.events = ['data: {"id": "c1"}\n\n', "data: [DONE]\n\n"]
+        self.events = ['data: {"id": "c1"}\n\n', f"data: {json.dumps(LAST)}\n\n", "data: [DONE]\n\n"]
 
     async def answer(self, request: Request):
         body = await request.body()
@@ -55,7 +58,7 @@ class Server:
         place = parsed[field] if isinstance(parsed[field], str) else parsed[field][0]["content"]
         prompt = self.marks.split(place)
         self.prompts.append(prompt)
-        prompt.ticket.report = make_report()
+        prompt.ticket.report = make_report().to_dict()
         if parsed.get("stream"):
             return StreamingResponse(self._stream(), media_type="text/event-stream", headers=self.stream_headers)
         return JSONResponse({"answer": 42})
@@ -199,15 +202,12 @@ async def test_errors_have_openais_shape(path, body, parameter, message):
     assert server.bodies == []
 
 
-LAST = {"id": "東京", "choices": [{"index": 0, "finish_reason": "stop"}]}
-
-
-async def test_a_stream_gets_the_report_in_its_last_choice():
+async def test_a_streams_last_event_has_the_report():
     server = Server()
-    server.events = [f"data: {json.dumps(LAST)}\n\n", "data: [DONE]\n\n"]
     response = await server.post(CHAT, DOCUMENTS | {"stream": True})
-    last, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
+    first, last, done, rest = response.text.split("\n\n")
+    assert [f"{first}\n\n", f"{done}\n\n"] == [server.events[0], server.events[2]]
+    assert rest == ""
     expected = {**LAST, "kv_transfer_params": {"cache": make_report().to_dict()}}
     assert json.loads(last.removeprefix("data: ")) == expected
 
@@ -215,11 +215,12 @@ async def test_a_stream_gets_the_report_in_its_last_choice():
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 50])
 async def test_a_stream_may_be_cut_anywhere(length):
     server = Server()
-    whole = f"data: {json.dumps(LAST, ensure_ascii=False)}\r\n\r\ndata: [DONE]\r\n\r\n".encode()
+    text = 'data: {"id": "東京"}'
+    whole = f"{text}\r\n\r\ndata: {json.dumps(LAST)}\r\n\r\ndata: [DONE]\r\n\r\n".encode()
     server.events = [whole[i : i + length] for i in range(0, len(whole), length)]
     response = await server.post(CHAT, DOCUMENTS | {"stream": True})
-    last, done = [line for line in response.text.splitlines() if line]
-    assert done == "data: [DONE]"
+    first, last, done = [line for line in response.text.splitlines() if line]
+    assert (first, done) == (text, "data: [DONE]")
     expected = {**LAST, "kv_transfer_params": {"cache": make_report().to_dict()}}
     assert json.loads(last.removeprefix("data: ")) == expected
 
@@ -286,14 +287,13 @@ async def test_the_endpoint_learns_of_a_disconnect_after_the_body():
     async def endpoint(scope, receive, send):
         heard.extend([await receive(), await receive()])
 
-    server = Server()
     pending = [{"type": "http.request", "body": b'{"cache": null}'}, {"type": "http.disconnect"}]
 
     async def receive():
         return pending.pop(0)
 
-    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "app": server.app}
-    await DocumentsMiddleware(endpoint)(scope, receive, None)
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
+    await DocumentsMiddleware(endpoint, make_context())(scope, receive, None)
     assert heard == [
         {"type": "http.request", "body": b'{"cache": null}', "more_body": False},
         {"type": "http.disconnect"},
@@ -307,7 +307,7 @@ async def test_websockets_and_lifespan_pass():
         seen.append(scope["type"])
 
     for kind in ("websocket", "lifespan"):
-        await DocumentsMiddleware(endpoint)({"type": kind, "path": CHAT}, None, None)
+        await DocumentsMiddleware(endpoint, make_context())({"type": kind, "path": CHAT}, None, None)
     assert seen == ["websocket", "lifespan"]
 
 

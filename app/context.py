@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the endpoints and middleware of a server share."""
+
+from dataclasses import dataclass, field
+
+from app.collections.retrieval import Retrieval
+from app.profile import Profile
+from app.prompt.marks import Marks
+from app.settings import Settings
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.request import CacheOptions
+from replicas.redis_registry import RedisRegistry
+
+
+@dataclass(slots=True, eq=False)
+class ServerContext:
+    """Made once, at the server's start; ``tessera`` in the application's state, beside what vLLM keeps there.
+
+    ``profile`` decides what requests leave open. Without a ``registry``, nobody asks who holds a document.
+    """
+
+    engine: ChunkEngine
+    settings: Settings
+    retrieval: Retrieval
+    marks: Marks
+    profile: Profile | None = None
+    registry: RedisRegistry | None = None
+    defaults: CacheOptions = field(init=False)
+    """The cache options of a request that names none."""
+
+    def __post_init__(self) -> None:
+        self.defaults = self.settings.cache_defaults()

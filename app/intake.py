@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where requests with documents come in, in whatever schema.
+
+Each becomes a :class:`DocumentsRequest`, whose documents go into its prompt as marked text, and a :class:`Ticket`:
+options for the engine on the way in, the cache report on the way out. Our own endpoints call :func:`take_in`; vLLM's
+stand behind :class:`DocumentsMiddleware`.
+"""
+
+import json
+from functools import cache
+from typing import Any
+
+from starlette.datastructures import MutableHeaders, State
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.sampling_params import SamplingParams
+
+from app.collections.retrievers import RetrieverFailedError
+from app.context import ServerContext
+from app.documents.cache_options import cache_salt_of, parse_cache_field
+from app.documents.document import BadRequestError
+from app.documents.openai_documents import EXTRACTORS, DocumentsRequest, dumped
+from app.documents.rag_request import RagChatRequest, RagRequest, documents_of, documents_request
+from app.documents.request_documents import keys_of
+from app.errors import REFUSED, refusal_of
+from app.http.messages import is_event_stream, path_of, read_body, replay
+from app.http.sse import ReportInserter
+from cache.report import Found
+from engine_ext.client.engine import ChunkEngine
+from engine_ext.client.resolved import ResolvedRequest
+from engine_ext.wire.request import REQUEST_KEY, Ticket
+from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
+
+
+class DocumentsMiddleware:
+    """Rewrites requests to vLLM's endpoints that have anything of ours: documents, a separator, a field."""
+
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        if not is_post or (path := path_of(scope)) not in EXTRACTORS:
+            return await self._app(scope, receive, send)
+        if (body := await read_body(receive)) is None:
+            return None
+        try:
+            taken = await self._taken(path, body)
+        except REFUSED as error:
+            parameter = "retrieve" if isinstance(error, RetrieverFailedError) else "retrieve.collection"
+            return await refusal_of(error, parameter)(scope, receive, send)
+        if taken is None:
+            return await self._app(scope, replay(body, receive), send)
+        request, ticket = taken
+        with self._context.marks.issue(ticket, request.documents) as marked:
+            request.insert(marked)
+            try:
+                body = dumped(request.body).encode()
+            except BadRequestError as error:
+                return await refusal_of(error)(scope, receive, send)
+            MutableHeaders(scope=scope)["content-length"] = str(len(body))
+            if request.body.get("stream"):
+                send = _reporting(send, ReportInserter(ticket, "kv_transfer_params"))
+            return await self._app(scope, replay(body, receive), send)
+
+    async def _taken(self, path: str, body: bytes) -> tuple[DocumentsRequest, Ticket] | None:
+        """The request, if it has anything of ours, and its ticket."""
+        separator = self._context.settings.chunk_separator
+        parsed = _parsed(body, separator)
+        if parsed is None:
+            return None
+        retrieved = None
+        if parsed.get("retrieve") is not None:
+            retrieved = await self._context.retrieval.fill_body(path, parsed)
+        request = EXTRACTORS[path](parsed, separator)
+        if request is None:
+            return None
+        for field in ("echo", "store", "use_beam_search"):
+            if request.body.get(field):
+                raise BadRequestError(f"{field} can't be combined with documents", field)
+        return request, open_ticket(self._context, request, retrieved)
+
+
+async def take_in(context: ServerContext, request: RagRequest) -> tuple[DocumentsRequest, Ticket]:
+    """A request to our own endpoints, with what it retrieves and what it names by id, and its ticket.
+
+    Raises :data:`REFUSED`.
+    """
+    retrieved = None
+    if isinstance(request, RagChatRequest) and request.retrieve is not None:
+        request, retrieved = await context.retrieval.fill(request, request.retrieve)
+    by_id = [chunk.id for chunk in request.chunks if not isinstance(chunk, str) and chunk.text is None and chunk.id]
+    ids, namespace = None, ""
+    if by_id:
+        namespace = request.cache.salted_namespace(cache_salt_of(request.model_extra or {}))
+        ids = await context.engine.cache.known_ids(namespace, by_id)
+    taken = documents_request(request, documents_of(request.chunks, ids, namespace))
+    return taken, open_ticket(context, taken, retrieved)
+
+
+def open_ticket(context: ServerContext, request: DocumentsRequest, retrieved: Found | None = None) -> Ticket:
+    """The ticket of any request with documents; raises :class:`BadRequestError`."""
+    field = parse_cache_field(request.cache)
+    options = field.options(cache_salt_of(request.body), context.defaults)
+    profile, documents = context.profile, request.documents
+    keys = keys_of(request.body, options, request.systems, documents) if context.registry is not None else []
+    return Ticket(
+        options,
+        tuple(document.id for document in documents),
+        tuple(keys),
+        decide=profile.applied if profile is not None and field.leaves_the_choice else None,
+        retrieved=retrieved,
+    )
+
+
+async def render(
+    state: State, chat_request: ChatCompletionRequest, *, for_run: bool
+) -> ResolvedRequest | ErrorResponse:
+    """Renders a request with marks, as vLLM's chat serving does, without running it.
+
+    ``for_run``: whether its sampling parameters count, as they do for an answer.
+    """
+    serving = state.openai_serving_chat
+    result = await serving.render_chat_request(chat_request)
+    if isinstance(result, ErrorResponse):
+        return result
+    _, (engine_input,) = result
+    params = chat_request.to_sampling_params(1, serving.default_sampling_params) if for_run else SamplingParams()
+    engine: ChunkEngine = state.engine_client
+    adapter = lora_request_of(serving, chat_request)
+    return engine.resolve(engine_input[REQUEST_KEY], params, adapter)
+
+
+def _parsed(body: bytes, separator: str | None) -> dict[str, Any] | None:
+    """The body if it may have documents; ``None`` for others, and for malformed ones, which vLLM answers."""
+    if not any(hint in body for hint in _hints(separator)):
+        return None
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+@cache
+def _hints(separator: str | None) -> tuple[bytes, ...]:
+    """Byte strings of which a relevant body contains at least one; spares other requests the parsing."""
+    fields = (b'"documents"', b'"document"', b'"cache"', b'"retrieve"')
+    if separator is None:
+        return fields
+    # Verbatim or with escapes: the client chooses which characters to escape, and how.
+    return (*fields, json.dumps(separator, ensure_ascii=False)[1:-1].encode(), b"\\u")
+
+
+def _reporting(send: Send, inserter: ReportInserter) -> Send:
+    """A ``send`` that inserts the report into a stream of events."""
+    is_stream = False
+
+    async def inserted(message: Message) -> None:
+        nonlocal is_stream
+        if message["type"] == "http.response.start":
+            is_stream = is_event_stream(message)
+        elif is_stream and message["type"] == "http.response.body":
+            body = inserter.feed(message.get("body", b""))
+            if not message.get("more_body"):
+                body += inserter.end()
+            message = {**message, "body": body}
+        await send(message)
+
+    return inserted
