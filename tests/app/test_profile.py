@@ -8,7 +8,7 @@ from app.documents.cache_options import CacheField, decide_of, options_of
 from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
-from cache.selection import Sparse
+from cache.sparse import Sparse
 from engine_ext.wire.request import CacheOptions, ChunkedRequest, RequestContext
 
 
