@@ -40,7 +40,8 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, collections, peer, rag, split
 from app.settings import Settings
-from cache.positions.strategy import ChunkTokens, DefaultStrategy
+from cache.positions.layout import ChunkTokens
+from cache.positions.strategy import DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.client.engine import ChunkEngine

@@ -18,7 +18,7 @@ from cache.eviction.policies import EvictionPolicyName
 from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
 from cache.report import ScopeName
-from cache.selection import Sparse
+from cache.sparse import Sparse
 from cache.tiers.config import parse_tiers
 from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions
 from replicas.registry import Role

@@ -4,7 +4,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cache.positions.layout import Placement
+from cache.positions.layout import Place
 from cache.segments.index import ChunkKVCache, EntryState
 
 
@@ -24,19 +24,19 @@ class ChunkStatus(StrEnum):
 class LeasedSegment:
     """One leased segment: its place in the sequence, and its KV."""
 
-    placement: Placement
+    place: Place
     entry: ChunkKVCache
     status: ChunkStatus
 
     @property
     def start(self) -> int:
         """Index of its first token in the sequence."""
-        return self.placement.start
+        return self.place.start
 
     @property
     def length(self) -> int:
         """Number of tokens."""
-        return self.placement.length
+        return self.place.length
 
     @property
     def tag(self) -> int:

@@ -12,10 +12,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cache import clock as steady_clock
 from cache.books import Books
 from cache.config import ChunkCacheConfig
 from cache.errors import CapacityError
+from cache.eviction import expiry
 from cache.eviction.expiry import ExpiryQueue
 from cache.eviction.pins import Pins
 from cache.eviction.policies import EvictionPolicy, make_policy
@@ -25,13 +25,21 @@ from cache.eviction.room import Room
 from cache.lease import ChunkStatus, FillJob, Lease, LeasedSegment, fill_jobs, status_of
 from cache.metrics import ChunkCacheMetrics
 from cache.pool import ChunkBlockPool
-from cache.positions.layout import ChunkedPrompt, Layout, Placement
+from cache.positions.layout import ChunkedPrompt, Layout, Place
 from cache.segments.away import Away
 from cache.segments.chunk_ids import ChunkIds, ChunkName
 from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
 from cache.segments.holdings import DocumentKey, Holdings
-from cache.segments.index import ChunkHashIndex, ChunkKVCache, EntryState, SegmentIdentity
-from cache.segments.lookup import Fit, Lookup, Wanted, look_up
+from cache.segments.index import (
+    ChunkHashIndex,
+    ChunkKVCache,
+    EntryState,
+    Fit,
+    Lookup,
+    PromptSegment,
+    SegmentIdentity,
+    look_up,
+)
 
 _NO_KEY: Final = ChunkHash(b"")
 
@@ -50,7 +58,7 @@ class ChunkCacheManager:
     def __init__(
         self,
         config: ChunkCacheConfig,
-        clock: Callable[[], float] = steady_clock.now,
+        clock: Callable[[], float] = expiry.now,
         *,
         quota_of: Callable[[str], Quota] = unlimited,
         on_expired: Callable[[ChunkHash], None] = _ignore,
@@ -89,17 +97,16 @@ class ChunkCacheManager:
         """The system segment (if not empty) and each chunk, found or missing; changes nothing."""
         return look_up(prompt, scope, self.hasher, self.index, self.config)
 
-    def fit(self, prompt: ChunkedPrompt, scope: CacheScope, links: Sequence[Placement] = ()) -> Fit:
-        """How the pool can hold the prompt's segments now, and ``links`` beside them; changes nothing.
+    def fit(self, found: Lookup, owner: str, links: Sequence[Place] = ()) -> Fit:
+        """How the pool can hold the segments of ``found`` now, and ``links`` beside them; changes nothing.
 
         Raises :class:`CapacityError` if it can't.
         """
-        found = self.look_up(prompt, scope)
         if found.is_ambiguous:
             raise CapacityError("two segments of the request have the same hash")
         if links:
-            self._room.evictions(found, scope.owner, sum(self.config.pages_for(at.length) for at in links), len(links))
-        return Fit(found, self._room.evictions(found, scope.owner))
+            self._room.evictions(found, owner, sum(self.config.pages_for(at.length) for at in links), len(links))
+        return Fit(found, self._room.evictions(found, owner) if found.num_missing else [])
 
     def lease(self, fit: Fit, layout: Layout) -> Lease:
         """Leases the segments of ``fit``, which must be the cache's state now."""
@@ -113,21 +120,21 @@ class ChunkCacheManager:
         self.metrics.lookups.update(segment.status for segment in lease.chunks)
         return lease
 
-    def borrow(self, identities: Sequence[SegmentIdentity], placements: Sequence[Placement]) -> Lease:
+    def borrow(self, identities: Sequence[SegmentIdentity], places: Sequence[Place]) -> Lease:
         """A lease on segments for one request alone, which end with it.
 
         Raises :class:`CapacityError`, having evicted nothing, if they can't all be held.
         """
-        wanted = [Wanted(_NO_KEY, identity, False, None) for identity in identities]
+        wanted = [PromptSegment(_NO_KEY, identity, False, None) for identity in identities]
         pages = sum(self.config.pages_for(identity.num_tokens) for identity in identities)
         for entry in self._room.evictions(Lookup(wanted, pages, len(wanted)), identities[0].scope.owner):
             self.detach(entry, Removal.EVICTED)
         segments = []
-        for each, placement in zip(wanted, placements, strict=True):
+        for each, place in zip(wanted, places, strict=True):
             entry = self._allocated(each)
             entry.detached, entry.leases = True, 1
             self._detached.add(entry)
-            segments.append(LeasedSegment(placement, entry, ChunkStatus.FILLED))
+            segments.append(LeasedSegment(place, entry, ChunkStatus.FILLED))
         lease = Lease(None, segments, self.clock(), [FillJob(None, segment.entry) for segment in segments])
         self._leases.add(lease)
         return lease
@@ -144,7 +151,7 @@ class ChunkCacheManager:
             return None
         entry.leases += 1
         start, length = entry.identity.num_prefix_tokens, entry.identity.num_tokens
-        lease = Lease(None, [LeasedSegment(Placement(start, length, start, 0), entry, ChunkStatus.HIT)], self.clock())
+        lease = Lease(None, [LeasedSegment(Place(start, length, start, 0), entry, ChunkStatus.HIT)], self.clock())
         self._leases.add(lease)
         return lease
 
@@ -242,7 +249,7 @@ class ChunkCacheManager:
         if not entry.pinned:
             self._policy.used(entry)
 
-    def _create(self, wanted: Wanted) -> ChunkKVCache:
+    def _create(self, wanted: PromptSegment) -> ChunkKVCache:
         entry = self._allocated(wanted)
         if (displaced := self.index.put(entry)) is not None:
             self.detach(displaced, Removal.COLLISION)
@@ -251,7 +258,7 @@ class ChunkCacheManager:
             self._expiry.put(entry, away.expires_at)
         return entry
 
-    def _allocated(self, wanted: Wanted) -> ChunkKVCache:
+    def _allocated(self, wanted: PromptSegment) -> ChunkKVCache:
         """A new entry with pages, to be filled."""
         identity, now = wanted.identity, self.clock()
         entry = ChunkKVCache(
@@ -269,12 +276,12 @@ class ChunkCacheManager:
 
     def _lease(self, found: Lookup, created: dict[ChunkHash, ChunkKVCache], layout: Layout) -> Lease:
         has_system = bool(layout.system.length)
-        placements = [*([layout.system] if has_system else []), *layout.chunks]
+        places = [*([layout.system] if has_system else []), *layout.chunks]
         segments = []
-        for wanted, placement in zip(found.segments, placements, strict=True):
+        for wanted, place in zip(found.segments, places, strict=True):
             entry = wanted.entry or created[wanted.key]
             entry.leases += 1
-            segments.append(LeasedSegment(placement, entry, status_of(entry, is_new=wanted.entry is None)))
+            segments.append(LeasedSegment(place, entry, status_of(entry, is_new=wanted.entry is None)))
         system = segments.pop(0) if has_system else None
         lease = Lease(system, segments, self.clock(), fill_jobs(system, segments))
         self._leases.add(lease)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from cache.positions.layout import ChunkedPrompt
-from cache.selection import Sparse, choose
+from cache.sparse import Sparse, choose
 from kernels.selection import POLICIES, shares
 from measuring.quality.metrics import score
 from measuring.quality.questions.demo import demo_questions

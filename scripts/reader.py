@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from cache.positions.layout import ChunkedPrompt, TokenIds
-from cache.positions.strategy import ChunkTokens
+from cache.positions.layout import ChunkedPrompt, ChunkTokens, TokenIds
 from measuring.quality.client import LEAD
 from measuring.quality.questions.questions import Question
 from training.adapt.material import Task, Template

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from app.documents.document import BadRequestError
 from cache.positions.layout import PositionStrategy
 from cache.report import LinkContext, ScopeName
-from cache.selection import Sparse
+from cache.sparse import Sparse
 from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
 from engine_ext.wire.request import (
     MAX_LINK_TOKENS,

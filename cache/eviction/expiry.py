@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries by the time at which they expire."""
+"""Entries by the time at which they expire, and the clock for it."""
 
 import heapq
 import itertools
+import time
 from collections.abc import Iterator
+from typing import Final
 
 from cache.segments.index import ChunkKVCache
+
+_OFFSET: Final = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Seconds since the epoch: the system's clock when the process started, plus the time since.
+
+    Setting the system's clock does not change it: durations stay right, dates as wrong as at the start.
+    """
+    return _OFFSET + time.monotonic()
 
 
 class ExpiryQueue:

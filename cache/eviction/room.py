@@ -6,8 +6,7 @@ from collections.abc import Set
 from cache.books import Books
 from cache.errors import CapacityError
 from cache.eviction.policies import EvictionPolicy
-from cache.segments.index import ChunkKVCache, EntryState
-from cache.segments.lookup import Lookup
+from cache.segments.index import ChunkKVCache, EntryState, Lookup
 
 
 class Room:

@@ -31,13 +31,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 TokenIds = tuple[int, ...]
 PlacementName = Literal["copy", "in-place", "attend"]
 """How a request gets its chunks: copies, the engine's shared blocks, or attention over the pool."""
 PackedTokens = bytes
 """Token ids as 32-bit integers in the machine's byte order: quick to hash and to compare."""
+CHUNK_TOKENS: Final = "chunk_tokens"
+"""Field of a model's ``config.json``: the ids of its :class:`ChunkTokens`."""
 
 
 def pack(token_ids: TokenIds) -> PackedTokens:
@@ -68,7 +70,7 @@ def split_packed(packed: PackedTokens, num_tokens: int) -> list[PackedTokens]:
 
 
 class PositionStrategy(StrEnum):
-    """Placement of chunks relative to each other."""
+    """Place of chunks relative to each other."""
 
     SHARED = "shared"
     """Chunks overlap; the question follows the longest of them."""
@@ -107,6 +109,29 @@ class Chunk:
         """JSON of the chunk: ``index`` and ``id`` of its document, ``part`` of several."""
         part = {"part": {"number": self.part[0], "of": self.part[1]}} if self.part else {}
         return {"index": self.document, "id": self.id, **part}
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTokens:
+    """Tokens around each chunk, which a model was trained for; packed."""
+
+    before: PackedTokens = b""
+    behind: PackedTokens = b""
+
+    @classmethod
+    def of(cls, config: Any) -> "ChunkTokens":
+        """The tokens that a model's configuration names; none for most models."""
+        ids = getattr(config, CHUNK_TOKENS, None) or {}
+        return cls(*(pack(tuple(ids.get(name, ()))) for name in ("before", "behind")))
+
+    @property
+    def number(self) -> int:
+        """Number of tokens around a chunk."""
+        return packed_length(self.before + self.behind)
+
+    def around(self, chunk: PackedTokens) -> PackedTokens:
+        """The chunk with the tokens around it."""
+        return self.before + chunk + self.behind
 
 
 @dataclass(frozen=True)
@@ -148,7 +173,7 @@ class ChunkedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Place:
     """One segment in a layout.
 
     Tokens ``[start, start + length)`` of the sequence; its first token is logically at ``position``; its cached
@@ -160,19 +185,19 @@ class Placement:
     position: int
     delta: int
 
-    def turned_back(self, positions: int) -> "Placement":
+    def turned_back(self, positions: int) -> "Place":
         """The same place with keys rotated by fewer positions."""
         return replace(self, delta=self.delta - positions)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Placements of all segments of one prompt under one position strategy."""
+    """Places of all segments of one prompt under one position strategy."""
 
     strategy: PositionStrategy
-    system: Placement
-    chunks: tuple[Placement, ...]
-    question: Placement
+    system: Place
+    chunks: tuple[Place, ...]
+    question: Place
     placement: PlacementName = "copy"
     num_left_out: int = 0
     """Tokens of chunks that a budget has left out."""
@@ -224,9 +249,9 @@ def layout_as_computed(prompt: ChunkedPrompt) -> Layout:
     prefix = len(prompt.chunk_prefix)
     return Layout(
         PositionStrategy.SHARED,
-        Placement(0, len(prompt.system), 0, 0),
-        tuple(Placement(prefix, chunk.num_tokens, prefix, 0) for chunk in prompt.chunks),
-        Placement(prompt.num_context_tokens, len(prompt.question), prompt.num_context_tokens, 0),
+        Place(0, len(prompt.system), 0, 0),
+        tuple(Place(prefix, chunk.num_tokens, prefix, 0) for chunk in prompt.chunks),
+        Place(prompt.num_context_tokens, len(prompt.question), prompt.num_context_tokens, 0),
     )
 
 
@@ -281,7 +306,7 @@ def _layout(
     chunks = zip(starts, lengths, positions, strict=True)
     return Layout(
         strategy,
-        Placement(0, system, system_at, system_at + turn),
-        tuple(Placement(start, length, at, at + turn - prefix) for start, length, at in chunks),
-        Placement(num_context, question, question_at, 0),
+        Place(0, system, system_at, system_at + turn),
+        tuple(Place(start, length, at, at + turn - prefix) for start, length, at in chunks),
+        Place(num_context, question, question_at, 0),
     )

@@ -3,37 +3,12 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from cache.positions.layout import PackedTokens, PositionStrategy, pack, packed_length
+from cache.positions.layout import PositionStrategy
 
 TRAINED_FOR: Final = "chunk_attention"
 """Field of a model's ``config.json`` with the modes it was trained for."""
-CHUNK_TOKENS: Final = "chunk_tokens"
-"""Field of a model's ``config.json``: the ids of its :class:`ChunkTokens`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkTokens:
-    """Tokens around each chunk, which a model was trained for; packed."""
-
-    before: PackedTokens = b""
-    behind: PackedTokens = b""
-
-    @classmethod
-    def of(cls, config: Any) -> "ChunkTokens":
-        """The tokens that a model's configuration names; none for most models."""
-        ids = getattr(config, CHUNK_TOKENS, None) or {}
-        return cls(*(pack(tuple(ids.get(name, ()))) for name in ("before", "behind")))
-
-    @property
-    def number(self) -> int:
-        """Number of tokens around a chunk."""
-        return packed_length(self.before + self.behind)
-
-    def around(self, chunk: PackedTokens) -> PackedTokens:
-        """The chunk with the tokens around it."""
-        return self.before + chunk + self.behind
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index from chunk keys to cached KV."""
+"""Segments of prompts: what their keys mean, and the index that finds their cached KV."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from cache.positions.layout import PackedTokens, TokenIds, packed_length, unpack
-from cache.segments.hashing import CacheScope, ChunkHash
+from cache.config import ChunkCacheConfig
+from cache.positions.layout import ChunkedPrompt, PackedTokens, TokenIds, pack, packed_length, unpack
+from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
 
 
 class EntryState(Enum):
@@ -130,3 +131,69 @@ class ChunkHashIndex:
         """Removes ``entry``, unless the index holds another entry of its key."""
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
+
+
+class PromptSegment(NamedTuple):
+    """One segment of a prompt: its key, the key's meaning, and its entry if there is one."""
+
+    key: ChunkHash
+    identity: SegmentIdentity
+    is_system: bool
+    entry: ChunkKVCache | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the segment."""
+        return self.identity.num_tokens
+
+    @property
+    def is_loadable(self) -> bool:
+        """Whether its KV is in the pool."""
+        return self.entry is not None and self.entry.state is EntryState.READY
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A prompt's segments, found or missing."""
+
+    segments: list[PromptSegment]
+    pages_needed: int
+    """For the segments that are missing, each distinct one once; likewise ``num_missing``."""
+    num_missing: int
+
+    @property
+    def entries(self) -> set[ChunkKVCache]:
+        """The entries found."""
+        return {segment.entry for segment in self.segments if segment.entry is not None}
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether two segments of the prompt have the same key."""
+        identities = {segment.key: segment.identity for segment in self.segments}
+        return any(identities[segment.key] != segment.identity for segment in self.segments)
+
+
+def look_up(
+    prompt: ChunkedPrompt, scope: CacheScope, hasher: ChunkHasher, index: ChunkHashIndex, config: ChunkCacheConfig
+) -> Lookup:
+    """Looks up the system segment (if not empty) and each chunk."""
+    prefix = system = pack(prompt.system)
+    prefix_key = system_key = hasher.system_key(scope, system)
+    if prompt.opening is not None:
+        prefix = pack(prompt.opening)
+        prefix_key = hasher.system_key(scope, prefix)
+    names = [(system_key, SegmentIdentity(scope, b"", system), True)] if system else []
+    chunks = [chunk.packed for chunk in prompt.chunks]
+    for key, tokens in zip(hasher.chunk_keys(scope, prefix_key, chunks), chunks, strict=True):
+        names.append((key, SegmentIdentity(scope, prefix, tokens), False))
+    segments = [PromptSegment(key, identity, is_system, index.get(key, identity)) for key, identity, is_system in names]
+    missing = {segment.key: segment.identity for segment in segments if segment.entry is None}
+    return Lookup(segments, sum(config.pages_for(identity.num_tokens) for identity in missing.values()), len(missing))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A way to hold a prompt's segments: the lookup, and the entries to evict."""
+
+    found: Lookup
+    evicted: list[ChunkKVCache]

@@ -11,10 +11,10 @@ from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cache import clock as steady_clock
 from cache.config import ChunkCacheConfig
 from cache.costs import Costs
 from cache.errors import CapacityError, IntegrityError
+from cache.eviction import expiry
 from cache.eviction.quotas import Quota, unlimited
 from cache.eviction.removal import Removal
 from cache.lease import Lease
@@ -22,7 +22,7 @@ from cache.manager import ChunkCacheManager
 from cache.positions.layout import (
     ChunkedPrompt,
     Layout,
-    Placement,
+    Place,
     PlacementName,
     PositionReindexer,
     PositionStrategy,
@@ -30,8 +30,7 @@ from cache.positions.layout import (
 from cache.segments.chunk_ids import ChunkIds
 from cache.segments.hashing import CacheScope, ChunkHash
 from cache.segments.holdings import DocumentKey
-from cache.segments.index import ChunkKVCache
-from cache.segments.lookup import Fit, Lookup
+from cache.segments.index import ChunkKVCache, Fit, Lookup
 from engine_ext.chunks.fills import FILL_LIMITS, FillLimits, FillResult, FillRunner, FillTask
 from engine_ext.chunks.id_records import IdRecords
 from engine_ext.chunks.links import Linker, LinkRequests, link_identities
@@ -64,7 +63,7 @@ class ChunkCache:
         reindexer: PositionReindexer | None = None,
         representations: Representations | None = None,
         quota_of: Callable[[str], Quota] = unlimited,
-        clock: Callable[[], float] = steady_clock.now,
+        clock: Callable[[], float] = expiry.now,
     ) -> None:
         self.reason: str | None = None
         """The reason why the cache is disabled; ``None`` while it is usable."""
@@ -174,13 +173,13 @@ class ChunkCache:
         """The prompt's segments, found or missing; changes nothing."""
         return self.manager.look_up(prompt, scope)
 
-    def fit(self, prompt: ChunkedPrompt, scope: CacheScope, links: Sequence[Placement]) -> Fit:
+    def fit(self, prompt: ChunkedPrompt, scope: CacheScope, links: Sequence[Place]) -> Fit:
         """How the pool can hold the prompt's segments and links; changes nothing.
 
         Raises :class:`FullAttentionError` if it can't.
         """
         try:
-            return self.manager.fit(prompt, scope, links)
+            return self.manager.fit(self.manager.look_up(prompt, scope), scope.owner, links)
         except CapacityError as error:
             raise FullAttentionError("capacity", str(error)) from error
 
@@ -188,10 +187,10 @@ class ChunkCache:
         """Leases the segments of ``fit``, which must be the cache's state now."""
         return self.manager.lease(fit, layout)
 
-    def borrow_links(self, prompt: ChunkedPrompt, placements: Sequence[Placement], scope: CacheScope) -> Lease:
+    def borrow_links(self, prompt: ChunkedPrompt, places: Sequence[Place], scope: CacheScope) -> Lease:
         """A lease on pages for link tokens; raises :class:`FullAttentionError`."""
         try:
-            return self.manager.borrow(link_identities(prompt, placements, scope), placements)
+            return self.manager.borrow(link_identities(prompt, places, scope), places)
         except CapacityError as error:
             raise FullAttentionError("capacity", str(error)) from error
 

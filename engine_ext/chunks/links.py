@@ -20,7 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.lease import FillJob, Lease
 from cache.manager import ChunkCacheManager
-from cache.positions.layout import ChunkedPrompt, Layout, Placement, pack, take
+from cache.positions.layout import ChunkedPrompt, Layout, Place, pack, take
 from cache.report import LinkContext
 from cache.segments.hashing import CacheScope
 from cache.segments.index import SegmentIdentity
@@ -37,16 +37,16 @@ class LinkError(FullAttentionError):
         super().__init__("link failed", f"a link request failed: {message}")
 
 
-def link_placements(layout: Layout, num_tokens: int) -> list[Placement]:
+def link_places(layout: Layout, num_tokens: int) -> list[Place]:
     """Placements of the first ``num_tokens`` tokens of later chunks, in a layout without overlaps."""
     behind = layout.chunks[1:] if num_tokens else ()
-    return [Placement(at.start, min(num_tokens, at.length), at.position, 0) for at in behind]
+    return [Place(at.start, min(num_tokens, at.length), at.position, 0) for at in behind]
 
 
-def link_identities(prompt: ChunkedPrompt, placements: Sequence[Placement], scope: CacheScope) -> list[SegmentIdentity]:
+def link_identities(prompt: ChunkedPrompt, places: Sequence[Place], scope: CacheScope) -> list[SegmentIdentity]:
     """Identities of link tokens, each behind all earlier tokens of the prompt."""
     packed = pack(tuple(prompt.token_ids))
-    return [SegmentIdentity(scope, take(packed, 0, at.start), take(packed, at.start, at.length)) for at in placements]
+    return [SegmentIdentity(scope, take(packed, 0, at.start), take(packed, at.start, at.length)) for at in places]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.segments.hashing import ChunkHash
-from cache.segments.index import ChunkKVCache, SegmentIdentity
-from cache.segments.lookup import Wanted
+from cache.segments.index import ChunkKVCache, PromptSegment, SegmentIdentity
 from engine_ext.wire.request import FullAttentionError
 
 
@@ -39,7 +38,7 @@ class Representations:
         """Numbers that the workers still hold."""
         self.num_bytes = 0
 
-    def number(self, wanted: Wanted) -> int | None:
+    def number(self, wanted: PromptSegment) -> int | None:
         """The number of a segment; ``None`` if it can't be scored."""
         return self._number(wanted.key, wanted.identity)
 

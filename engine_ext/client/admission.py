@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cache.lease import Lease
-from cache.positions.layout import Layout, Placement
-from cache.segments.lookup import Fit
+from cache.positions.layout import Layout, Place
+from cache.segments.index import Fit
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.links import link_placements
+from engine_ext.chunks.links import link_places
 from engine_ext.client.resolved import ResolvedRequest
 
 
@@ -19,7 +19,7 @@ class Admission:
 
     cache: ChunkCache
     layout: Layout
-    links: Sequence[Placement]
+    links: Sequence[Place]
     fit: Fit
 
     def lease(self) -> Lease:
@@ -31,7 +31,7 @@ def admit(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> Admission:
     """Admits ``request``, changing nothing; raises :class:`FullAttentionError` if refused."""
     prompt, usable = request.chunked(), cache.usable()
     layout = request.layout(usable)
-    links = link_placements(layout, request.options.link_tokens)
+    links = link_places(layout, request.options.link_tokens)
     return Admission(usable, layout, links, usable.fit(prompt, request.scope, links))
 
 

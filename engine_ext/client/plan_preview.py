@@ -5,10 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from cache.positions.layout import ChunkedPrompt
-from cache.segments.lookup import Lookup, Wanted
+from cache.segments.index import Lookup, PromptSegment
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.links import link_placements
+from engine_ext.chunks.links import link_places
 from engine_ext.client.admission import admit
 from engine_ext.client.resolved import ResolvedRequest
 from engine_ext.wire.request import FullAttentionError
@@ -25,7 +25,7 @@ def preview(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> dict[str,
         return {"mode": "full", "reason": reason}
     prompt, options = request.prompt, request.options
     found = cache.look_up(prompt, request.scope)
-    links = link_placements(cache.layout(prompt, options.position_strategy), options.link_tokens)
+    links = link_places(cache.layout(prompt, options.position_strategy), options.link_tokens)
     num_link_pages = sum(cache.config.pages_for(at.length) for at in links)
     return {
         "mode": "full" if reason else "chunked",
@@ -67,7 +67,7 @@ def _chunks(prompt: ChunkedPrompt, found: Lookup) -> list[dict[str, Any]]:
     ]
 
 
-def _status(wanted: Wanted) -> str:
+def _status(wanted: PromptSegment) -> str:
     if wanted.entry is None:
         return "missing"
     return "hit" if wanted.is_loadable else "filling"

@@ -12,7 +12,7 @@ from cache.positions.layout import ChunkedPrompt, Layout
 from cache.segments.hashing import CacheScope, ChunkHasher
 from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
-from cache.selection import Sparse
+from cache.sparse import Sparse
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.adapters import Adapters
 from engine_ext.wire.caller import DEFAULT_NAMESPACE

@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from engine_ext.core.layers import block_tables
 from engine_ext.core.scheduler import SchedulerHalf
-from engine_ext.core.stats import TransferMetrics, TransferStats
+from engine_ext.core.stats import TransferStatistics, TransferStats
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.plan import LoadRefused, StepTransfers
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine_ext.core.layers import KVCaches
 
 
-class ChunkCacheConnector(KVConnectorBase_V1, SupportsHMA):
+class ChunkCacheConnector(TransferStatistics, KVConnectorBase_V1, SupportsHMA):
     """Loads and saves chunk KV by the plans that travel with requests.
 
     Loads are synchronous: they end before the forward pass of the step that schedules the request. A load whose
@@ -143,22 +143,6 @@ class ChunkCacheConnector(KVConnectorBase_V1, SupportsHMA):
         self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any
     ) -> None:
         """Does nothing per layer: all layers are saved after the forward pass."""
-
-    # In the app's process
-
-    @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats:
-        return TransferStats(data)
-
-    @classmethod
-    def build_prom_metrics(
-        cls,
-        vllm_config: "VllmConfig",
-        metric_types: dict[type, Any],
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> TransferMetrics:
-        return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @property
     def _step(self) -> StepTransfers:

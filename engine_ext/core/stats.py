@@ -97,6 +97,24 @@ class TransferMetrics(KVConnectorPromMetrics):
         return {index: metric.labels(*values) for index, values in self.per_engine_labelvalues.items()}
 
 
+class TransferStatistics:
+    """The connector's part in the app's process, where vLLM calls class methods only."""
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats:
+        return TransferStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TransferMetrics:
+        return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
 _registered: list[Any] = []
 
 

@@ -211,7 +211,7 @@ class LoadRefused(KVConnectorWorkerMetadata):
 
 def _placed(segment: LeasedSegment, skipped: int = 0) -> Span:
     """A segment at its place in the layout, without its first tokens."""
-    at, entry = segment.placement, segment.entry
+    at, entry = segment.place, segment.entry
     return Span(at.start + skipped, at.length - skipped, at.delta, entry.tag, tuple(entry.pages), skipped)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cache.positions.layout import ChunkedPrompt, PositionStrategy
 from cache.report import Found, LinkContext, ScopeName
 from cache.segments.holdings import DocumentKey
-from cache.selection import Sparse
+from cache.sparse import Sparse
 from engine_ext.wire.caller import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from app.intake import open_ticket
 from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
-from cache.selection import Sparse
+from cache.sparse import Sparse
 from engine_ext.wire.request import CacheOptions, ChunkedRequest, Ticket
 from tests.support.context import make_context
 

@@ -4,8 +4,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cache import clock as steady_clock
 from cache.config import ChunkCacheConfig
+from cache.eviction import expiry
 from cache.eviction.policies import EvictionPolicyName
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
@@ -45,7 +45,7 @@ def make_prompt(
 def make_manager(
     num_pages: int = 12,
     hasher: ChunkHasher | None = None,
-    clock: Callable[[], float] = steady_clock.now,
+    clock: Callable[[], float] = expiry.now,
     eviction: EvictionPolicyName = "lru",
     **listeners: Any,
 ) -> ChunkCacheManager:
@@ -67,7 +67,8 @@ def acquire(
     """Leases every segment before the question; raises :class:`CapacityError`."""
     manager.expire()
     prompt = make_prompt(*chunks, system=system, opening=opening)
-    return manager.lease(manager.fit(prompt, scope), PositionReindexer().layout(prompt, strategy))
+    fit = manager.fit(manager.look_up(prompt, scope), scope.owner)
+    return manager.lease(fit, PositionReindexer().layout(prompt, strategy))
 
 
 def fill(manager: ChunkCacheManager, *chunks: Sequence[int], **kwargs) -> None:

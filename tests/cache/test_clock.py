@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cache import clock
+from cache.eviction import expiry
 from tests.cache.helpers import acquire, fill, is_cached, make_manager
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ WALL_CLOCK = {
     "app/prompt/segments.py": "vLLM's own field, the start of its spans",
     "measuring/speed/command.py": "a date to be read by people",
     "measuring/device/command.py": "a date to be read by people",
-    "cache/clock.py": "once, at the start",
+    "cache/eviction/expiry.py": "once, at the start",
     "cache/tiers/memory.py": "a date to be read by people; the order of use is a list's",
     "cache/tiers/mooncake.py": "a date to be read by people; the order of use is a list's",
     "cache/tiers/objects.py": "compared with what the store says",
@@ -51,7 +51,7 @@ def clocks(monkeypatch):
 
 
 def test_it_shows_the_time_of_day(clocks):
-    assert clock.now() == pytest.approx(time.time(), abs=1)
+    assert expiry.now() == pytest.approx(time.time(), abs=1)
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cache.positions.layout import (
     Chunk,
     ChunkedPrompt,
-    Placement,
+    Place,
     PositionReindexer,
     PositionStrategy,
     pack,
@@ -41,7 +41,7 @@ REACH = {SHARED: 15, PARALLEL: 20, OFFSET: 20, WINDOW: 15}
 def test_positions_and_rotations(strategy):
     made = layout(5, [3, 6, 2], 4, strategy, window=4)  # N = 5 + 3 + 6 + 2 = 16
     starts, lengths = (0, 5, 8, 14, 16), (5, 3, 6, 2, 4)
-    expected = [Placement(*each, *at) for *each, at in zip(starts, lengths, POSITIONS[strategy], strict=True)]
+    expected = [Place(*each, *at) for *each, at in zip(starts, lengths, POSITIONS[strategy], strict=True)]
     assert [made.system, *made.chunks, made.question] == expected
     assert made.reach == REACH[strategy]
 
@@ -84,7 +84,7 @@ def test_a_single_chunk_is_not_rotated(strategy, system):
 
 def test_an_empty_system_segment_has_no_length():
     made = layout(0, [2, 3], 1, SHARED)
-    assert made.system == Placement(start=0, length=0, position=0, delta=2)
+    assert made.system == Place(start=0, length=0, position=0, delta=2)
     assert [chunk.position for chunk in made.chunks] == [0, 0]
 
 

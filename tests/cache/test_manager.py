@@ -85,8 +85,8 @@ def test_a_first_request_has_everything_filled_the_system_segment_by_the_first_j
 )
 def test_segments_carry_the_placements_of_the_layout(strategy, deltas):
     lease = acquire(make_manager(), A, B, strategy=strategy)
-    assert [segment.placement.start for segment in lease.segments] == [0, 3, 7]
-    assert [segment.placement.delta for segment in lease.segments] == deltas
+    assert [segment.place.start for segment in lease.segments] == [0, 3, 7]
+    assert [segment.place.delta for segment in lease.segments] == deltas
 
 
 def test_while_a_fill_runs_others_wait_for_it_and_start_none():
@@ -117,7 +117,7 @@ def test_a_chunk_given_twice_is_filled_once_and_leased_twice():
     assert again.entry is first.entry
     assert first.entry.leases == 2
     assert statuses(lease)[1:] == [FILLED, FILLED, FILLED]
-    assert again.placement.start == first.placement.start + len(A) + len(B)
+    assert again.place.start == first.place.start + len(A) + len(B)
     for job in lease.fills:
         manager.fill_succeeded(job)
     manager.release(lease)

@@ -25,7 +25,7 @@ from cache.eviction.policies import EvictionPolicyName
 from cache.eviction.quotas import Quota
 from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus, FillJob, Lease
-from cache.positions.layout import Placement, PositionReindexer, PositionStrategy, pack
+from cache.positions.layout import Place, PositionReindexer, PositionStrategy, pack
 from cache.segments.chunk_ids import GoneIdError, IdConflictError, RegisteredText
 from cache.segments.hashing import CacheScope
 from cache.segments.index import ChunkKVCache, EntryState, SegmentIdentity
@@ -99,7 +99,8 @@ class Books(RuleBasedStateMachine):
         wanted += [(False, SegmentIdentity(scope, pack(prompt.chunk_prefix), pack(chunk))) for chunk in chunks]
         missing = [name for name in dict.fromkeys(wanted) if name not in self.cached]
         needed = sum(pages_of(name) for name in missing)
-        assert self.manager.look_up(prompt, scope).pages_needed == needed
+        found = self.manager.look_up(prompt, scope)
+        assert found.pages_needed == needed
         free = NUM_PAGES - sum(known.pages for known in self._known())
         evictable = {name: known for name, known in self.cached.items() if self._is_evictable(name, wanted)}
         available = free + sum(known.pages for known in evictable.values())
@@ -110,10 +111,10 @@ class Books(RuleBasedStateMachine):
         within_quota = sum(known.pages for known in own) >= surplus[0] and len(own) >= surplus[1]
         if available < needed or not within_quota:
             with pytest.raises(CapacityError):  # the invariants check that nothing changed
-                self.manager.fit(prompt, scope)
+                self.manager.fit(found, scope.owner)
             return
 
-        lease = self.manager.lease(self.manager.fit(prompt, scope), layout)
+        lease = self.manager.lease(self.manager.fit(found, scope.owner), layout)
         victims = [known for known in evictable.values() if known.entry.detached]
         freed = sum(known.pages for known in victims)
         if max(surplus) > 0:
@@ -135,7 +136,7 @@ class Books(RuleBasedStateMachine):
             known.leases += 1
             assert segment.entry is known.entry
         assert [segment.status for segment in lease.segments] == statuses
-        assert [segment.placement for segment in lease.chunks] == list(layout.chunks)
+        assert [segment.place for segment in lease.chunks] == list(layout.chunks)
         assert (lease.system is None) == (not system)
         self.lookups.update(statuses[len(wanted) - len(chunks) :])
         self._check_jobs(lease, missing)
@@ -146,7 +147,7 @@ class Books(RuleBasedStateMachine):
     def borrow(self, lengths, scope):
         identities = [SegmentIdentity(scope, pack((7,)), pack(tokens(900, length))) for length in lengths]
         names = [(False, identity) for identity in identities]
-        placements = [Placement(1, length, 1, 0) for length in lengths]
+        places = [Place(1, length, 1, 0) for length in lengths]
         needed = sum(map(pages_of, names))
         free = NUM_PAGES - sum(known.pages for known in self._known())
         evictable = [known for name, known in self.cached.items() if self._is_evictable(name, [])]
@@ -155,19 +156,19 @@ class Books(RuleBasedStateMachine):
         within_quota = sum(known.pages for known in own) >= surplus[0] and len(own) >= surplus[1]
         if free + sum(known.pages for known in evictable) < needed or not within_quota:
             with pytest.raises(CapacityError):
-                self.manager.borrow(identities, placements)
+                self.manager.borrow(identities, places)
             return
-        lease = self.manager.borrow(identities, placements)
+        lease = self.manager.borrow(identities, places)
         for known in evictable:
             if known.entry.detached:
                 self._detached(known.entry, Removal.EVICTED)
         self._forget_freed()
         taken = {page for known in self._known() for page in known.entry.pages}
-        for name, segment, placement in zip(names, lease.segments, placements, strict=True):
+        for name, segment, place in zip(names, lease.segments, places, strict=True):
             known = self._created(name, segment.entry, taken)
             known.leases = 1
             self.gone.append(known)  # never findable
-            assert (segment.placement, segment.status) == (placement, ChunkStatus.FILLED)
+            assert (segment.place, segment.status) == (place, ChunkStatus.FILLED)
         assert [job.entries for job in lease.fills] == [[segment.entry] for segment in lease.segments]
         self.leases.append(lease)
         self.jobs += lease.fills

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from app.documents.document import Document
-from cache.positions.strategy import ChunkTokens
+from cache.positions.layout import ChunkTokens
 from tests.engine.conftest import arguments_of
 from tests.engine.server import ServerPool, TesseraServer
 from tests.engine.test_exactness import segments

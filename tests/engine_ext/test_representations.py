@@ -7,8 +7,7 @@ import pytest
 
 from cache.positions.layout import pack
 from cache.segments.hashing import CacheScope, ChunkHash
-from cache.segments.index import ChunkKVCache, SegmentIdentity
-from cache.segments.lookup import Wanted
+from cache.segments.index import ChunkKVCache, PromptSegment, SegmentIdentity
 from engine_ext.chunks.representations import Representations
 from engine_ext.wire.request import FullAttentionError
 
@@ -38,7 +37,7 @@ def entry(name: str, namespace: str = "n", key: str | None = None) -> ChunkKVCac
 
 
 def number(known: Representations, each: ChunkKVCache) -> int | None:
-    return known.number(Wanted(each.key, each.identity, False, None))
+    return known.number(PromptSegment(each.key, each.identity, False, None))
 
 
 async def test_segments_are_known_by_key_and_meaning() -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from app.prompt.tokenization import SegmentTokenizer
-from cache.positions.layout import ChunkedPrompt, pack, unpack
-from cache.positions.strategy import CHUNK_TOKENS, TRAINED_FOR, ChunkTokens
+from cache.positions.layout import CHUNK_TOKENS, ChunkedPrompt, ChunkTokens, pack, unpack
+from cache.positions.strategy import TRAINED_FOR
 from training.adapt.material import Sample
 from training.adapt.model import hidden_states, log_probabilities
 from training.adapt.rows import Row, Way, make_row

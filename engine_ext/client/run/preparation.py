@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from cache.lease import ChunkStatus, Lease, LeasedSegment
-from cache.positions.layout import Layout, Placement
+from cache.positions.layout import Layout, Place
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
@@ -29,7 +29,7 @@ class FilledSegments:
     cache: ChunkCache
     request: ResolvedRequest
     layout: Layout
-    link_placements: Sequence[Placement]
+    link_places: Sequence[Place]
     lease: Lease
     fills: Sequence[FillResult]
 
@@ -102,11 +102,11 @@ async def filled_segments(
 @asynccontextmanager
 async def computed_links(filled: FilledSegments, call: EngineCall, stages: Stages) -> AsyncIterator[ComputedLinks]:
     """Computes the link tokens behind ``filled``, if any; raises :class:`FullAttentionError`."""
-    if not filled.link_placements:
+    if not filled.link_places:
         yield ComputedLinks()
         return
     cache, request = filled.cache, filled.request
-    links = cache.borrow_links(request.chunked(), filled.link_placements, request.scope)
+    links = cache.borrow_links(request.chunked(), filled.link_places, request.scope)
     try:
         yield ComputedLinks(links, await _link(filled, links, call, stages))
     finally:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cache.segments.index import ChunkKVCache
-from cache.selection import choose
+from cache.sparse import choose
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.fills import FillResult

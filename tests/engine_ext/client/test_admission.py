@@ -42,7 +42,8 @@ async def test_a_quota_that_another_request_uses_up() -> None:
     engine, _ = make_engine(quota_of=lambda owner: Quota(segments=3))
     other = replace(TWO, chunks=(chunk(300, 4),))
     manager = engine.cache.manager
-    held = manager.lease(manager.fit(other, CacheScope()), engine.cache.layout(other, PositionStrategy.OFFSET))
+    fit = manager.fit(manager.look_up(other, CacheScope()), "default")
+    held = manager.lease(fit, engine.cache.layout(other, PositionStrategy.OFFSET))
     (mode, reason), run = await outcomes(engine)
     assert (mode, reason) == run
     assert mode == "full"

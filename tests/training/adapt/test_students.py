@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.prompt.tokenization import SegmentTokenizer
-from cache.positions.layout import pack
-from cache.positions.strategy import TRAINED_FOR, ChunkTokens
+from cache.positions.layout import ChunkTokens, pack
+from cache.positions.strategy import TRAINED_FOR
 from tests.training.adapt.plan import PLAN
 from training.adapt.material import Material
 from training.adapt.model import load, log_probabilities

@@ -3,7 +3,7 @@
 
 import pytest
 
-from cache.selection import Sparse, choose
+from cache.sparse import Sparse, choose
 
 SHARES = (0.1, 0.5, 0.05, 0.3, 0.05)
 
