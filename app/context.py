@@ -8,7 +8,7 @@ from app.profile import Profile
 from app.prompt.marks import Marks
 from app.settings import Settings
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.wire.request import CacheOptions
+from engine_ext.client.request import CacheOptions
 from replicas.redis_registry import RedisRegistry
 
 

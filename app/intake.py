@@ -26,8 +26,7 @@ from app.http.messages import is_event_stream, path_of, read_body, replay
 from app.http.sse import ReportInserter
 from cache.report import Found
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.request import REQUEST_KEY, Ticket
+from engine_ext.client.request import REQUEST_KEY, ResolvedRequest, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
 
 

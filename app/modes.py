@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from cache.positions.layout import PositionStrategy
-from engine_ext.wire.request import MAX_LINK_TOKENS
+from engine_ext.client.request import MAX_LINK_TOKENS
 
 MODES: Final = ("full", "shared", "parallel", "offset")
 """Modes of an evaluation by default."""

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from app.modes import budget_share_of, is_mode, link_tokens, strategy_of
 from cache.positions.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
 from cache.sparse import Sparse
-from engine_ext.wire.request import CacheOptions, Decision
+from engine_ext.client.request import CacheOptions, Decision
 
 PROFILE_NAME: Final = "profile.json"
 """End of a profile's name in its model's folder; the model's digest skips such files."""

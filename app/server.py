@@ -45,13 +45,13 @@ from cache.positions.strategy import DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.client.position_limit import longest_chunk
 from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
 from engine_ext.start.memory import set_cpu_defaults
 from engine_ext.start.stages import told_stages
 from engine_ext.start.startup import ChunkCacheOptions, MakeRenderer, Quotas, no_quotas, start_chunk_engine
 from engine_ext.start.support import check_flags
 from engine_ext.start.vllm_log import log_file
-from engine_ext.wire.position_limit import longest_chunk
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from replicas.redis_registry import RedisRegistry
 from tools.progress import progress, say

@@ -20,7 +20,7 @@ from cache.positions.strategy import UNKNOWN
 from cache.report import ScopeName
 from cache.sparse import Sparse
 from cache.tiers.config import parse_tiers
-from engine_ext.wire.request import MAX_LINK_TOKENS, CacheOptions
+from engine_ext.client.request import MAX_LINK_TOKENS, CacheOptions
 from replicas.registry import Role
 
 LogFormat = Literal["text", "json"]

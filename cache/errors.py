@@ -16,3 +16,14 @@ class UnknownSegmentError(ChunkCacheError):
 
 class IntegrityError(ChunkCacheError):
     """The manager's books don't balance: a defect. The cache must not be used further."""
+
+
+class FullAttentionError(Exception):
+    """A request can't be served from the chunk cache; the message says why. The client got no output yet.
+
+    ``kind`` is one of a few words, for metrics.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind

@@ -15,6 +15,8 @@ class ChunkBlockPool:
         self.num_pages = num_pages
         self.num_free = num_pages
         """Pages that :meth:`allocate` could hand out now."""
+        self.num_changes = 0
+        """How often pages were handed out or given back."""
         self._is_free = bytearray(b"\x01" * num_pages)
 
     def allocate(self, num_pages: int) -> list[int]:
@@ -29,6 +31,7 @@ class ChunkBlockPool:
         for page in pages:
             self._is_free[page] = 0
         self.num_free -= num_pages
+        self.num_changes += 1
         return pages
 
     def free(self, pages: list[int]) -> None:
@@ -38,6 +41,7 @@ class ChunkBlockPool:
         for page in pages:
             self._is_free[page] = 1
         self.num_free += len(pages)
+        self.num_changes += 1
 
     def free_pages(self) -> set[int]:
         """The free pages, for integrity checks."""

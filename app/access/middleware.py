@@ -15,7 +15,7 @@ from app.access.policy import required_role
 from app.access.tenants import Role, Tenant, Tenants
 from app.http.messages import path_of
 from app.http.refusals import refusal
-from engine_ext.wire.caller import CALLER, IS_PEER, Caller
+from engine_ext.client.request import CALLER, IS_PEER, Caller
 
 SECRET_HEADER: Final = "x-tessera-peer-secret"
 

@@ -24,8 +24,7 @@ from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
 from engine_ext.client.background import BackgroundFills, Ingested, Ingestion
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.request import Ticket
+from engine_ext.client.request import ResolvedRequest, Ticket
 from engine_ext.wire.vllm_compat import ErrorResponse
 from replicas.document_keys import id_key
 

@@ -13,7 +13,7 @@ from cache.manager import ChunkCacheManager
 from cache.segments.chunk_ids import ChunkName
 from cache.segments.hashing import ChunkHash
 from cache.segments.index import ChunkKVCache, EntryState
-from engine_ext.wire.caller import Caller
+from engine_ext.client.request import Caller
 
 
 class Catalog:

@@ -102,7 +102,7 @@ def _description(
         if not isinstance(cache := engine.cache, CacheOff):
             fingerprint = cache.config.fingerprint if is_sharing else ""
             capacity = cache.num_tokens
-            held = capacity - cache.num_free_pages * cache.config.page_tokens
+            held = capacity - cache.manager.pool.num_free * cache.config.page_tokens
         load = num_unfinished_requests(engine.llm)
         return Replica(
             id,

@@ -22,7 +22,7 @@ from app.documents.retrieve_field import RetrieveField
 from app.settings import Settings
 from cache.report import Found, Retrieved
 from cache.tiers.config import parse_tiers
-from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
+from engine_ext.client.request import NamespaceRefusedError, own_namespace
 from tools.folders import tessera_home
 
 logger = logging.getLogger(__name__)

@@ -10,11 +10,12 @@ from app.documents.document import BadRequestError
 from cache.positions.layout import PositionStrategy
 from cache.report import LinkContext, ScopeName
 from cache.sparse import Sparse
-from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
-from engine_ext.wire.request import (
+from engine_ext.client.request import (
     MAX_LINK_TOKENS,
     CacheMode,
     CacheOptions,
+    NamespaceRefusedError,
+    own_namespace,
     salted_namespace,
 )
 

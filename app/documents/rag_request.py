@@ -13,7 +13,7 @@ from app.documents.document import BadRequestError, Document, check_field
 from app.documents.openai_documents import DocumentsRequest
 from app.documents.retrieve_field import RetrieveField
 from cache.segments.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
-from engine_ext.wire.caller import IS_PEER
+from engine_ext.client.request import IS_PEER
 from engine_ext.wire.vllm_compat import ChatCompletionRequest
 
 # Fields of vLLM's chat completions that have no meaning with chunks, or are peers' alone.

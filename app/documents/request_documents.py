@@ -11,7 +11,7 @@ from app.documents.document import BadRequestError, Document
 from app.documents.openai_documents import EXTRACTORS, dumped, system_texts
 from cache.report import ScopeName
 from cache.segments.holdings import DocumentKey
-from engine_ext.wire.request import CacheOptions
+from engine_ext.client.request import CacheOptions
 from replicas.document_keys import id_key, text_keys
 from replicas.routing import Wanted
 

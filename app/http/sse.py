@@ -5,7 +5,7 @@ import json
 import re
 from typing import Any, Final
 
-from engine_ext.wire.request import Ticket
+from engine_ext.client.request import Ticket
 
 # Atomic groups: the two bytes of one CRLF are not two line ends.
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.documents.document import Document
-from engine_ext.wire.request import Ticket
+from engine_ext.client.request import Ticket
 
 _MARK = re.compile(r"\[tessera-([0-9a-f]{32})-(chunk|question)\]")
 

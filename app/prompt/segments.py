@@ -14,7 +14,7 @@ from app.documents.document import Document
 from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.prompt.tokenization import SegmentTokenizer
 from cache.positions.layout import Chunk, ChunkedPrompt, ChunkTokens, pack, split_packed, unpack
-from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest
+from engine_ext.client.request import REQUEST_KEY, ChunkedRequest
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
 _NONE: Final = ChunkTokens()

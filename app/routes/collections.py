@@ -25,7 +25,7 @@ from app.http.answers import (
 )
 from app.http.openapi import JsonLines, answers
 from app.routes.dependencies import AppState, Manager, RequestRetrieval, RequestSettings
-from engine_ext.wire.caller import NamespaceRefusedError, own_namespace
+from engine_ext.client.request import NamespaceRefusedError, own_namespace
 from engine_ext.wire.vllm_compat import ErrorResponse
 
 router = APIRouter(prefix="/v1/rag/collections", tags=["Collections"])

@@ -12,12 +12,12 @@ from app.collections.retrieval import Retrieval
 from app.context import ServerContext
 from app.prompt.segments import SegmentRenderer
 from app.settings import Settings
+from cache.errors import FullAttentionError
 from cache.manager import ChunkCacheManager
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.wire.caller import CALLER
-from engine_ext.wire.request import FullAttentionError
+from engine_ext.client.request import CALLER
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 # Asynchronous, since FastAPI runs other dependencies in threads.

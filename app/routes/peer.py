@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from app.access.middleware import is_secret
 from app.cluster.peers import FILL_PATH, FINGERPRINT_HEADER, PATH
 from app.routes.dependencies import Engine, RequestSettings
+from cache.errors import FullAttentionError
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
 from cache.segments.hashing import ChunkHash
@@ -20,7 +21,6 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.peer_fills import fill_for_peer
 from engine_ext.wire.peer_fill import PeerFill
-from engine_ext.wire.request import FullAttentionError
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(include_in_schema=False)

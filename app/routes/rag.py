@@ -16,8 +16,7 @@ from app.http.openapi import EVENT_STREAM, answers
 from app.http.sse import ReportInserter
 from app.intake import render, take_in
 from engine_ext.client.plan_preview import preview
-from engine_ext.wire.caller import IS_PEER
-from engine_ext.wire.request import Ticket
+from engine_ext.client.request import IS_PEER, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
 
 router = APIRouter(prefix="/v1/rag", tags=["RAG"])

@@ -4,12 +4,11 @@
 from collections.abc import Iterable
 from typing import Final, NoReturn
 
+from cache.errors import FullAttentionError
 from cache.eviction.removal import Removal
 from cache.metrics import ChunkCacheMetrics
 from cache.segments.hashing import ChunkHash, ChunkHasher
 from cache.segments.holdings import Holdings
-from engine_ext.chunks.prefixes import Prefixes
-from engine_ext.wire.request import FullAttentionError
 
 
 class CacheOff:
@@ -18,6 +17,7 @@ class CacheOff:
     placement: Final = "copy"
     block_order: Final = "unknown"
     transfers: Final = None
+    prefixes: Final = None
     leaves_out: Final = False
     num_tokens: Final = 0
     num_to_store: Final = 0
@@ -27,14 +27,10 @@ class CacheOff:
         self.hasher = ChunkHasher("")
         self.holdings = Holdings()
         self.metrics = ChunkCacheMetrics()
-        self.prefixes = Prefixes(self.metrics, lambda: None)
 
     def usable(self) -> NoReturn:
         """Raises :class:`FullAttentionError`."""
         raise FullAttentionError("cache off", self.reason)
-
-    def expire(self) -> None:
-        """Nothing to drop."""
 
     async def known_ids(self, namespace: str, wanted: Iterable[str]) -> None:
         """No registered chunk ids."""

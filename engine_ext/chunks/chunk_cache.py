@@ -1,47 +1,240 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk cache of one engine."""
+"""The chunk cache of one engine: what the pool holds, and the fill requests that compute what it lacks."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.config import ChunkCacheConfig
 from cache.costs import Costs
-from cache.errors import CapacityError, IntegrityError
+from cache.errors import FullAttentionError, IntegrityError
 from cache.eviction import expiry
 from cache.eviction.quotas import Quota, unlimited
 from cache.eviction.removal import Removal
-from cache.lease import Lease
+from cache.lease import ChunkStatus, FillJob, Lease
 from cache.manager import ChunkCacheManager
-from cache.positions.layout import (
-    ChunkedPrompt,
-    Layout,
-    Place,
-    PlacementName,
-    PositionReindexer,
-    PositionStrategy,
-)
+from cache.positions.layout import PlacementName, PositionReindexer
 from cache.segments.chunk_ids import ChunkIds
-from cache.segments.hashing import CacheScope, ChunkHash
+from cache.segments.hashing import ChunkHash
 from cache.segments.holdings import DocumentKey
-from cache.segments.index import ChunkKVCache, Fit, Lookup
-from engine_ext.chunks.fills import FILL_LIMITS, FillLimits, FillResult, FillRunner, FillTask
+from cache.segments.index import ChunkKVCache, EntryState
 from engine_ext.chunks.id_records import IdRecords
-from engine_ext.chunks.links import Linker, LinkRequests, link_identities
+from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.chunks.prefixes import Prefixes
 from engine_ext.chunks.representations import Representations
+from engine_ext.chunks.source import ChunkSource, SourceResult
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
-from engine_ext.wire.request import FullAttentionError
+from engine_ext.wire.plan import TransferPlan
 
 logger = logging.getLogger(__name__)
+
+
+class FillError(FullAttentionError):
+    """A fill that the request waited for did not save its KV. Its entries are detached."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("fill failed", message)
+
+
+@dataclass(frozen=True, slots=True)
+class FillResult:
+    """Tokens computed in one fill request: in all, and in the saved segments.
+
+    Both are 0 if the segments came from ``source``.
+    """
+
+    num_computed: int
+    num_computed_of_saved: int
+    source: SourceResult | None = None
+
+
+FillTask = asyncio.Task[FillResult]
+
+
+@dataclass(frozen=True, slots=True)
+class FillLimits:
+    """Limits on fill requests in the engine, and on waiting ones."""
+
+    max_running: int
+    max_queued: int
+
+
+FILL_LIMITS: Final = FillLimits(max_running=16, max_queued=1024)
+
+
+class FillRunner:
+    """Runs fill jobs as tasks that outlive the requests that started them.
+
+    A fill is aborted only when no lease is left on its entries. ``on_computed`` is called with entries that other
+    processes may store, ``on_end`` after each fill.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        manager: ChunkCacheManager,
+        limits: FillLimits,
+        costs: Costs,
+        sources: Iterable[ChunkSource],
+        *,
+        on_computed: Callable[[Iterable[ChunkKVCache]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._llm = llm
+        self._manager = manager
+        self._costs = costs
+        self._sources = list(sources)
+        self._on_computed = on_computed
+        self._on_end = on_end
+        self._turns = asyncio.Semaphore(limits.max_running)
+        self._max_queued = limits.max_queued
+        self.num_running = 0
+        self._tasks: dict[FillJob, FillTask] = {}
+        self._jobs: dict[ChunkKVCache, FillJob] = {}
+
+    @contextmanager
+    def also_from(self, source: ChunkSource) -> Iterator[None]:
+        """Asks ``source``, too, for missing segments within the context, after all other sources."""
+        self._sources.append(source)
+        try:
+            yield
+        finally:
+            self._sources.remove(source)
+
+    def start(
+        self,
+        lease: Lease,
+        request_id: str,
+        cache_salt: str | None,
+        documents: Mapping[ChunkKVCache, DocumentKey],
+        **generate_kwargs: Any,
+    ) -> list[FillTask]:
+        """Starts the lease's fill jobs; they go to the engine together, which batches them.
+
+        A fill ends in :meth:`_ended`, which updates the manager. ``documents`` has the registry's keys of the entries.
+        """
+        tasks = []
+        for i, job in enumerate(lease.fills):
+            fill = self._fill(job, documents, f"{request_id}-fill-{i}", cache_salt, generate_kwargs)
+            task = asyncio.create_task(fill, name=f"{request_id}-fill-{i}")
+            # Runs before any waiter wakes, and also for a task cancelled before its first step.
+            task.add_done_callback(partial(self._ended, job))
+            self._tasks[job] = task
+            self._jobs.update(dict.fromkeys(job.entries, job))
+            tasks.append(task)
+        return tasks
+
+    async def wait(self, lease: Lease, own: Sequence[FillTask]) -> list[FillResult]:
+        """Waits until every leased segment can be loaded; returns the results of ``own``, which the lease started.
+
+        Raises :class:`FillError`.
+        """
+        entries = [segment.entry for segment in lease.segments]
+        pending = {self._tasks[self._jobs[entry]] for entry in entries if entry in self._jobs}
+        pending.update(own)
+        if pending:
+            await asyncio.wait(pending)
+        if any(entry.state is not EntryState.READY for entry in entries):
+            errors = [e for task in pending if not task.cancelled() and (e := task.exception()) is not None]
+            raise FillError(f"a fill request failed: {errors[0]!r}" if errors else "a fill request was aborted")
+        return [task.result() for task in own]
+
+    def abort_unwanted(self, lease: Lease) -> None:
+        """Aborts the fills of a lease that has ended, if no other lease waits for them."""
+        jobs = {self._jobs[segment.entry] for segment in lease.segments if segment.entry in self._jobs}
+        for job in jobs:
+            # A fill that has ended is not aborted: its segments can be found.
+            if not job.is_wanted and not self._tasks[job].done():
+                for entry in job.entries:
+                    self._manager.detach(entry, Removal.FILL_FAILED)
+                self._tasks[job].cancel()
+
+    @property
+    def num_queued(self) -> int:
+        """Fills that wait for their turn."""
+        return len(self._tasks) - self.num_running
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the fill queue is full."""
+        return self.num_queued >= self._max_queued
+
+    async def _fill(
+        self,
+        job: FillJob,
+        documents: Mapping[ChunkKVCache, DocumentKey],
+        request_id: str,
+        cache_salt: str | None,
+        generate_kwargs: dict[str, Any],
+    ) -> FillResult:
+        found: SourceResult | None = None
+        for source in [] if job.is_private else self._sources:
+            found = await source.fetch(job, documents) or found
+            if found is not None and found.status is not ChunkStatus.FILLED:
+                return FillResult(0, 0, found)
+        computed = await self._compute(job, request_id, cache_salt, generate_kwargs)
+        return replace(computed, source=found)
+
+    async def _compute(
+        self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]
+    ) -> FillResult:
+        await self._end_of_prefix(job)
+        async with self._turns:
+            self.num_running += 1
+            started = time.perf_counter()
+            # A prefix without a lease may be evicted before the engine loads it. Then its pages have other tags: the
+            # load is refused, and the fill fails.
+            plan, prompt_ids = TransferPlan.for_fill(job, job.prefix if job.has_prefix else None), job.prompt_ids
+            try:
+                output = await run_prefill(self._llm, prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
+            except NotSavedError as error:
+                if plan.loads and job.prefix is not None:
+                    self._manager.detach(job.prefix, Removal.REFUSED)  # perhaps it was not there
+                raise FillError(str(error)) from error
+            finally:
+                self.num_running -= 1
+        seconds = time.perf_counter() - started
+        self._manager.metrics.fill_seconds.observe(seconds)
+        result = _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
+        if result.num_computed:
+            self._costs.computed(result.num_computed, seconds)
+        return result
+
+    async def _end_of_prefix(self, job: FillJob) -> None:
+        """Waits for the job that computes the prefix."""
+        if (other := self._jobs.get(job.prefix) if job.prefix else None) is not None:
+            await asyncio.wait([self._tasks[other]])
+
+    def _ended(self, job: FillJob, task: FillTask) -> None:
+        del self._tasks[job]
+        for entry in job.entries:
+            del self._jobs[entry]
+        if task.cancelled():
+            self._manager.fill_failed(job, "aborted")
+        elif task.exception() is not None:
+            self._manager.fill_failed(job)
+        else:
+            source = task.result().source
+            status = source.status if source is not None else ChunkStatus.FILLED
+            self._manager.fill_succeeded(job, "succeeded" if status is ChunkStatus.FILLED else status)
+            if status is not ChunkStatus.LOADED and not job.is_private:
+                self._on_computed(job.entries)
+        self._on_end()
+
+
+def _result(job: FillJob, num_computed: int) -> FillResult:
+    """Counts computed tokens from the end: the chunk's, then the system segment's."""
+    return FillResult(num_computed, min(num_computed, job.num_tokens))
 
 
 class ChunkCache:
@@ -80,7 +273,8 @@ class ChunkCache:
         self.costs = Costs()
         self.tier_writer = TierWriter(llm, self.manager, self.release, tiers, lambda: self.transfers)
         self._id_records = IdRecords(self.manager, lambda: self.transfers, is_kept=self.tier_writer.outlives_server)
-        self.prefixes = Prefixes(self.metrics, lambda: self.transfers)
+        keeps_prefixes = transfers is not None and transfers.keeps_prefixes
+        self.prefixes = Prefixes(self.metrics, lambda: self.transfers) if keeps_prefixes else None
         from_tiers = [TierSource(list(tiers), self.manager, lambda: self.transfers, self.costs)] if tiers else []
         self.fills = FillRunner(
             llm,
@@ -91,9 +285,9 @@ class ChunkCache:
             on_computed=self.tier_writer.add,
             on_end=self._check_if_idle,
         )
-        self._linker = Linker(llm, self.manager)
         self._llm = llm
-        self._reindexer = reindexer or PositionReindexer()
+        self.reindexer = reindexer or PositionReindexer()
+        self._num_changes_checked = 0
         self._next_integrity_check = 0.0
 
     @asynccontextmanager
@@ -102,7 +296,8 @@ class ChunkCache:
         if not self.tier_writer.tiers:
             yield
             return
-        tasks = [asyncio.create_task(run()) for run in (self.tier_writer.run, self._id_records.run, self.prefixes.run)]
+        runs = [self.tier_writer.run, self._id_records.run, *([self.prefixes.run] if self.prefixes else [])]
+        tasks = [asyncio.create_task(run()) for run in runs]
         try:
             yield
         finally:
@@ -124,7 +319,7 @@ class ChunkCache:
     @property
     def placement(self) -> PlacementName:
         """How requests get their chunks."""
-        return self._reindexer.placement
+        return self.reindexer.placement
 
     @property
     def block_order(self) -> str:
@@ -139,16 +334,13 @@ class ChunkCache:
     @property
     def num_waiting(self) -> int:
         """Segments, ids, and blocks of other prompts, that wait to be stored in tiers."""
-        return len(self.tier_writer) + len(self._id_records) + self.prefixes.num_waiting
+        num_blocks = self.prefixes.num_waiting if self.prefixes else 0
+        return len(self.tier_writer) + len(self._id_records) + num_blocks
 
     @property
     def num_to_store(self) -> int:
         """Segments and blocks still to be stored in tiers that outlive the server."""
         return self.num_waiting if self.tier_writer.outlives_server else 0
-
-    def expire(self) -> None:
-        """Drops expired segments."""
-        self.manager.expire()
 
     async def known_ids(self, namespace: str, wanted: Iterable[str]) -> ChunkIds:
         """The registered chunk ids, without those of expired chunks; ``wanted`` ones are looked for in the tiers."""
@@ -157,53 +349,8 @@ class ChunkCache:
         return self.manager.ids
 
     def is_crowded(self) -> bool:
-        """Whether as many fills wait as may wait."""
+        """Whether the fill queue is full."""
         return self.fills.is_crowded
-
-    def layout(self, prompt: ChunkedPrompt, strategy: PositionStrategy) -> Layout:
-        """The place of each of the prompt's segments."""
-        return self._reindexer.layout(prompt, strategy)
-
-    @property
-    def num_free_pages(self) -> int:
-        """Pages that hold nothing."""
-        return self.manager.pool.num_free
-
-    def look_up(self, prompt: ChunkedPrompt, scope: CacheScope) -> Lookup:
-        """The prompt's segments, found or missing; changes nothing."""
-        return self.manager.look_up(prompt, scope)
-
-    def fit(self, prompt: ChunkedPrompt, scope: CacheScope, links: Sequence[Place]) -> Fit:
-        """How the pool can hold the prompt's segments and links; changes nothing.
-
-        Raises :class:`FullAttentionError` if it can't.
-        """
-        try:
-            return self.manager.fit(self.manager.look_up(prompt, scope), scope.owner, links)
-        except CapacityError as error:
-            raise FullAttentionError("capacity", str(error)) from error
-
-    def lease(self, fit: Fit, layout: Layout) -> Lease:
-        """Leases the segments of ``fit``, which must be the cache's state now."""
-        return self.manager.lease(fit, layout)
-
-    def borrow_links(self, prompt: ChunkedPrompt, places: Sequence[Place], scope: CacheScope) -> Lease:
-        """A lease on pages for link tokens; raises :class:`FullAttentionError`."""
-        try:
-            return self.manager.borrow(link_identities(prompt, places, scope), places)
-        except CapacityError as error:
-            raise FullAttentionError("capacity", str(error)) from error
-
-    def start_fills(
-        self,
-        lease: Lease,
-        request_id: str,
-        cache_salt: str | None,
-        documents: Mapping[ChunkKVCache, DocumentKey],
-        **generate_kwargs: Any,
-    ) -> list[FillTask]:
-        """Starts the lease's fills; see :meth:`FillRunner.start`."""
-        return self.fills.start(lease, request_id, cache_salt, documents, **generate_kwargs)
 
     async def wait(self, lease: Lease, own: Sequence[FillTask]) -> list[FillResult]:
         """Waits until the leased segments can be loaded, and scored; see :meth:`FillRunner.wait`."""
@@ -219,10 +366,6 @@ class ChunkCache:
         if self.representations is not None:
             await self.representations.add(segment.entry for segment in lease.chunks)
 
-    async def link(self, lease: Lease, links: Lease, requests: LinkRequests) -> list[FillResult]:
-        """Computes ``links`` behind the segments of ``lease``; raises :class:`FullAttentionError`."""
-        return await self._linker.link(lease, links, requests)
-
     def name(self, documents: Mapping[ChunkKVCache, DocumentKey]) -> None:
         """Publishes segments, which can be loaded, under the registry's keys."""
         for entry, key in documents.items():
@@ -230,7 +373,8 @@ class ChunkCache:
 
     def release(self, lease: Lease) -> None:
         """Ends a lease, and aborts fills without another lease."""
-        self.fills.release(lease)
+        self.manager.release(lease)
+        self.fills.abort_unwanted(lease)
         self._check_if_idle()
 
     async def forget_refused(self, lease: Lease, request_id: str) -> bool:
@@ -260,18 +404,20 @@ class ChunkCache:
         """Drops segments, and all prefixes of ``namespace``, if given, from all tiers."""
         await self.tier_writer.drop(keys)
         await self._id_records.flush()
-        await self.prefixes.drop(namespace)
+        if self.prefixes is not None:
+            await self.prefixes.drop(namespace)
 
     async def stop_sharing(self) -> None:
         """Stores and shares nothing from now on: the weights may have changed."""
         if self.transfers is not None:
             logger.warning("chunks are no longer stored nor shared: the weights may have changed")
-            await self.prefixes.stop()
+            if self.prefixes is not None:
+                await self.prefixes.stop()
             self.transfers = None
 
     def check_integrity(self) -> None:
         """Checks the manager's books; turns the cache off for good if they are wrong."""
-        started = time.monotonic()
+        started, self._num_changes_checked = time.monotonic(), self.manager.pool.num_changes
         try:
             self.manager.check_integrity()
         except IntegrityError as error:
@@ -281,6 +427,7 @@ class ChunkCache:
         self._next_integrity_check = ended + max(1.0, 100 * (ended - started))
 
     def _check_if_idle(self) -> None:
-        """Checks the books of an idle manager, in at most 1 % of the time."""
-        if time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
+        """Checks the books of an idle manager whose pages have changed hands, in at most 1 % of the time."""
+        has_changed = self.manager.pool.num_changes != self._num_changes_checked
+        if has_changed and time.monotonic() >= self._next_integrity_check and self.manager.is_idle:
             self.check_integrity()

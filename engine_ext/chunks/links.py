@@ -18,16 +18,16 @@ from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from cache.errors import FullAttentionError
 from cache.lease import FillJob, Lease
 from cache.manager import ChunkCacheManager
 from cache.positions.layout import ChunkedPrompt, Layout, Place, pack, take
 from cache.report import LinkContext
 from cache.segments.hashing import CacheScope
 from cache.segments.index import SegmentIdentity
-from engine_ext.chunks.fills import FillResult
+from engine_ext.chunks.chunk_cache import FillResult
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.wire.plan import TransferPlan
-from engine_ext.wire.request import FullAttentionError
 
 
 class LinkError(FullAttentionError):

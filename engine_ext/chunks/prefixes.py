@@ -22,7 +22,7 @@ _LEAST_BEHIND_CHUNKS: Final = 0.25
 
 
 class Prefixes:
-    """Does nothing unless the workers keep prefixes in tiers."""
+    """The prefixes that the workers keep in tiers, until storing and sharing stop."""
 
     def __init__(self, metrics: ChunkCacheMetrics, transfers: Callable[[], PoolTransfers | None]) -> None:
         self._metrics = metrics

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from cache.errors import FullAttentionError
 from cache.segments.hashing import ChunkHash
 from cache.segments.index import ChunkKVCache, PromptSegment, SegmentIdentity
-from engine_ext.wire.request import FullAttentionError
 
 
 class _Represented(NamedTuple):

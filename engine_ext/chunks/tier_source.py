@@ -25,7 +25,7 @@ _LEAST_LIMIT_S: Final = 0.5
 
 
 class TierSource:
-    """A :class:`engine_ext.chunks.fills.ChunkSource` over tiers, named in their order, the fastest first.
+    """A :class:`engine_ext.chunks.chunk_cache.ChunkSource` over tiers, named in their order, the fastest first.
 
     The first load is waited for, since nobody knows the tier's pace. Later ones that take longer than computing would
     are given up, and computing goes first for as long as the pace is remembered.

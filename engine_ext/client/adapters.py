@@ -55,17 +55,13 @@ class Adapters:
         lora.load_inplace = False
         return added
 
-    def name(self, lora: "LoRARequest | None") -> str:
-        """Identifies an adapter's weights, in this process alone; empty for the base model."""
-        if lora is None:
-            return ""
+    def name(self, lora: "LoRARequest") -> str:
+        """Identifies an adapter's weights, in this process alone."""
         loaded = self._loaded.get(lora.lora_int_id)
         return f"{self._process}.{lora.lora_int_id}.{loaded.times if loaded else 0}"
 
-    def reason(self, lora: "LoRARequest | None") -> str | None:
+    def reason(self, lora: "LoRARequest") -> str | None:
         """The reason why the weights of ``lora`` are unknown, if they are."""
-        if lora is None:
-            return None
         loaded = self._loaded.get(lora.lora_int_id)
         if loaded is None:
             return f"the adapter {lora.lora_name} was not loaded by this server"

@@ -10,17 +10,15 @@ from uuid import uuid4
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cache.errors import ChunkCacheError
+from cache.errors import ChunkCacheError, FullAttentionError
 from cache.lease import ChunkStatus, Lease
 from cache.positions.layout import Chunk, PositionStrategy
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.cache_off import CacheOff
-from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.fills import FillResult, FillTask
-from engine_ext.client.admission import lease
-from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.position_limit import trained_positions
-from engine_ext.wire.request import FullAttentionError
+from engine_ext.chunks.chunk_cache import ChunkCache, FillResult, FillTask
+from engine_ext.client.position_limit import trained_positions
+from engine_ext.client.request import ResolvedRequest, plain_salt
+from engine_ext.client.segments import lease
 from engine_ext.wire.vllm_compat import num_unfinished_requests
 
 IDLE_ROUND_TOKENS, BUSY_ROUND_TOKENS = 8192, 512
@@ -132,10 +130,10 @@ class BackgroundFills:
         limit = trained_positions(self._llm.model_config)
         if num_tokens >= limit:
             raise FullAttentionError("too long", f"{num_tokens} tokens don't fit the model's context length of {limit}")
-        admission, leased = lease(self._cache, request)
-        cache, salt = admission.cache, request.plain_salt(self._cache.hasher)
+        placed, leased = lease(self._cache, request)
+        cache, salt = placed.cache, plain_salt(self._cache.hasher, request.scope)
         kwargs = {"lora_request": request.lora_request, **self._priority()}
-        return _Started(cache, leased, cache.start_fills(leased, name, salt, {}, **kwargs))
+        return _Started(cache, leased, cache.fills.start(leased, name, salt, {}, **kwargs))
 
     def _priority(self) -> dict[str, int]:
         scheduler = self._llm.vllm_config.scheduler_config

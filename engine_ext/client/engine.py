@@ -20,18 +20,30 @@ from cache.segments.hashing import CacheScope
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.adapters import Adapters
+from engine_ext.client.answer import Answer
 from engine_ext.client.background import BackgroundFills
+from engine_ext.client.call import EngineCall, KVForm, transfer_params, with_transfer_params, without_transfer_params
+from engine_ext.client.handed_over import HandedOver, ordinary_outputs
+from engine_ext.client.position_limit import limit_of
 from engine_ext.client.prefetch import Prefetches
-from engine_ext.client.resolved import ResolvedRequest, plain_salt, resolve, scope_salt
-from engine_ext.client.run.call import EngineCall, transfer_params, with_transfer_params, without_transfer_params
-from engine_ext.client.run.chunked import ChunkedRun
-from engine_ext.client.run.handed_over import HandedOver, KVForm, ordinary_outputs
+from engine_ext.client.request import (
+    CALLER,
+    IS_PEER,
+    REQUEST_KEY,
+    ChunkedRequest,
+    Outputs,
+    ResolvedRequest,
+    charged,
+    own_namespace,
+    plain_salt,
+    resolve,
+    salted_namespace,
+    scope_salt,
+)
 from engine_ext.client.tracing import start_request
-from engine_ext.wire.caller import CALLER, IS_PEER, charged, own_namespace
 from engine_ext.wire.handover import HANDOVER_KEY, is_given_away
 from engine_ext.wire.plan import PARAMS_KEY
 from engine_ext.wire.prefix import PREFIX_KEY
-from engine_ext.wire.request import REQUEST_KEY, ChunkedRequest, Outputs, salted_namespace
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 if TYPE_CHECKING:
@@ -75,6 +87,7 @@ class ChunkEngine:
         self.is_stopping = False
         self._had_died = False
         self._num_answering = 0
+        self._position_limit = limit_of(llm.model_config)
         self._is_traced = bool(llm.vllm_config.observability_config.otlp_traces_endpoint)
 
     def __getattr__(self, name: str) -> Any:
@@ -85,7 +98,7 @@ class ChunkEngine:
         """vLLM's ``generate``. A prompt that carries a :class:`ChunkedRequest` runs through the chunk cache."""
         request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
         _refuse_foreign_params(sampling_params, has_cache=self._has_cache)
-        call = EngineCall(self.llm, prompt, sampling_params, request_id, kwargs)
+        call = EngineCall(self.llm, prompt, sampling_params, request_id, kwargs, self._position_limit)
         if request is None:
             outputs = self._ordinary(call)
         else:
@@ -111,25 +124,28 @@ class ChunkEngine:
         return self._prefetches.start(request)
 
     def _run(self, request: ChunkedRequest, call: EngineCall) -> Outputs:
-        span = start_request(call.kwargs.get("trace_headers"), call.prompt.get("arrival_time"), enabled=self._is_traced)
+        span = None
+        if self._is_traced:
+            span = start_request(call.kwargs.get("trace_headers"), call.prompt.get("arrival_time"))
+            call = replace(call, kwargs={**call.kwargs, "trace_headers": span.headers})
         resolved = self.resolve(request, call.params, call.lora_request)
         handover, call = self._handed_over(call)
-        call = replace(call, kwargs={**call.kwargs, "trace_headers": span.headers})
-        return ChunkedRun(self.cache, resolved, request.ticket, call, handover, span).outputs()
+        return Answer(self.cache, resolved, request.ticket, call, span).outputs(handover)
 
     def _ordinary(self, call: EngineCall) -> Outputs:
         """An ordinary prompt, which finds its caller's namespace only, in memory and in tiers."""
         prompt: Any = call.prompt
         if not isinstance(prompt, dict) and CALLER.get() is None:
-            return call.generate(prompt, call.params)
+            return call.send(prompt, call.params)
         namespace = salted_namespace(own_namespace(None), prompt.get("cache_salt"))
-        scope = CacheScope(namespace, self.adapters.name(call.lora_request))
+        scope = CacheScope(namespace, self.adapters.name(call.lora_request) if call.lora_request is not None else "")
         num_tokens = len(prompt.get("prompt_token_ids") or ())
-        hasher, added = self.cache.hasher, self.cache.prefixes.params(scope, num_tokens)
+        hasher, prefixes = self.cache.hasher, self.cache.prefixes
+        added = prefixes.params(scope, num_tokens) if prefixes is not None else {}
         call = call.within_positions(num_tokens)
         prompt = call.with_salt(plain_salt(hasher, scope))
         if not transfer_params(call.params):
-            return call.generate(prompt, with_transfer_params(call.params, added))
+            return call.send(prompt, with_transfer_params(call.params, added))
         handover, call = self._handed_over(call)
         form = KVForm("full", "copy", scope_salt(hasher, scope), self.cache.block_order, prompt, added, num_tokens)
         return ordinary_outputs(call, form, handover, self.cache.metrics)
@@ -137,8 +153,8 @@ class ChunkEngine:
     def _handed_over(self, call: EngineCall) -> tuple[HandedOver | None, EngineCall]:
         """The KV that another engine has for the request, and the call without it."""
         given = transfer_params(call.params)
-        if not self._has_cache and HANDOVER_KEY not in given:
-            return None, call  # like vLLM's own servers
+        if not given or (not self._has_cache and HANDOVER_KEY not in given):
+            return None, call  # without a cache like vLLM's own servers
         handover = HandedOver.of(call.params, is_readable=self.exchanges_requests)
         return handover, replace(call, params=without_transfer_params(call.params)) if handover else call
 

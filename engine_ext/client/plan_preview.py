@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preview of a request: its segments in the chunk cache, without running it."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from cache.errors import FullAttentionError
 from cache.positions.layout import ChunkedPrompt
 from cache.segments.index import Lookup, PromptSegment
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.links import link_places
-from engine_ext.client.admission import admit
-from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.request import FullAttentionError
+from engine_ext.client.request import ResolvedRequest
+from engine_ext.client.segments import PlacedSegments, place
 
 
 def preview(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> dict[str, Any]:
@@ -20,13 +19,12 @@ def preview(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> dict[str,
     ``tokens.missing`` counts tokens that fill requests would save; ``chunks[].status`` is ``hit``, ``filling`` (another
     request computes it now) or ``missing``.
     """
-    reason = _full_reason(cache, request)
     if isinstance(cache, CacheOff) or request.prompt is None:
-        return {"mode": "full", "reason": reason}
+        return {"mode": "full", "reason": request.refusal[1] if request.refusal else cache.reason}
     prompt, options = request.prompt, request.options
-    found = cache.look_up(prompt, request.scope)
-    links = link_places(cache.layout(prompt, options.position_strategy), options.link_tokens)
-    num_link_pages = sum(cache.config.pages_for(at.length) for at in links)
+    placed = place(cache, replace(request, refusal=None))  # a refused request is described, too
+    reason = _full_reason(request, placed)
+    num_link_pages = sum(cache.config.pages_for(at.length) for at in placed.link_places)
     return {
         "mode": "full" if reason else "chunked",
         "reason": reason,
@@ -34,23 +32,25 @@ def preview(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> dict[str,
         "scope": options.scope,
         "decision": asdict(options.decision) if options.decision else None,
         "link_tokens": options.link_tokens,
-        "tokens": _tokens(prompt, found),
-        "pages": {"needed": found.pages_needed + num_link_pages, "free": cache.num_free_pages},
-        "chunks": _chunks(prompt, found),
+        "tokens": _tokens(prompt, placed.found),
+        "pages": {"needed": placed.found.pages_needed + num_link_pages, "free": cache.manager.pool.num_free},
+        "chunks": _chunks(prompt, placed.found),
     }
 
 
-def _full_reason(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> str | None:
+def _full_reason(request: ResolvedRequest, placed: PlacedSegments) -> str | None:
     try:
-        admit(cache, request)
+        request.chunked()
+        placed.cache.usable()
+        placed.fit()
     except FullAttentionError as error:
         return str(error)
     return None
 
 
 def _tokens(prompt: ChunkedPrompt, found: Lookup) -> dict[str, int]:
-    cached = [wanted.num_tokens for wanted in found.segments if wanted.entry is not None]
-    missing = {wanted.key: wanted.num_tokens for wanted in found.segments if wanted.entry is None}
+    cached = [segment.num_tokens for segment in found.segments if segment.entry is not None]
+    missing = {segment.key: segment.num_tokens for segment in found.segments if segment.entry is None}
     return {
         "prompt": len(prompt.token_ids),
         "cached": sum(cached),
@@ -60,14 +60,14 @@ def _tokens(prompt: ChunkedPrompt, found: Lookup) -> dict[str, int]:
 
 
 def _chunks(prompt: ChunkedPrompt, found: Lookup) -> list[dict[str, Any]]:
-    wanted = [w for w in found.segments if not w.is_system]
+    segments = [segment for segment in found.segments if not segment.is_system]
     return [
-        {**chunk.label, "key": str(w.key), "tokens": chunk.num_tokens, "status": _status(w)}
-        for chunk, w in zip(prompt.chunks, wanted, strict=True)
+        {**chunk.label, "key": str(segment.key), "tokens": chunk.num_tokens, "status": _status(segment)}
+        for chunk, segment in zip(prompt.chunks, segments, strict=True)
     ]
 
 
-def _status(wanted: PromptSegment) -> str:
-    if wanted.entry is None:
+def _status(segment: PromptSegment) -> str:
+    if segment.entry is None:
         return "missing"
-    return "hit" if wanted.is_loadable else "filling"
+    return "hit" if segment.is_loadable else "filling"

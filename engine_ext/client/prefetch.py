@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from uuid import uuid4
 
+from cache.errors import FullAttentionError
 from cache.lease import ChunkStatus, Lease
 from engine_ext.chunks.cache_off import CacheOff
-from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.fills import FillTask
-from engine_ext.client.admission import lease
-from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.request import FullAttentionError
+from engine_ext.chunks.chunk_cache import ChunkCache, FillTask
+from engine_ext.client.request import ResolvedRequest, plain_salt
+from engine_ext.client.segments import lease
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +29,12 @@ class Prefetches:
 
         Raises :class:`FullAttentionError`. Of a sparse request nothing is started: the question decides what it loads.
         """
-        if request.sparse is not None:
+        if request.options.sparse is not None:
             return 0
-        admission, leased = lease(self._cache, request)
-        cache, name = admission.cache, f"prefetch-{uuid4().hex}"
-        salt, documents = request.plain_salt(cache.hasher), request.documents(leased)
-        fills = cache.start_fills(leased, name, salt, documents, lora_request=request.lora_request)
+        placed, leased = lease(self._cache, request)
+        cache, name = placed.cache, f"prefetch-{uuid4().hex}"
+        salt, documents = plain_salt(cache.hasher, request.scope), request.documents(leased)
+        fills = cache.fills.start(leased, name, salt, documents, lora_request=request.lora_request)
         task = asyncio.create_task(_wait(cache, leased, fills), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -5,9 +5,9 @@ vLLM sets OpenTelemetry up and makes a span per engine request; Tessera's spans 
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from engine_ext.wire.request import FullAttentionError
+from cache.errors import FullAttentionError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -18,58 +18,11 @@ if TYPE_CHECKING:
 TraceHeaders = Mapping[str, str] | None
 
 
-class Span(Protocol):
-    """A span, which ends with its ``with`` block."""
+class TraceSpan:
+    """An exported span, which ends with its ``with`` block.
 
-    @property
-    def headers(self) -> TraceHeaders:
-        """vLLM's ``trace_headers``, which make its spans children of this one."""
-
-    def child(self, name: str) -> "Span":
-        """A child span that starts now."""
-
-    def describe(self, attributes: Mapping[str, Any]) -> None:
-        """Adds attributes, named ``tessera.…``, nested mappings by their path."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: "TracebackType | None"
-    ) -> None: ...
-
-
-def start_request(headers: TraceHeaders, arrived: float | None = None, *, enabled: bool) -> Span:
-    """The span of a request with the client's ``headers``, from ``arrived`` (Unix time) or now.
-
-    vLLM's span of the request starts when it arrived, and should not start before ours.
-    """
-    return _new_request(headers, arrived) if enabled else NoSpan(headers)
-
-
-class NoSpan:
-    """Tracing is off: records nothing, and passes the client's headers on."""
-
-    def __init__(self, headers: TraceHeaders) -> None:
-        self.headers = headers
-
-    def child(self, name: str) -> Self:
-        return self
-
-    def describe(self, attributes: Mapping[str, Any]) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: "TracebackType | None"
-    ) -> None:
-        pass
-
-
-class OpenTelemetrySpan:
-    """An exported span. It is never its task's current span: a generator's ``with`` block may end in another context
-    than it began in, so parents are explicit.
+    It is never its task's current span: a generator's ``with`` block may end in another context than it began in, so
+    parents are explicit.
     """
 
     def __init__(self, tracer: "Tracer", name: str, parent: "Context", started_ns: int | None = None) -> None:
@@ -81,16 +34,19 @@ class OpenTelemetrySpan:
 
     @property
     def headers(self) -> TraceHeaders:
+        """vLLM's ``trace_headers``, which make its spans children of this one."""
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         headers: dict[str, str] = {}
         TraceContextTextMapPropagator().inject(headers, self._context)
         return headers
 
-    def child(self, name: str) -> "OpenTelemetrySpan":
-        return OpenTelemetrySpan(self._tracer, name, self._context)
+    def child(self, name: str) -> "TraceSpan":
+        """A child span that starts now."""
+        return TraceSpan(self._tracer, name, self._context)
 
     def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Adds attributes, named ``tessera.…``, nested mappings by their path."""
         for name, value in _flat("tessera", attributes):
             self._span.set_attribute(name, value)
 
@@ -110,14 +66,18 @@ class OpenTelemetrySpan:
         self._span.end()
 
 
-def _new_request(headers: TraceHeaders, arrived: float | None) -> OpenTelemetrySpan:
+def start_request(headers: TraceHeaders, arrived: float | None = None) -> TraceSpan:
+    """The span of a request with the client's ``headers``, from ``arrived`` (Unix time) or now.
+
+    vLLM's span of the request starts when it arrived, and should not start before ours.
+    """
     from opentelemetry.context import Context
     from opentelemetry.trace import get_tracer
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     parent = TraceContextTextMapPropagator().extract(headers or {}, Context())
     started_ns = None if arrived is None else int(arrived * 1e9)
-    return OpenTelemetrySpan(get_tracer("tessera"), "tessera.request", parent, started_ns)
+    return TraceSpan(get_tracer("tessera"), "tessera.request", parent, started_ns)
 
 
 def _flat(prefix: str, attributes: Mapping[str, Any]) -> "list[tuple[str, Any]]":

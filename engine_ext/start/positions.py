@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Longer prompts than the model was trained for (:mod:`engine_ext.wire.position_limit`)."""
+"""Longer prompts than the model was trained for (:mod:`engine_ext.client.position_limit`)."""
 
 import os
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from engine_ext.client.position_limit import TRAINED_POSITIONS, trained_positions
 from engine_ext.start.support import DRAFTS_BY_TEXT, UnsupportedFlagError
-from engine_ext.wire.position_limit import TRAINED_POSITIONS, trained_positions
 
 
 def extend_positions(engine_args: AsyncEngineArgs) -> None:

@@ -26,16 +26,16 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.representations import Representations
 from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.client.position_limit import window_of
 from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_on_blocks
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.memory import make_room
 from engine_ext.start.plugin import extend_backend
 from engine_ext.start.positions import check_window, extend_positions
-from engine_ext.start.selection import prepare_decoding, prepare_scoring, refused, workers_reason
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
+from engine_ext.start.sparse import prepare_decoding, prepare_scoring, refused, workers_reason
 from engine_ext.start.stages import CHECKING
 from engine_ext.start.support import drops_blocks, in_place_reason, is_quantized, turning_reason, unsupported_reason
-from engine_ext.wire.position_limit import window_of
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
 from tools.process_watch import mark_engine
 

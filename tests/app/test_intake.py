@@ -18,7 +18,7 @@ from app.intake import DocumentsMiddleware
 from app.prompt.marks import MarkedPrompt
 from app.settings import Settings
 from cache.positions.layout import PositionStrategy
-from engine_ext.wire.request import CacheOptions
+from engine_ext.client.request import CacheOptions
 from tests.app.bodies import bodies
 from tests.app.helpers import make_report
 from tests.support.context import make_context

@@ -11,7 +11,7 @@ from app.settings import Settings
 from cache.lease import ChunkStatus
 from cache.positions.layout import PositionStrategy
 from cache.report import Report, ReportedChunk, ReportedTokens
-from engine_ext.client.request_log import log_finished
+from engine_ext.client.reporting import log_finished
 
 PACKAGES = ("app", "cache", "engine_ext", "kernels")
 
@@ -39,13 +39,13 @@ def make_report(**fields) -> Report:
 
 def test_requests_are_not_logged_by_default(capsys):
     configure_logging(Settings())
-    log_finished("r-1", make_report())
+    log_finished("r-1", make_report().to_dict())
     assert capsys.readouterr().err == ""
 
 
 def test_a_request_is_one_readable_line(capsys):
     configure_logging(Settings(log_level="INFO"))
-    log_finished("r-1", make_report())
+    log_finished("r-1", make_report().to_dict())
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tessera: 2")
     assert line.endswith(
@@ -56,16 +56,16 @@ def test_a_request_is_one_readable_line(capsys):
 
 def test_a_request_in_full_attention_says_why(capsys):
     configure_logging(Settings(log_level="INFO"))
-    log_finished("r-1", make_report(mode="full", reason="cache.mode is full", chunks=[]))
+    log_finished("r-1", make_report(mode="full", reason="cache.mode is full", chunks=[]).to_dict())
     assert "request r-1: full (cache.mode is full), 0 chunks; " in capsys.readouterr().err
 
 
 def test_a_request_is_one_json_object(capsys):
     configure_logging(Settings(log_level="INFO", log_format="json"))
-    log_finished("r-1", make_report())
+    log_finished("r-1", make_report().to_dict())
     (line,) = capsys.readouterr().err.splitlines()
     record = json.loads(line)
-    assert (record["levelname"], record["name"]) == ("INFO", "engine_ext.client.request_log")
+    assert (record["levelname"], record["name"]) == ("INFO", "engine_ext.client.reporting")
     assert {name: record[name] for name in ("request_id", "mode", "reason", "chunks", "tokens", "timings_ms")} == {
         "request_id": "r-1",
         "mode": "chunked",

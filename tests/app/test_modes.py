@@ -3,7 +3,7 @@ import pytest
 
 from app.documents.cache_options import CacheField
 from app.modes import CALIBRATED, cache_field, in_order, is_mode, mode_of
-from engine_ext.wire.request import CacheOptions
+from engine_ext.client.request import CacheOptions
 
 
 @pytest.mark.parametrize("mode", [*CALIBRATED, "link-5", "offset%25", "shared%5"])

@@ -9,7 +9,7 @@ from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.sparse import Sparse
-from engine_ext.wire.request import CacheOptions, ChunkedRequest, Ticket
+from engine_ext.client.request import CacheOptions, ChunkedRequest, Ticket
 from tests.support.context import make_context
 
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from engine_ext.chunks.fills import FillError
+from engine_ext.chunks.chunk_cache import FillError
+from engine_ext.client.call import Stages
 from engine_ext.client.tracing import start_request
 from tools.server_process import ROOT
 
@@ -35,7 +36,7 @@ def span_id(headers) -> str:
 
 
 def test_a_request_joins_its_clients_trace(exported):
-    with start_request(CALLER, enabled=True) as span:
+    with start_request(CALLER) as span:
         headers = span.headers
         with span.child("tessera.plan") as plan:
             within = plan.headers
@@ -51,19 +52,19 @@ def test_a_request_joins_its_clients_trace(exported):
 
 def test_a_request_without_a_trace_begins_one(exported):
     other = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))
-    with trace.use_span(other), start_request(None, enabled=True):
+    with trace.use_span(other), start_request(None):
         pass
     assert exported()["tessera.request"].parent is None
 
 
 def test_a_request_begins_when_it_arrived(exported):
-    with start_request(None, 1000.5, enabled=True):
+    with start_request(None, 1000.5):
         pass
     assert exported()["tessera.request"].start_time == 1_000_500_000_000
 
 
 def test_attributes_are_named_by_their_path(exported):
-    with start_request(None, enabled=True) as span:
+    with start_request(None) as span:
         span.describe({"mode": "chunked", "reason": None, "tokens": {"reused": 7}})
     attributes = dict(exported()["tessera.request"].attributes)
     assert attributes == {"tessera.mode": "chunked", "tessera.tokens.reused": 7}
@@ -78,25 +79,30 @@ def test_attributes_are_named_by_their_path(exported):
     ],
 )
 def test_a_failure_is_an_error_and_falling_back_is_not(exported, error, status, events):
-    with pytest.raises(type(error)), start_request(None, enabled=True):
+    with pytest.raises(type(error)), start_request(None):
         raise error
     span = exported()["tessera.request"]
     assert (span.status.status_code, len(span.events)) == (status, events)
 
 
+def test_stages_are_children_of_the_request(exported):
+    with start_request(CALLER) as request, Stages(request.headers, request).stage("fill", fills=2) as headers:
+        pass
+    fill = exported()["tessera.fill"]
+    assert fill.parent.span_id == exported()["tessera.request"].context.span_id
+    assert (span_id(headers), dict(fill.attributes)) == (f"{fill.context.span_id:016x}", {"tessera.fills": 2})
+
+
 def test_without_tracing_the_clients_headers_are_handed_on(exported):
     for headers in (CALLER, None):
-        with start_request(headers, enabled=False) as span:
-            span.describe({"mode": "chunked"})
-            with span.child("tessera.plan") as plan:
-                assert plan.headers is headers
+        with Stages(headers).stage("plan") as within:
+            assert within is headers
     assert exported() == {}
 
 
 def test_without_tracing_opentelemetry_is_not_imported():
     code = (
-        "import sys; from engine_ext.client.tracing import start_request\n"
-        "with start_request(None, enabled=False) as span, span.child('x'): pass\n"
+        "import sys, engine_ext.client.tracing\n"
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

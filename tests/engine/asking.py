@@ -8,7 +8,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from cache.positions.layout import ChunkedPrompt, PositionStrategy
 from cache.report import Report
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
+from engine_ext.client.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.wire.vllm_compat import tokens_input
 
 STEPS = 8
@@ -33,4 +33,4 @@ async def ask_engine(
     logprobs = [step[token].logprob for step, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
     assert ticket.report is not None
     assert len(tokens) == STEPS
-    return ticket.report, tokens, logprobs
+    return Report.model_validate(ticket.report), tokens, logprobs

@@ -150,7 +150,7 @@ def test_a_caller_without_a_trace_gets_one(server: TesseraServer, collector: Col
 
 def test_each_request_is_a_json_record(server: TesseraServer, text: Any) -> None:
     answers = [server.chat(chunks=[text(70)], question="?", max_tokens=2) for _ in range(2)]
-    lines = [line for line in server.log.read_text().splitlines() if '"engine_ext.client.request_log"' in line]
+    lines = [line for line in server.log.read_text().splitlines() if '"engine_ext.client.reporting"' in line]
     records = {record["request_id"]: record for record in map(json.loads, lines)}
     for answer in answers:
         record, report = records[answer["id"]], answer["cache"]

@@ -12,11 +12,10 @@ from vllm.sampling_params import SamplingParams
 from cache.config import ChunkCacheConfig
 from cache.positions.layout import Chunk, ChunkedPrompt, pack
 from cache.report import Report
-from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.fills import FillLimits
+from engine_ext.chunks.chunk_cache import ChunkCache, FillLimits
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.client.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.wire.plan import Span, TransferPlan
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from tests.cache.helpers import PAGE_TOKENS, Clock
 
 
@@ -118,7 +117,7 @@ async def ask(
     async for _ in engine.generate(engine_input, params, f"request-{id(ticket)}", **kwargs):
         pass
     assert ticket.report is not None
-    return ticket.report
+    return Report.model_validate(ticket.report)
 
 
 def chunk(first: int, length: int) -> Chunk:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from cache.errors import FullAttentionError
 from cache.lease import ChunkStatus
 from cache.positions.layout import ChunkedPrompt
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.source import SourceResult
-from engine_ext.wire.request import FullAttentionError
 from tests.engine_ext.fake_llm import ask, chunk, make_engine
 
 PROMPT = ChunkedPrompt((1, 2, 3), (chunk(100, 4),), (9, 9))
@@ -23,7 +23,7 @@ async def test_filled_segments_are_queued_for_the_tiers_and_expired_ones_dropped
     assert len(cache.tier_writer) == cache.num_to_store == 2
     (entry,) = (entry for entry in cache.manager.index if not entry.is_system)
     cache.manager.retain(entry, pinned=False, expires_at=cache.manager.clock())
-    cache.expire()
+    cache.manager.expire()
     assert cache.tier_writer._to_drop == {entry.key}
 
 

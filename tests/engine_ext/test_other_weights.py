@@ -11,7 +11,7 @@ import pytest
 
 from cache.positions.layout import ChunkedPrompt
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.wire.request import CacheOptions
+from engine_ext.client.request import CacheOptions
 from tests.engine_ext.fake_llm import ask, chunk, make_engine, turns
 
 PROMPT = ChunkedPrompt((1, 2, 3), (chunk(100, 9),), (9, 9))

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from cache.errors import FullAttentionError
 from cache.positions.layout import pack
 from cache.segments.hashing import CacheScope, ChunkHash
 from cache.segments.index import ChunkKVCache, PromptSegment, SegmentIdentity
 from engine_ext.chunks.representations import Representations
-from engine_ext.wire.request import FullAttentionError
 
 TOKENS, WORKERS = 10, 2
 

@@ -12,8 +12,7 @@ import pytest
 from cache.positions.layout import Chunk, pack
 from engine_ext.client.background import Ingestion
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.request import CacheOptions
+from engine_ext.client.request import CacheOptions, ResolvedRequest
 from tests.cache.helpers import SCOPE, make_prompt
 from tests.engine_ext.fake_llm import FakeLLM, make_cache
 

@@ -17,7 +17,7 @@ from cache.positions.layout import ChunkedPrompt
 from cache.report import Report
 from cache.segments.index import EntryState
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.wire.request import CacheOptions
+from engine_ext.client.request import CacheOptions
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from tests.engine_ext.fake_llm import FakeLLM, ask, chunk, make_engine, turns
 

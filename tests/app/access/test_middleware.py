@@ -13,7 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 from app.access.middleware import SECRET_HEADER, AccessMiddleware
 from app.access.policy import required_role
 from app.access.tenants import Tenant, Tenants, hash_of
-from engine_ext.wire.caller import CALLER, IS_PEER
+from engine_ext.client.request import CALLER, IS_PEER
 
 
 def tenant(name, *roles, **rest):

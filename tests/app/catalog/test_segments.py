@@ -7,7 +7,7 @@ from app.catalog.segments import Catalog
 from cache.errors import UnknownSegmentError
 from cache.manager import Removal
 from cache.segments.hashing import CacheScope
-from engine_ext.wire.caller import Caller
+from engine_ext.client.request import Caller
 from tests.app.helpers import refused
 from tests.cache.helpers import fill, make_manager
 

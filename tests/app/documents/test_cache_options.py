@@ -6,7 +6,7 @@ import pytest
 from app.documents.cache_options import parse_cache_field
 from cache.positions.layout import PositionStrategy
 from cache.sparse import Sparse
-from engine_ext.wire.request import CacheOptions
+from engine_ext.client.request import CacheOptions
 from tests.app.helpers import refused
 
 

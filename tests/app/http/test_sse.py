@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.http import sse
 from app.http.sse import ReportInserter
-from engine_ext.wire.request import CacheOptions, Ticket
+from engine_ext.client.request import CacheOptions, Ticket
 from tests.app.helpers import make_report
 from tests.fuzzing import json_values
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.documents.document import Document
 from app.prompt.marks import BrokenMarksError, Marks
-from engine_ext.wire.request import CacheOptions, Ticket
+from engine_ext.client.request import CacheOptions, Ticket
 
 NONCE = re.compile(r"\[tessera-([0-9a-f]{32})-")
 FAKE = f"[tessera-{'0' * 32}-question]"

@@ -10,7 +10,7 @@ from app.documents.document import Document
 from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer, _check_length
 from cache.positions.layout import Chunk, ChunkedPrompt, pack
-from engine_ext.wire.request import REQUEST_KEY, CacheOptions, Ticket
+from engine_ext.client.request import REQUEST_KEY, CacheOptions, Ticket
 from engine_ext.wire.vllm_compat import ChatParams
 from tests.app.helpers import CONTROL, make_tokenizer
 

@@ -25,7 +25,7 @@ from app.routes.rag import _with_report, router
 from app.settings import Settings
 from cache.segments.chunk_ids import ChunkIds, GoneIdError, RegisteredText, UnknownIdError
 from cache.segments.hashing import ChunkHash
-from engine_ext.wire.request import CacheOptions, Ticket
+from engine_ext.client.request import CacheOptions, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse
 from tests.app.helpers import make_report
 from tests.app.helpers import refused as bad_request

@@ -14,7 +14,7 @@ from cache.segments.hashing import CacheScope
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.plan_preview import preview
-from engine_ext.wire.request import CacheOptions, ChunkedRequest, Ticket
+from engine_ext.client.request import CacheOptions, ChunkedRequest, Ticket
 from tests.engine_ext.fake_llm import FakeLLM, ask, chunk, make_engine
 
 OPTIONS = CacheOptions(position_strategy=PositionStrategy.OFFSET)
@@ -43,7 +43,7 @@ async def test_a_quota_that_another_request_uses_up() -> None:
     other = replace(TWO, chunks=(chunk(300, 4),))
     manager = engine.cache.manager
     fit = manager.fit(manager.look_up(other, CacheScope()), "default")
-    held = manager.lease(fit, engine.cache.layout(other, PositionStrategy.OFFSET))
+    held = manager.lease(fit, engine.cache.reindexer.layout(other, PositionStrategy.OFFSET))
     (mode, reason), run = await outcomes(engine)
     assert (mode, reason) == run
     assert mode == "full"

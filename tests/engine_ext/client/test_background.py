@@ -24,8 +24,7 @@ from engine_ext.client.background import (
     _Queue,
 )
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.wire.request import CacheOptions
+from engine_ext.client.request import CacheOptions, ResolvedRequest
 from tests.cache.helpers import PAGE_TOKENS
 from tests.engine_ext.fake_llm import FakeLLM, chunk, make_engine, turns
 

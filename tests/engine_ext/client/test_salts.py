@@ -8,7 +8,7 @@ import pytest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from engine_ext.wire.caller import CALLER, IS_PEER, Caller
+from engine_ext.client.request import CALLER, IS_PEER, Caller
 from engine_ext.wire.plan import TransferPlan
 from engine_ext.wire.prefix import PrefixTag
 from tests.engine_ext.fake_llm import make_engine
@@ -63,7 +63,7 @@ def test_not_even_peers_may_name_pages_or_prefixes(reserved: dict[str, Any]) -> 
 async def test_the_callers_own_parameters_stay_as_they_are() -> None:
     """A call with several prompts may pass the same object for each."""
     engine, _ = make_engine()
-    engine.cache.prefixes.params = lambda *_: PrefixTag.of("mine").to_params()
+    engine.cache.prefixes = SimpleNamespace(params=lambda *_: PrefixTag.of("mine").to_params())
     params = SamplingParams(max_tokens=1)
     for number in range(2):
         async for _ in engine.generate({"prompt_token_ids": [1]}, params, f"r{number}"):

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from engine_ext.client.position_limit import longest_chunk, trained_positions, window_of
 from engine_ext.start.positions import check_window, extend_positions
 from engine_ext.start.support import UnsupportedFlagError
-from engine_ext.wire.position_limit import longest_chunk, trained_positions, window_of
 from tools.random_model import build_random_model
 
 

@@ -19,7 +19,7 @@ from app.modes import link_tokens, strategy_of
 from cache.lease import ChunkStatus
 from cache.positions.layout import PositionStrategy
 from cache.report import Links, Report, ReportedChunk, ReportedTokens
-from engine_ext.wire.request import CacheOptions, Ticket
+from engine_ext.client.request import CacheOptions, Ticket
 from measuring.quality.client import FORCED_TOKENS
 from measuring.quality.metrics import REFUSAL
 from measuring.quality.questions.questions import Question

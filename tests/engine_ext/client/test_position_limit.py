@@ -7,7 +7,7 @@ import pytest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from engine_ext.wire.position_limit import within_positions
+from engine_ext.client.position_limit import limit_of, within_positions
 
 
 def model(trained, limit):
@@ -17,21 +17,21 @@ def model(trained, limit):
 @pytest.mark.parametrize(("asked", "allowed"), [(None, 12), (100, 12), (12, 12), (5, 5)])
 def test_answers_end_within_the_trained_positions(asked, allowed):
     params = SamplingParams(max_tokens=asked, min_tokens=3)
-    found = within_positions(model(512, 4096), 500, params)
+    found = within_positions(512, 500, params)
     assert (found.max_tokens, found.min_tokens) == (allowed, 3)
     assert params.max_tokens == asked
 
 
 def test_fewer_tokens_than_the_least_number():
-    found = within_positions(model(512, 4096), 510, SamplingParams(max_tokens=9, min_tokens=9))
+    found = within_positions(512, 510, SamplingParams(max_tokens=9, min_tokens=9))
     assert (found.max_tokens, found.min_tokens) == (2, 2)
 
 
 def test_prompts_beyond_the_trained_positions_are_refused():
     with pytest.raises(VLLMValidationError, match="spans 512 positions, and the model was trained for 512"):
-        within_positions(model(512, 4096), 512, SamplingParams())
+        within_positions(512, 512, SamplingParams())
 
 
 def test_nothing_changes_without_longer_prompts():
-    params = SamplingParams(max_tokens=9999)
-    assert within_positions(model(512, 512), 600, params) is params  # vLLM refuses it
+    assert limit_of(model(512, 512)) is None  # vLLM refuses them
+    assert limit_of(model(512, 4096)) == 512

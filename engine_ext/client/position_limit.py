@@ -29,18 +29,20 @@ def window_of(model: Any) -> int:
 
 def longest_chunk(model: Any) -> int:
     """Longest chunk, in tokens: half of the trained positions, if prompts may exceed them."""
+    return trained_positions(model) if (limit := limit_of(model)) is None else limit // 2
+
+
+def limit_of(model: Any) -> int | None:
+    """The trained positions, if prompts may exceed them; ``None``: nothing exceeds vLLM's own limit."""
     limit = trained_positions(model)
-    return limit // 2 if limit < model.max_model_len else limit
+    return limit if limit < model.max_model_len else None
 
 
-def within_positions(model: Any, reach: int, params: SamplingParams) -> SamplingParams:
-    """The parameters, with an answer that stays within the trained positions.
+def within_positions(limit: int, reach: int, params: SamplingParams) -> SamplingParams:
+    """The parameters, with an answer that stays within ``limit``, the trained positions.
 
     ``reach`` is the distance from the farthest token that the answer attends to. Raises ``VLLMValidationError``.
     """
-    limit = trained_positions(model)
-    if limit == model.max_model_len:
-        return params
     if reach >= limit:
         raise VLLMValidationError(
             f"the prompt spans {reach} positions, and the model was trained for {limit}; more fit as documents, "

@@ -12,20 +12,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from cache.errors import FullAttentionError
 from cache.segments.index import ChunkKVCache
 from cache.sparse import choose
 from engine_ext.chunks.cache_off import CacheOff
-from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.fills import FillResult
+from engine_ext.chunks.chunk_cache import ChunkCache, FillResult
 from engine_ext.chunks.prefill import run_plan
 from engine_ext.chunks.representations import Representations
 from engine_ext.chunks.source import SourceResult
-from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.client.run.call import EngineCall, is_error
-from engine_ext.client.run.preparation import FilledSegments, filled_segments
-from engine_ext.client.stages import Stages
-from engine_ext.wire.plan import Probe
-from engine_ext.wire.request import FullAttentionError
+from engine_ext.client.call import EngineCall, Stages, is_error
+from engine_ext.client.request import ResolvedRequest
+from engine_ext.client.segments import FilledSegments, filled_segments
+from engine_ext.wire.plan import Probe, TransferPlan
 
 _numbers: Final = itertools.count()
 
@@ -56,10 +54,9 @@ class Selection:
 async def selected(
     cache: ChunkCache | CacheOff, request: ResolvedRequest, call: EngineCall, stages: Stages
 ) -> Selection:
-    """Chooses the chunks of a sparse request; of others, all. Raises :class:`FullAttentionError`."""
-    sparse = request.sparse
-    if sparse is None:
-        return Selection(request)
+    """Chooses the chunks of a sparse request; raises :class:`FullAttentionError`."""
+    sparse = request.options.sparse
+    assert sparse is not None
     lengths = [chunk.num_tokens for chunk in request.whole().chunks]
     if len(lengths) == 1 or sum(lengths) <= sparse.budget(sum(lengths)):
         return Selection(request)
@@ -105,7 +102,7 @@ async def _represented(
     async with filled_segments(cache, request.keeping(unknown), call, stages) as filled:
         await cache.represent(filled.lease)
         filled.name_documents()
-        origins = {each.entry: SourceResult(each.status) for each in filled.segments}
+        origins = {each.entry: SourceResult(each.status) for each in filled.lease.segments}
         return Selection(request, fills=filled.fills, origins={**origins, **filled.sources()})
 
 
@@ -113,11 +110,12 @@ async def _shares(
     system: FilledSegments, request: ResolvedRequest, numbers: Sequence[int], call: EngineCall
 ) -> list[float]:
     """Each chunk's share of the question's attention to all of them; ``numbers`` are theirs in the workers."""
-    prompt, chunks = request.whole(), request.layout(system.cache).chunks
+    prompt, chunks = request.whole(), request.layout(system.cache.reindexer).chunks
     left_out = sum(chunk.length for chunk in chunks)
     deltas = (chunk.turned_back(left_out).delta for chunk in chunks)
     probe = Probe(next(_numbers), len(prompt.system), tuple(zip(numbers, deltas, strict=True)))
-    tokens, plan = [*prompt.system, *prompt.question], replace(system.plan(None), probe=probe)
+    tokens = [*prompt.system, *prompt.question]
+    plan = replace(TransferPlan.for_answer(system.lease, attends=system.attends), probe=probe)
     # With a salt of its own: all of the question's queries are needed, and nobody else's blocks are behind it.
     salt = secrets.token_hex(16)
     try:
@@ -136,8 +134,8 @@ async def _shares(
 
 def _numbers_of(cache: ChunkCache, request: ResolvedRequest) -> list[int | None]:
     """Numbers of all chunks in the workers; ``None`` for chunks that can't be scored."""
-    found = cache.look_up(request.whole(), request.scope)
-    return [_representations(cache).number(wanted) for wanted in found.segments if not wanted.is_system]
+    found = cache.manager.look_up(request.whole(), request.scope)
+    return [_representations(cache).number(segment) for segment in found.segments if not segment.is_system]
 
 
 def _representations(cache: ChunkCache) -> Representations:

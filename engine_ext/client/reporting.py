@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache report of one request, with its metrics, log record and trace."""
+"""The report of one request, with its metrics, its record in the log, and its trace."""
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm.outputs import RequestOutput
 
+from cache.errors import FullAttentionError
 from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
 from cache.report import Decided, Found, Handed, Links, Report, ReportedChunk, explain_segments
 from cache.segments.index import ChunkKVCache
-from engine_ext.chunks.fills import FillResult
+from engine_ext.chunks.chunk_cache import FillResult
 from engine_ext.chunks.source import SourceResult
-from engine_ext.client.request_log import log_finished, summary
-from engine_ext.client.resolved import ResolvedRequest
-from engine_ext.client.run.preparation import FilledSegments
-from engine_ext.client.run.selection import Selection
-from engine_ext.client.stages import Stages
-from engine_ext.client.tracing import Span
+from engine_ext.client.call import Stages
+from engine_ext.client.request import ResolvedRequest
+from engine_ext.client.segments import FilledSegments
+from engine_ext.client.sparse import Selection
+from engine_ext.client.tracing import TraceSpan
 from engine_ext.wire.plan import LOST_KEY
-from engine_ext.wire.request import FullAttentionError
+
+logger = logging.getLogger(__name__)
 
 
 class Reporter:
@@ -70,20 +73,21 @@ class Reporter:
 
     def chunked(self, segments: FilledSegments) -> None:
         """Describes an answer over cached chunks."""
-        report, options, layout = self.report, self._request.options, segments.layout
+        report, options, layout = self.report, self._request.options, segments.placed.layout
         report.mode = "chunked"
         report.placement = None if layout.placement == "copy" else layout.placement
         report.kv = "requantized" if layout.is_requantized else None
-        tokens, sparse = report.tokens, self._request.sparse
+        tokens, sparse = report.tokens, options.sparse
         tokens.left_out = layout.num_left_out
         report.budget_share = sparse.budget_share if sparse else 1
         if options.link_tokens:
             report.links = Links(tokens=options.link_tokens, context=options.link_context)
         if options.explain:
-            prompt, whole = self._request.chunked(), self._request.layout(segments.cache)
+            prompt, whole = self._request.chunked(), self._request.layout(segments.cache.reindexer)
             report.segments, report.opening = explain_segments(prompt, whole), prompt.opening
         origins = {**self._origins, **segments.sources()}
-        for chunk, segment in zip(filter(_is_kept, report.chunks), segments.chunks, strict=True):
+        kept = [chunk for chunk in report.chunks if chunk.kept]
+        for chunk, segment in zip(kept, segments.lease.chunks, strict=True):
             entry = segment.entry
             chunk.key, chunk.status = str(entry.key), segment.status
             if (origin := origins.get(entry)) is not None:
@@ -91,7 +95,7 @@ class Reporter:
         # Segments that were computed to be scored: reused from the pool, but not from before this request.
         self._num_computed_of_saved += sum(
             entry.num_tokens
-            for entry in {segment.entry for segment in segments.segments}
+            for entry in {segment.entry for segment in segments.lease.segments}
             if entry in self._origins and self._origins[entry].status is ChunkStatus.FILLED
         )
 
@@ -126,12 +130,13 @@ class Reporter:
         if self.report.mode == "chunked" and not self._is_handed_over and output.num_cached_tokens:
             output.num_cached_tokens -= self._num_computed_of_saved
 
-    def finish(self, output: RequestOutput, request_id: str, span: Span) -> dict[str, Any]:
-        """Counts tokens, logs the report, and returns its JSON, which the last, noted output has too."""
+    def finish(self, output: RequestOutput, request_id: str, span: TraceSpan | None) -> dict[str, Any]:
+        """Counts tokens, logs and traces the report, and attaches its JSON, which it returns, to the last output."""
         self._count(output)
-        span.describe({"request_id": request_id, **summary(self.report)})
-        log_finished(request_id, self.report)
         report = self.report.to_dict()
+        if span is not None:
+            span.describe({"request_id": request_id, **_summary(report)})
+        log_finished(request_id, report)
         output.kv_transfer_params = {**(output.kv_transfer_params or {}), "cache": report}
         return report
 
@@ -155,10 +160,6 @@ class Reporter:
             metrics.tokens[name] += getattr(tokens, name)
 
 
-def _is_kept(chunk: ReportedChunk) -> bool:
-    return chunk.kept
-
-
 def _engine_timings_ms(output: RequestOutput) -> dict[str, Any]:
     """vLLM's own times: in its queue, and until the first token."""
     metrics = output.metrics
@@ -168,3 +169,32 @@ def _engine_timings_ms(output: RequestOutput) -> dict[str, Any]:
         "queue": (metrics.scheduled_ts - metrics.queued_ts) * 1e3,
         "first_token": metrics.first_token_latency * 1e3,
     }
+
+
+def log_finished(request_id: str, report: Mapping[str, Any]) -> None:
+    """Logs a readable line at level INFO, with its parts as fields of the record."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    fields = _summary(report)
+    logger.info("request %s: %s", request_id, _line(fields), extra={"request_id": request_id, **fields})
+
+
+def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The report without its chunks, which are counted by status."""
+    chunks = report["chunks"]
+    statuses = Counter(chunk["status"] for chunk in chunks if chunk["status"] is not None)
+    named = {name: report[name] for name in ("mode", "reason", "tokens", "timings_ms")}
+    return {**named, "chunks": {"total": len(chunks), **statuses}}
+
+
+def _line(fields: Mapping[str, Any]) -> str:
+    mode = fields["mode"] if fields["reason"] is None else f"{fields['mode']} ({fields['reason']})"
+    chunks = ", ".join(f"{count} {name}" for name, count in fields["chunks"].items() if name != "total")
+    tokens, timings = fields["tokens"], fields["timings_ms"]
+    return "; ".join(
+        [
+            f"{mode}, {fields['chunks']['total']} chunks" + (f": {chunks}" if chunks else ""),
+            f"{tokens['reused']} of {tokens['prompt']} tokens reused",
+            ", ".join(f"{name.replace('_', ' ')} {value:.1f} ms" for name, value in timings.items()),
+        ]
+    )

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of vLLM's ``generate``."""
+"""One call of vLLM's ``generate``: its arguments, the KV that it needs, and the times of its stages."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from engine_ext.client.tracing import TraceHeaders
-from engine_ext.wire.position_limit import within_positions
-from engine_ext.wire.request import Outputs
+from cache.positions.layout import PlacementName
+from engine_ext.client.position_limit import within_positions
+from engine_ext.client.request import Outputs
+from engine_ext.client.tracing import TraceHeaders, TraceSpan
+from engine_ext.wire.handover import Mode
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -20,14 +25,67 @@ _FILL_KWARGS = ("lora_request", "priority", "data_parallel_rank")
 
 
 @dataclass(frozen=True, slots=True)
+class KVForm:
+    """A prompt's KV as this engine computes or composes it.
+
+    ``prompt`` has the cache salt, ``added`` are ``kv_transfer_params`` of this project's connectors. ``layout_salt``
+    names the form in all engines, ``block_order`` the memory order of this one's blocks. ``reach`` is the largest
+    distance in positions within the prompt.
+    """
+
+    mode: Mode
+    placement: PlacementName
+    layout_salt: str
+    block_order: str
+    prompt: dict[str, Any]
+    added: Mapping[str, Any]
+    reach: int
+
+
+class Stages:
+    """The stages of one request, timed for its report, and traced below ``span`` if it is traced.
+
+    ``trace_headers`` make vLLM's spans children of the request's.
+    """
+
+    def __init__(self, trace_headers: TraceHeaders = None, span: TraceSpan | None = None) -> None:
+        self.timings_ms: dict[str, float] = {"plan": 0.0, "fill": 0.0}
+        self._trace_headers = trace_headers
+        self._span = span
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def stage(self, name: str, **attributes: int) -> Iterator[TraceHeaders]:
+        """Times a stage and yields its trace headers; a repeated name overwrites the earlier time."""
+        started = time.perf_counter()
+        try:
+            if self._span is None:
+                yield self._trace_headers
+            else:
+                with self._span.child(f"tessera.{name}") as span:
+                    span.describe(attributes)
+                    yield span.headers
+        finally:
+            self.timings_ms[name] = (time.perf_counter() - started) * 1e3
+
+    def elapsed_ms(self) -> float:
+        """Time since the request was received."""
+        return (time.perf_counter() - self._started) * 1e3
+
+
+@dataclass(frozen=True, slots=True)
 class EngineCall:
-    """A call as vLLM's serving layer made it."""
+    """A call as vLLM's serving layer made it.
+
+    ``position_limit``: the positions that the model was trained for, if prompts may exceed them.
+    """
 
     llm: AsyncLLM
     prompt: dict[str, Any]
     params: SamplingParams
     request_id: str
     kwargs: Mapping[str, Any]
+    position_limit: int | None = None
 
     @property
     def lora_request(self) -> "LoRARequest | None":
@@ -48,14 +106,21 @@ class EngineCall:
         scores: Sequence[list[float] | None] = await self.llm.collective_rpc("chunk_cache_take_scores", args=(probe,))
         return scores
 
-    def generate(self, prompt: dict[str, Any], params: SamplingParams) -> Outputs:
+    def generate(self, form: KVForm, address: Mapping[str, Any] = MappingProxyType({})) -> Outputs:
+        """The call over KV of this form; ``address``: where another engine has it."""
+        params = self.within_positions(form.reach).params
+        return self.send(form.prompt, with_transfer_params(params, {**address, **form.added}))
+
+    def send(self, prompt: dict[str, Any], params: SamplingParams) -> Outputs:
         """The same call with another prompt and other parameters."""
         outputs: Outputs = self.llm.generate(prompt, params, self.request_id, **self.kwargs)
         return outputs
 
     def within_positions(self, reach: int) -> "EngineCall":
-        """The call with an answer within the trained positions (:mod:`engine_ext.wire.position_limit`)."""
-        return replace(self, params=within_positions(self.llm.model_config, reach, self.params))
+        """The call with an answer within the trained positions (:mod:`engine_ext.client.position_limit`)."""
+        if self.position_limit is None:
+            return self
+        return replace(self, params=within_positions(self.position_limit, reach, self.params))
 
     def with_salt(self, cache_salt: str | None) -> dict[str, Any]:
         """The prompt with this cache salt, if any."""

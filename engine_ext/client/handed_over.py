@@ -13,11 +13,10 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from cache.metrics import ChunkCacheMetrics
-from cache.positions.layout import PlacementName
 from cache.report import Handed, Report
-from engine_ext.client.run.call import EngineCall, is_error, transfer_params, with_transfer_params
-from engine_ext.wire.handover import HANDOVER_KEY, Handover, Mode, is_given_away, is_taken_over
-from engine_ext.wire.request import Outputs
+from engine_ext.client.call import EngineCall, KVForm, is_error, transfer_params
+from engine_ext.client.request import Outputs
+from engine_ext.wire.handover import HANDOVER_KEY, Handover, is_given_away, is_taken_over
 
 logger = logging.getLogger(__name__)
 
@@ -31,35 +30,6 @@ class HandoverError(Exception):
         super().__init__(message)
         self.outcome = outcome
         self.handed = Handed(outcome=outcome, why=message)
-
-
-@dataclass(frozen=True, slots=True)
-class KVForm:
-    """A prompt's KV as this engine computes or composes it.
-
-    ``prompt`` has the cache salt, ``added`` are ``kv_transfer_params`` of this project's connectors. ``layout_salt``
-    names the form in all engines, ``block_order`` the memory order of this one's blocks. ``reach`` is the largest
-    distance in positions within the prompt.
-    """
-
-    mode: Mode
-    placement: PlacementName
-    layout_salt: str
-    block_order: str
-    prompt: dict[str, Any]
-    added: Mapping[str, Any]
-    reach: int
-
-    def record(self) -> Handover:
-        """The form's record for another engine."""
-        token_ids = self.prompt["prompt_token_ids"]
-        return Handover.of(self.mode, self.placement, self.layout_salt, self.block_order, token_ids)
-
-    def given_away(self, output: RequestOutput, call: EngineCall) -> RequestOutput:
-        """The output; the last one has the record if another engine will read the blocks."""
-        if output.finished and output.kv_transfer_params and is_given_away(transfer_params(call.params)):
-            output.kv_transfer_params = {**output.kv_transfer_params, **self.record().to_params()}
-        return output
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +69,10 @@ class HandedOver:
 
     async def outputs(self, call: EngineCall, form: KVForm, metrics: ChunkCacheMetrics) -> Outputs:
         """The answer over the KV, if it has this form; raises :class:`HandoverError`."""
-        if (why := self._difference(call, form.record())) is not None:
+        if (why := self._difference(call, _record(form))) is not None:
             raise await self.refused(call, why, metrics)
-        params = with_transfer_params(call.within_positions(form.reach).params, {**self.address, **form.added})
         has_output = False
-        async with aclosing(call.generate(form.prompt, params)) as outputs:
+        async with aclosing(call.generate(form, self.address)) as outputs:
             async for output in outputs:
                 if not has_output and is_error(output):
                     raise _noted(HandoverError("failed", "the other engine's blocks could not be read"), call, metrics)
@@ -139,6 +108,19 @@ def _noted(error: HandoverError, call: EngineCall, metrics: ChunkCacheMetrics) -
     return error
 
 
+def given_away(output: RequestOutput, form: KVForm, call: EngineCall) -> RequestOutput:
+    """The output; the last one has the record of its KV if another engine will read the blocks."""
+    if output.finished and output.kv_transfer_params and is_given_away(transfer_params(call.params)):
+        output.kv_transfer_params = {**output.kv_transfer_params, **_record(form).to_params()}
+    return output
+
+
+def _record(form: KVForm) -> Handover:
+    """The form's record for another engine."""
+    token_ids = form.prompt["prompt_token_ids"]
+    return Handover.of(form.mode, form.placement, form.layout_salt, form.block_order, token_ids)
+
+
 async def ordinary_outputs(
     call: EngineCall, form: KVForm, handover: HandedOver | None, metrics: ChunkCacheMetrics
 ) -> Outputs:
@@ -149,6 +131,6 @@ async def ordinary_outputs(
                 async for output in outputs:
                     yield output
             return
-    async with aclosing(call.generate(form.prompt, with_transfer_params(call.params, form.added))) as outputs:
+    async with aclosing(call.generate(form)) as outputs:
         async for output in outputs:
-            yield form.given_away(output, call)
+            yield given_away(output, form, call)

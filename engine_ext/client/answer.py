@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer to one request with chunks: over cached chunks, or in full attention; its last output has the report."""
+
+from contextlib import AsyncExitStack, aclosing, nullcontext
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.outputs import RequestOutput
+
+from cache.errors import FullAttentionError
+from cache.lease import Lease
+from cache.positions.layout import Layout
+from engine_ext.chunks.cache_off import CacheOff
+from engine_ext.chunks.chunk_cache import ChunkCache
+from engine_ext.client.call import EngineCall, KVForm, Stages, is_error, transfer_params
+from engine_ext.client.handed_over import HandedOver, HandoverError, given_away
+from engine_ext.client.linking import computed_links
+from engine_ext.client.reporting import Reporter
+from engine_ext.client.request import Outputs, ResolvedRequest, Ticket, plain_salt, scope_salt
+from engine_ext.client.segments import FilledSegments, filled_segments
+from engine_ext.client.sparse import selected
+from engine_ext.client.tracing import TraceSpan
+from engine_ext.wire.plan import Elsewhere, TransferPlan
+
+
+class ChunkCacheUnavailableError(VLLMValidationError):
+    """A request with ``cache.mode = "chunked"`` can't use the cache; the message says why. Nothing was run."""
+
+
+class Answer:
+    """One request within ``span``, which ends with it; ``None``: it is not traced."""
+
+    def __init__(
+        self,
+        cache: ChunkCache | CacheOff,
+        request: ResolvedRequest,
+        ticket: Ticket,
+        call: EngineCall,
+        span: TraceSpan | None = None,
+    ) -> None:
+        self._cache = cache
+        self._request = request
+        self._ticket = ticket
+        self._call = call
+        self._span = span
+        self._stages = Stages(call.kwargs.get("trace_headers"), span)
+        self._reporter = Reporter(request, call.num_prompt_tokens, self._stages, cache.metrics, ticket.retrieved)
+
+    async def outputs(self, handover: HandedOver | None = None) -> Outputs:
+        """The request's outputs; the last one carries the report.
+
+        ``handover``: KV that another engine has for the request.
+        """
+        with self._span or nullcontext():
+            if handover is not None:
+                try:
+                    async with aclosing(self._handed_over(handover)) as answered:
+                        async for output in answered:
+                            yield output
+                    return
+                except HandoverError as error:
+                    self._reporter.not_handed_over(error.handed)
+            try:
+                async with aclosing(self._chunked()) as chunked:
+                    async for output in chunked:
+                        yield output
+                return
+            except FullAttentionError as error:
+                fallback = error
+            async with aclosing(self._full(fallback)) as full:
+                async for output in full:
+                    yield output
+
+    async def _chunked(self) -> Outputs:
+        """Outputs over cached chunks; before the first one, it may raise :class:`FullAttentionError`."""
+        request, call = self._request, self._call
+        if request.options.sparse is not None:
+            selection = await selected(self._cache, request, call, self._stages)
+            self._reporter.selected(selection)
+            request, call = selection.request, selection.prompt_of(call)
+        async with AsyncExitStack() as stack:
+            filled = await stack.enter_async_context(filled_segments(self._cache, request, call, self._stages))
+            self._reporter.computed(filled.fills)
+            link_lease = None
+            if filled.placed.link_places:
+                links = await stack.enter_async_context(computed_links(filled, call, self._stages))
+                self._reporter.computed(links.results)
+                link_lease = links.lease
+            self._reporter.chunked(filled)
+            if request.document_keys:
+                filled.name_documents()
+            form = self._composed_form(call, filled.placed.layout, self._plan(filled, link_lease))
+            is_first = True
+            async with aclosing(call.generate(form)) as outputs:
+                async for output in outputs:
+                    if is_first and is_error(output) and await filled.forget_refused(call.request_id):
+                        raise FullAttentionError("load refused", "a worker refused to load the cached chunks")
+                    is_first = False
+                    yield self._reported(output, form)
+
+    async def _full(self, fallback: FullAttentionError) -> Outputs:
+        if self._request.options.mode == "chunked":
+            raise ChunkCacheUnavailableError(
+                f"cache.mode is chunked, but {fallback}", parameter="cache.mode", value="chunked"
+            )
+        self._reporter.full(fallback)
+        form = self._plain_form()
+        async with aclosing(self._call.generate(form)) as outputs:
+            async for output in outputs:
+                yield self._reported(output, form)
+
+    async def _handed_over(self, handover: HandedOver) -> Outputs:
+        """Outputs over another engine's blocks; raises :class:`HandoverError` before the first one."""
+        metrics = self._cache.metrics
+        try:
+            form = self._form_elsewhere() if handover.is_chunked else self._plain_form()
+        except FullAttentionError as error:
+            raise await handover.refused(self._call, f"in full attention here: {error}", metrics) from error
+        if handover.report is None or self._request.options.sparse is not None:
+            raise await handover.refused(self._call, "the request needs an answer of this engine alone", metrics)
+        is_first = True
+        async with aclosing(handover.outputs(self._call, form, metrics)) as outputs:
+            async for output in outputs:
+                if is_first:
+                    self._reporter.handed_over(handover.report)
+                is_first = False
+                yield self._reported(output, form)
+
+    def _plan(self, filled: FilledSegments, links: Lease | None) -> TransferPlan:
+        """The load plan of the main request."""
+        composition = self._request.composition(self._cache.hasher, filled.placed.layout)
+        return TransferPlan.for_answer(filled.lease, links, composition, attends=filled.attends)
+
+    def _composed_form(self, call: EngineCall, layout: Layout, plan: TransferPlan) -> KVForm:
+        """The KV that ``plan`` composes for the prompt of ``call``."""
+        salt, added = self._request.composed_salt(self._cache.hasher, layout), plan.to_params()
+        if not plan.attends and plan.elsewhere is None:  # else its blocks lack the chunks, or may be lost
+            added |= self._prefix_params(call, plan.num_loaded_tokens)
+        prompt, block_order = call.with_salt(salt), self._cache.block_order
+        return KVForm("chunked", layout.placement, salt, block_order, prompt, added, layout.reach)
+
+    def _plain_form(self) -> KVForm:
+        """The same tokens in full attention."""
+        hasher, scope, call = self._cache.hasher, self._request.scope, self._call
+        salt, prompt = scope_salt(hasher, scope), call.with_salt(plain_salt(hasher, scope))
+        added = self._prefix_params(call)
+        return KVForm("full", "copy", salt, self._cache.block_order, prompt, added, call.num_prompt_tokens)
+
+    def _form_elsewhere(self) -> KVForm:
+        """The KV that another engine composed; raises :class:`FullAttentionError` if this one would not."""
+        request, cache = self._request, self._cache.usable()
+        layout = request.layout(cache.reindexer)
+        elsewhere = Elsewhere(plain_salt(cache.hasher, request.scope))
+        plan = TransferPlan(composition=request.composition(cache.hasher, layout), elsewhere=elsewhere)
+        return self._composed_form(self._call, layout, plan)
+
+    def _prefix_params(self, call: EngineCall, num_chunked: int = 0) -> dict[str, Any]:
+        prefixes = self._cache.prefixes
+        return prefixes.params(self._request.scope, call.num_prompt_tokens, num_chunked) if prefixes else {}
+
+    def _reported(self, output: RequestOutput, form: KVForm) -> RequestOutput:
+        self._reporter.note(output)
+        if output.finished:
+            self._ticket.report = self._reporter.finish(output, self._call.request_id, self._span)
+        return given_away(output, form, self._call) if transfer_params(self._call.params) else output

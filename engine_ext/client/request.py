@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request with chunks: who calls, with which options, and what is decided before anybody looks into the cache."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from vllm.sampling_params import SamplingParams
+
+from cache.errors import FullAttentionError
+from cache.lease import Lease
+from cache.positions.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
+from cache.report import Found, LinkContext, ScopeName
+from cache.segments.hashing import CacheScope, ChunkHasher
+from cache.segments.holdings import DocumentKey
+from cache.segments.index import ChunkKVCache
+from cache.sparse import Sparse
+from engine_ext.client.adapters import Adapters
+from engine_ext.wire.plan import Composition
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+    from vllm.outputs import RequestOutput
+
+REQUEST_KEY: Final = "tessera_request"
+"""Key under which a rendered prompt carries its :class:`ChunkedRequest` to :class:`ChunkEngine`."""
+DEFAULT_NAMESPACE: Final = "default"
+MAX_LINK_TOKENS: Final = 1024
+
+Outputs = AsyncGenerator["RequestOutput", None]
+CacheMode = Literal["auto", "chunked", "full"]
+
+
+class NamespaceRefusedError(ValueError):
+    """A request names a namespace that its API key doesn't open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A tenant, for the caches.
+
+    ``namespace`` is its own, ``others`` are further namespaces that its requests may name (``*``: any); ``charge`` is
+    called with numbers of prompt and answer tokens served.
+    """
+
+    namespace: str
+    others: frozenset[str] = frozenset()
+    is_admin: bool = False
+    charge: Callable[[int], None] = lambda _: None
+
+    def may_use(self, namespace: str) -> bool:
+        """Whether its requests may read and fill this namespace."""
+        return namespace == self.namespace or not self.others.isdisjoint({namespace, "*"})
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+"""``None`` if the server requires no keys."""
+IS_PEER: ContextVar[bool] = ContextVar("is_peer", default=False)
+"""Whether the request carries the replicas' secret, so that it may name KV of other requests."""
+
+
+def own_namespace(wanted: str | None) -> str:
+    """The namespace of a request that names ``wanted``, or none; raises :class:`NamespaceRefusedError`."""
+    caller = CALLER.get()
+    if caller is None:
+        return wanted or DEFAULT_NAMESPACE
+    if wanted is not None and not caller.may_use(wanted):
+        raise NamespaceRefusedError(f"this API key does not open the namespace {wanted!r}")
+    return wanted or caller.namespace
+
+
+async def charged(
+    outputs: AsyncGenerator["RequestOutput", None], num_prompt_tokens: int, caller: Caller, *, are_deltas: bool
+) -> AsyncGenerator["RequestOutput", None]:
+    """Yields ``outputs``; charges ``caller`` for the prompt at once, and for the answer as it grows.
+
+    ``are_deltas``: each output has the new tokens only (vLLM's ``RequestOutputKind.DELTA``), not all so far.
+    """
+    caller.charge(num_prompt_tokens)
+    num_charged = 0
+    async with aclosing(outputs):
+        async for output in outputs:
+            num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+            caller.charge(num_tokens if are_deltas else num_tokens - num_charged)
+            num_charged = num_tokens
+            yield output
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The server's choice of mode for a request that names none, and its reason."""
+
+    mode: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """A client's choices. ``chunked`` is ``auto`` that fails instead of falling back to full attention.
+
+    ``namespace`` includes the client's ``cache_salt`` (:func:`salted_namespace`).
+
+    In scope ``system`` a chunk is computed, and reused, behind the same system segment only; in scope ``isolated`` it
+    is computed behind the chat template's constant opening, and reused behind any system segment.
+
+    The first ``link_tokens`` tokens of each chunk but the first are recomputed (:mod:`engine_ext.chunks.links`);
+    needs the position strategy ``offset``.
+
+    A ``sparse`` request keeps chunks within a budget only (:mod:`engine_ext.client.sparse`).
+    """
+
+    mode: CacheMode = "auto"
+    position_strategy: PositionStrategy = PositionStrategy.OFFSET
+    scope: ScopeName = "system"
+    namespace: str = DEFAULT_NAMESPACE
+    explain: bool = False
+    link_tokens: int = 0
+    link_context: LinkContext = "chained"
+    sparse: Sparse | None = None
+    decision: Decision | None = None
+
+    @property
+    def why_full(self) -> str | None:
+        """The reason for full attention if the mode is ``full``; else ``None``."""
+        if self.mode != "full":
+            return None
+        return self.decision.why if self.decision else "cache.mode is full"
+
+
+Decide = Callable[[CacheOptions, int, str], CacheOptions]
+"""Chooses a request's options from its options, number of chunks and LoRA adapter."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One HTTP request's options on the way in, the JSON of its cache report on the way out.
+
+    ``decide`` is set if the request leaves the server a choice, made once its number of chunks is known. ``chunk_ids``
+    and ``document_keys`` have one item per document: the client's id, and the registry's key (empty: the documents are
+    not published). ``retrieved`` is for the report.
+    """
+
+    options: CacheOptions
+    chunk_ids: tuple[str | None, ...] = ()
+    document_keys: tuple[DocumentKey, ...] = ()
+    report: dict[str, Any] | None = None
+    decide: Decide | None = None
+    retrieved: Found | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedRequest:
+    """A rendered prompt's segments. ``prompt`` is ``None`` if it has no chunks."""
+
+    ticket: Ticket
+    prompt: ChunkedPrompt | None
+
+
+def salted_namespace(namespace: str, cache_salt: str | None) -> str:
+    """The namespace of a request's keys: a client's own ``cache_salt`` separates them like another namespace."""
+    return f"{namespace}\0{cache_salt}" if cache_salt else namespace
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """One request: its segments (``None`` without chunks), options, scope, adapter and documents.
+
+    ``refusal`` is the kind and the text of the reason for full attention that needs no look at the cache. ``kept`` has
+    the indices of the chunks that the answer may use; ``None``: all of them. ``closes_gaps``: they are placed as if
+    there were no others.
+    """
+
+    prompt: ChunkedPrompt | None
+    options: CacheOptions
+    scope: CacheScope
+    lora_request: "LoRARequest | None" = None
+    document_keys: tuple[DocumentKey, ...] = ()
+    refusal: tuple[str, str] | None = None
+    kept: tuple[int, ...] | None = None
+    closes_gaps: bool = False
+
+    def keeping(self, kept: Sequence[int], *, closes_gaps: bool = False) -> "ResolvedRequest":
+        """The request with these chunks only."""
+        return replace(self, kept=tuple(kept), closes_gaps=closes_gaps)
+
+    def chunked(self) -> ChunkedPrompt:
+        """The segments that are kept; raises :class:`FullAttentionError` if the request can't use the cache."""
+        prompt = self.whole()
+        return prompt if self.kept is None else prompt.keeping(self.kept)
+
+    def whole(self) -> ChunkedPrompt:
+        """All segments; raises :class:`FullAttentionError` if the request can't use the cache."""
+        if self.refusal is not None:
+            raise FullAttentionError(*self.refusal)
+        if self.prompt is None:
+            raise FullAttentionError("no chunks", "the request has no chunks")
+        return self.prompt
+
+    def layout(self, reindexer: PositionReindexer) -> Layout:
+        """The places of the segments that are kept; raises :class:`FullAttentionError`."""
+        whole, strategy = self.whole(), self.options.position_strategy
+        if self.kept is None:
+            return reindexer.layout(whole, strategy)
+        if self.closes_gaps:
+            prompt = self.chunked()
+            left_out = whole.num_context_tokens - prompt.num_context_tokens
+            return replace(reindexer.layout(prompt, strategy), num_left_out=left_out)
+        return reindexer.layout(whole, strategy).keeping(self.kept)
+
+    def composed_salt(self, hasher: ChunkHasher, layout: Layout, *more: int | str) -> str:
+        """Cache salt of the KV that the request composes in ``layout``."""
+        options, opening = self.options, self.prompt.opening if self.prompt is not None else None
+        parts = [*layout.salt_parts(), options.scope, *(opening or ()), *more]
+        if options.link_tokens:
+            parts += ["links", options.link_context, options.link_tokens]
+        return hasher.layout_salt(self.scope, parts)
+
+    def composition(self, hasher: ChunkHasher, layout: Layout) -> Composition | None:
+        """The blocks that the request shares in ``layout``; ``None`` if its chunks are not in place."""
+        if layout.placement != "in-place":
+            return None
+        lengths = (layout.system.length, *(chunk.length for chunk in layout.chunks))
+        return Composition(lengths, plain_salt(hasher, self.scope))
+
+    def documents(self, lease: Lease) -> Mapping[ChunkKVCache, DocumentKey]:
+        """The registry's keys of the leased segments; the system segment has a key of its own."""
+        keys = self.document_keys
+        if not keys or self.prompt is None:
+            return {}
+        documents = {s.entry: keys[c.document] for c, s in zip(self.chunked().chunks, lease.chunks, strict=True)}
+        if lease.system is not None:
+            entry = lease.system.entry
+            documents[entry] = DocumentKey(entry.key.digest)
+        return documents
+
+
+def resolve(
+    request: ChunkedRequest,
+    adapters: Adapters,
+    params: SamplingParams,
+    lora_request: "LoRARequest | None" = None,
+) -> ResolvedRequest:
+    """Decides everything about ``request`` that needs no look at the cache."""
+    ticket, prompt = request.ticket, request.prompt
+    adapter, unknown_weights = "", None
+    if lora_request is not None:
+        adapter, unknown_weights = adapters.name(lora_request), adapters.reason(lora_request)
+    options = ticket.options
+    if ticket.decide is not None and prompt is not None:
+        options = ticket.decide(options, len(prompt.chunks), adapter)
+    refusal = _refusal(prompt, options, params, unknown_weights)
+    return ResolvedRequest(
+        prompt, options, CacheScope(options.namespace, adapter), lora_request, ticket.document_keys, refusal
+    )
+
+
+def plain_salt(hasher: ChunkHasher, scope: CacheScope) -> str | None:
+    """Cache salt of plain causal KV; ``None`` in the default namespace.
+
+    vLLM tells adapters apart by name only, so KV behind an adapter has a salt of its own.
+    """
+    return None if scope == CacheScope(DEFAULT_NAMESPACE) else scope_salt(hasher, scope)
+
+
+def scope_salt(hasher: ChunkHasher, scope: CacheScope) -> str:
+    """The name of a scope's plain causal KV, the default namespace's too."""
+    return hasher.layout_salt(scope, ["plain"])
+
+
+def _refusal(
+    prompt: ChunkedPrompt | None, options: CacheOptions, params: SamplingParams, adapter_reason: str | None
+) -> tuple[str, str] | None:
+    checks: list[tuple[Any, str, str | None]] = [
+        (prompt is None, "no chunks", "the request has no chunks"),
+        (options.why_full, "profile" if options.decision else "asked for", options.why_full),
+        (
+            params.prompt_logprobs is not None,
+            "prompt_logprobs",
+            "prompt_logprobs need every prompt token computed",
+        ),
+        (params.skip_reading_prefix_cache, "asked for", "the request asks not to read caches"),
+        (adapter_reason, "adapter", adapter_reason),
+    ]
+    return next(((kind, str(reason)) for holds, kind, reason in checks if holds), None)
