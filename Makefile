@@ -12,7 +12,7 @@ PLACED := $(addprefix tests/engine/test_,exactness.py faults.py isolation.py con
 IN_PLACE := tests/engine/test_in_place.py $(PLACED)
 ATTEND := $(addprefix tests/engine/test_,attend.py attend_engine.py links.py tenants.py) $(PLACED)
 
-FUZZERS := tests/app/http/test_sse.py tests/app/prompt/test_documents_middleware.py tests/app/documents/test_request_documents.py \
+FUZZERS := tests/app/http/test_sse.py tests/app/test_intake.py tests/app/documents/test_request_documents.py \
 	tests/app/test_strange_peers.py tests/cache/test_directory.py tests/replicas/test_redis_registry.py \
 	tests/engine_ext/wire/test_chunk_file.py tests/engine/test_schema.py
 

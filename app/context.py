@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the endpoints and middleware of a server share."""
+"""State that the endpoints and middleware of a server share."""
 
 from dataclasses import dataclass, field
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where requests with documents come in, in whatever schema.
+"""The intake of requests with documents, whatever their schema.
 
 Each becomes a :class:`DocumentsRequest`, whose documents go into its prompt as marked text, and a :class:`Ticket`:
 options for the engine on the way in, the cache report on the way out. Our own endpoints call :func:`take_in`; vLLM's

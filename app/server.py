@@ -94,7 +94,7 @@ async def build_tessera_app(
 
 
 def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, marks: Marks) -> ServerContext:
-    """What the server's endpoints and middleware share."""
+    """State that the server's endpoints and middleware share."""
     return ServerContext(
         engine,
         settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy}),

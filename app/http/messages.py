@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What middleware reads of HTTP messages: the path, the body, and whether the response is a stream of events."""
+"""Parts of HTTP messages that middleware reads: the path, the body, and whether the response is a stream of events."""
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope

@@ -10,7 +10,7 @@ from typing import Any
 from app.cluster.router.directory import Directory
 from app.cluster.router.in_flight import InFlight
 from app.cluster.router.metrics import RouterMetrics
-from app.documents.request_documents import Reading, conversation_of, parse_body, wanted_documents
+from app.documents.request_documents import Reading, conversation_of, wanted_documents
 from replicas.registry import Replica
 from replicas.routing import Candidate, Wanted, rank
 
@@ -46,16 +46,15 @@ class Chooser:
         self._metrics = metrics
         self._reading = reading
 
-    async def choose(self, path: str, body: bytes, name: str | None) -> list[Replica]:
+    async def choose(self, path: str, parsed: dict[str, Any] | None, name: str | None) -> list[Replica]:
         """The replicas to try, the best first; only the replica ``name``, if given."""
-        parsed = parse_body(path, body)
         replicas = _serving(parsed.get("model") if parsed else None, self.directory.replicas)
         if name is not None:
             return [replica for replica in replicas if replica.name == name]
         return await self._ranked(path, parsed, _answering(replicas))
 
     async def prefillers(self, path: str, parsed: dict[str, Any]) -> list[Replica]:
-        """The replicas that can compute the prompt for another one, the best first. May change ``parsed``."""
+        """The replicas that can compute the prompt for another one, the best first."""
         able = [replica for replica in self.directory.replicas if replica.role == "prefill" and replica.hands_over]
         return await self._ranked(path, parsed, _serving(parsed.get("model"), able))
 

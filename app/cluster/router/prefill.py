@@ -17,7 +17,6 @@ from app.cluster.router.chooser import Chooser
 from app.cluster.router.directory import REFRESH_S
 from app.cluster.router.forwarding import Headers, forwarded
 from app.cluster.router.metrics import RouterMetrics
-from app.documents.request_documents import parse_body
 from engine_ext.wire.handover import HANDOVER_KEY
 from replicas.registry import Replica
 
@@ -46,19 +45,20 @@ class Prefill:
         self._metrics = metrics
         self._headers: Headers = [(SECRET_HEADER.encode(), secret.get_secret_value().encode())] if secret else []
 
-    async def prepared(self, scope: Scope, body: bytes, replicas: Sequence[Replica]) -> tuple[bytes, Headers]:
+    async def prepared(
+        self, scope: Scope, body: bytes, parsed: dict[str, Any] | None, replicas: Sequence[Replica]
+    ) -> tuple[bytes, Headers]:
         """The body for the replica that answers, and more headers: the client's own if it computes the prompt too."""
         path = scope["path"]
         is_split = self._headers and path in _PATHS and replicas and all(replica.hands_over for replica in replicas)
-        parsed = parse_body(path, body) if is_split else None
-        if parsed is None or not _is_divisible(parsed):
+        if not is_split or parsed is None or not _is_divisible(parsed):
             return body, ()
         asked = {name: value for name, value in parsed.items() if name not in _OF_ANSWERS} | _FIRST_TOKEN
         prompt = json.dumps(asked).encode()
-        for replica in (await self._chooser.prefillers(path, dict(parsed)))[:1]:
+        for replica in (await self._chooser.prefillers(path, parsed))[:1]:
             if (params := await self._computed(scope, replica, prompt)) is not None:
                 self._metrics.prefilled("handed_over")
-                return json.dumps({**json.loads(body), _PARAMS: params}).encode(), self._headers
+                return json.dumps({**parsed, _PARAMS: params}).encode(), self._headers
             self._metrics.prefilled("failed")
         return body, ()
 

@@ -17,6 +17,7 @@ from app.cluster.router.directory import Directory
 from app.cluster.router.forwarding import REPLICA_HEADER, Headers, forwarded, passed_on
 from app.cluster.router.metrics import RouterMetrics
 from app.cluster.router.prefill import Prefill
+from app.documents.request_documents import parse_body
 from app.http.messages import read_body
 from app.http.refusals import refusal
 from replicas.registry import Replica
@@ -85,19 +86,20 @@ class Proxy:
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         name = next((value.decode("latin-1") for key, value in scope["headers"] if key == REPLICA_HEADER), None)
-        replicas = (await self._chooser.choose(scope["path"], body, name))[:MOST_ATTEMPTS]
-        body, headers = await self._prefill.prepared(scope, body, replicas)
-        refused: httpx.Response | None = None
+        parsed = parse_body(scope["path"], body)
+        replicas = (await self._chooser.choose(scope["path"], parsed, name))[:MOST_ATTEMPTS]
+        body, headers = await self._prefill.prepared(scope, body, parsed, replicas)
         for attempt, replica in enumerate(replicas, 1):
             async with self._counted(replica):
                 try:
-                    refused = await self._attempt(replica, scope, body, headers, send, is_last=attempt == len(replicas))
+                    is_last = attempt == len(replicas)
+                    has_answered = await self._attempt(replica, scope, body, headers, send, is_last=is_last)
                 except _UnreachableError as error:
                     logger.warning("replica %s: %s", replica.name, error)
                     self._directory.suspect(replica)
                     self._metrics.retried("unreachable")
                     continue
-                if refused is None:
+                if has_answered:
                     return
                 self._metrics.retried("busy")
         message = f"no replica named {name!r}" if name is not None else "no replica can be reached"
@@ -105,12 +107,12 @@ class Proxy:
 
     async def _attempt(
         self, replica: Replica, scope: Scope, body: bytes, headers: Headers, send: Send, *, is_last: bool
-    ) -> httpx.Response | None:
-        """Streams the response of ``replica``. Returns the response instead if it is 503 and not the last attempt."""
+    ) -> bool:
+        """Streams the response of ``replica``; ``False`` if it is 503 instead, and not the last attempt."""
         response = await self._send(forwarded(scope, replica, body, headers))
         try:
             if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and not is_last:
-                return response
+                return False
             named = [*passed_on(response.headers.raw), (REPLICA_HEADER, replica.name.encode())]
             await send({"type": "http.response.start", "status": response.status_code, "headers": named})
             status = str(response.status_code)
@@ -125,7 +127,7 @@ class Proxy:
             finally:
                 self._metrics.answered(replica.name, status)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-            return None
+            return True
         finally:
             await response.aclose()
 
