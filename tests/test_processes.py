@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests.engine.server import until
 from tests.processes import let_children_be_interrupted, started
+from tests.support.waiting import until
 from tools.server_process import group_members
 
 STUBBORN = """

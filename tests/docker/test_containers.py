@@ -17,7 +17,7 @@ import yaml
 
 from tests.docker.deployed import PROMETHEUS, ROUTER, Deployment, checked_health, skip_without_podman
 from tests.docker.deployment import services
-from tests.engine.server import until
+from tests.support.waiting import until
 from tools.server_process import ROOT
 
 pytestmark = [pytest.mark.matrix, pytest.mark.engine]

@@ -6,11 +6,12 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.processes import kill_group
+from tests.support.waiting import until
 from tools.server_process import ServerProcess, group_members
 
 _COVERED = ("--shutdown-timeout", "30") if "COVERAGE_PROCESS_CONFIG" in os.environ else ()
@@ -100,14 +101,6 @@ class ServerPool:
     def close(self) -> None:
         while self._running:
             self._running.popitem()[1].stop()
-
-
-def until(condition: Callable[[], Any], seconds: float = 60, why: str = "") -> None:
-    """Waits until a condition holds; fails after a timeout."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.005)
 
 
 def wait_until_gone(group: int) -> None:

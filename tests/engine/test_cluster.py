@@ -25,9 +25,10 @@ from starlette.routing import Route
 from app.documents.request_documents import wanted_documents
 from replicas.registry import Replica
 from tests.engine.conftest import ALWAYS_FETCHING, COMMON
-from tests.engine.server import TesseraServer, until
+from tests.engine.server import TesseraServer
 from tests.redis_server import RedisServer
 from tests.serving import served
+from tests.support.waiting import until
 from tools.server_process import ServerProcess
 
 ROUTE = ("app.cli", "route")
@@ -82,6 +83,12 @@ class Cluster:
         replica = TesseraServer(log, *model, *flags, environment=environment, serve=ALWAYS_FETCHING)
         self._stack.callback(replica.stop)
         return replica
+
+    def wait_claimed(self, *documents: Any) -> None:
+        """Waits until the registry knows who has these documents."""
+        wanted = wanted_documents("/v1/rag/chat", {"chunks": list(documents), "question": "?"})
+        keys = [b"tessera:d:" + each.key.digest for each in wanted]
+        until(lambda: self.redis.client.exists(*keys) == len(keys))
 
     def ask(self, *chunks: str, **fields: Any) -> dict[str, Any]:
         response = self.router.client.post("/v1/rag/chat", json={"chunks": chunks, **ASKED, **fields})
@@ -145,7 +152,7 @@ def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
     sets = [[text(600) for _ in range(3)] for _ in range(8)]
     first = [cluster.ask(*chunks) for chunks in sets]
     assert {answer["replica"] for answer in first} == {"a", "b"}
-    time.sleep(0.5)  # claims are published ten times a second
+    cluster.wait_claimed(*(chunk for chunks in sets for chunk in chunks))
     for chunks, before in zip(sets, first, strict=True):
         again = cluster.ask(*chunks)
         assert (again["replica"], statuses(again)) == (before["replica"], ["hit"] * 3)
@@ -155,15 +162,13 @@ def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
 
 
 def test_an_id_is_known_to_whom_the_router_asks(cluster: Cluster, text: Callable[[int], str]) -> None:
-    for number in range(4):
-        chunk = {"id": f"id-{number}", "text": text(100)}
-        response = cluster.router.client.post("/v1/rag/chunks", json={"chunks": [chunk]})
+    ids = [{"id": f"id-{number}"} for number in range(4)]
+    for chunk in ids:
+        response = cluster.router.client.post("/v1/rag/chunks", json={"chunks": [{**chunk, "text": text(100)}]})
         assert json.loads(response.text.splitlines()[-1])["summary"]["filled"] == 1
-    time.sleep(0.5)
-    for number in range(4):
-        answer = cluster.router.client.post(
-            "/v1/rag/chat", json={"chunks": [{"id": f"id-{number}"}], "question": "?", "max_tokens": 1}
-        )
+    cluster.wait_claimed(*ids)
+    for chunk in ids:
+        answer = cluster.router.client.post("/v1/rag/chat", json={"chunks": [chunk], "question": "?", "max_tokens": 1})
         assert answer.status_code == 200, answer.text
 
 
@@ -171,7 +176,7 @@ def test_what_one_replica_has_the_other_fetches(cluster: Cluster, text: Callable
     chunks = [text(900), text(500)]
     a, b = cluster.replicas["a"], cluster.replicas["b"]
     first = a.chat(chunks=chunks, **ASKED)
-    time.sleep(0.5)
+    cluster.wait_claimed(*chunks)
     second = b.chat(chunks=chunks, **ASKED)
     assert [(chunk["status"], chunk.get("origin")) for chunk in second["cache"]["chunks"]] == [("fetched", "a")] * 2
     assert words(second) == words(first)
@@ -233,7 +238,7 @@ def test_peers_without_the_secret_get_nothing(cluster: Cluster, secret: str | No
 def test_a_stream_is_as_the_replica_sends_it(cluster: Cluster, text: Callable[[int], str]) -> None:
     body = {"chunks": [text(100)], "question": "?", "max_tokens": 8, "temperature": 0, "stream": True}
     cluster.router.client.post("/v1/rag/chat", json=body)
-    time.sleep(0.5)
+    cluster.wait_claimed(*body["chunks"])
     through = cluster.router.client.post("/v1/rag/chat", json=body)
     straight = cluster.replicas[through.headers["x-tessera-replica"]].client.post("/v1/rag/chat", json=body)
     assert through.headers["content-type"] == straight.headers["content-type"]
@@ -332,9 +337,7 @@ def test_a_stopping_replica_sends_its_clients_to_the_others(
 
 
 def start_again(cluster: Cluster, text: Callable[[int], str]) -> None:
-    """A new replica soon gets requests. Without load during its start, for which two cores are too few."""
+    """A new replica gets requests. Without load during its start, for which two cores are too few."""
     cluster.replicas["b"] = cluster.start_replica("b").wait_ready()
-    ready = time.monotonic()
-    cluster.router.wait_for("a", "b", seconds=10)
-    while cluster.ask(text(600))["replica"] != "b":  # no replica has this document
-        assert time.monotonic() - ready < 10
+    cluster.router.wait_for("a", "b")
+    until(lambda: cluster.ask(text(600))["replica"] == "b")  # no replica has these documents

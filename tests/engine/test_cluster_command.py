@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from tests.engine.conftest import COMMON
-from tests.engine.server import until
 from tests.processes import started
 from tests.redis_server import RedisServer
+from tests.support.waiting import until
 from tools.server_process import ROOT, free_port, group_members
 
 pytestmark = pytest.mark.matrix

@@ -12,10 +12,10 @@ import pytest
 
 from tests.engine.server import TesseraServer
 from tests.engine.sharing import SMALL_STEPS
-from tests.engine.test_cluster import until
 from tests.engine.test_concurrency import apart, rag_body, run
 from tests.engine.test_exactness import ask, assert_exact
 from tests.oracle import Oracle
+from tests.support.waiting import until
 
 Text = Callable[[int], str]
 

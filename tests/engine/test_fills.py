@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.server import TesseraServer, token_logprobs, until
+from tests.engine.server import TesseraServer, token_logprobs
 from tests.engine.sharing import SMALL_STEPS
 from tests.engine.test_concurrency import apart, rag_body, run
 from tests.engine.test_exactness import ask, assert_exact, statuses
+from tests.support.waiting import until
 
 Text = Callable[[int], str]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.server import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.engine
 

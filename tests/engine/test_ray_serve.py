@@ -23,9 +23,9 @@ import ray
 from ray import serve
 
 from app.ray_serve import build
-from tests.engine.server import until
 from tests.engine.test_cluster import statuses, words
 from tests.redis_server import RedisServer
+from tests.support.waiting import until
 from tools.server_process import ROOT, free_port
 
 pytestmark = pytest.mark.matrix

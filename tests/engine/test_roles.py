@@ -12,10 +12,11 @@ import pytest
 
 from app.commands.cluster import shares
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, until
+from tests.engine.server import TesseraServer
 from tests.engine.test_cluster import ROUTE, Router
 from tests.engine.test_exactness import STRATEGIES, assert_exact, segments
 from tests.redis_server import RedisServer
+from tests.support.waiting import until
 from tools.server_process import free_port
 
 pytestmark = pytest.mark.matrix

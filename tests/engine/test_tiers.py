@@ -16,11 +16,12 @@ import pytest
 from tests.cores import all_cores
 from tests.engine import hanging_tier
 from tests.engine.conftest import ALWAYS_FETCHING, COMMON
-from tests.engine.server import TesseraServer, shared_memory, until, wait_until_gone
+from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
 from tests.engine.test_exactness import STEPS, ask, assert_exact, statuses
 from tests.engine.test_parallel import WORKERS
 from tests.oracle import Oracle
 from tests.redis_server import RedisServer
+from tests.support.waiting import until
 from tools.server_process import ROOT, TESSERA_SERVE, ServerProcess
 
 SYSTEM = "You answer from documents."

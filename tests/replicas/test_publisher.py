@@ -15,6 +15,7 @@ from replicas.publisher import Publisher
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import Claim
 from tests.cache.registries import entry_of, key, replica
+from tests.support.virtual_time import virtual_time
 
 
 @pytest.fixture(autouse=True)
@@ -74,16 +75,6 @@ async def test_documents_are_claimed_while_they_are_held(redis_server):
     assert running.left == []
 
 
-async def test_nothing_is_told_twice(redis_server):
-    async with Running(redis_server) as running:
-        running.holdings.add(key(1), entry_of(1))
-        await running.until([key(1)], [10])
-        before = running.publisher.num_published
-        running.holdings.add(key(1), entry_of(1))
-        await asyncio.sleep(0.5)
-        assert running.publisher.num_published == before == 1
-
-
 async def test_a_replica_that_stops_leaves_while_it_still_runs(redis_server):
     async with Running(redis_server) as running:
         running.holdings.add(key(1), entry_of(1))
@@ -131,13 +122,49 @@ async def test_what_changed_while_redis_was_lost_is_right_afterwards(redis_serve
     assert running.left == []
 
 
-async def test_claims_are_repeated_before_they_expire(redis_server, monkeypatch):
-    monkeypatch.setattr(publisher_module, "CLAIM_TTL_S", 1)
-    async with Running(redis_server) as running:
-        running.holdings.add(key(1), entry_of(1))
-        await running.until([key(1)], [10])
-        await asyncio.sleep(1.2)
-        assert running.publisher.num_published >= 2
+class Recording:
+    """A registry that notes when it is told of which documents."""
+
+    def __init__(self):
+        self.told = []
+
+    async def beat(self, replica):
+        return True
+
+    async def leave(self, replica_id):
+        pass
+
+    async def publish(self, holder, changes):
+        self.told += [(asyncio.get_running_loop().time(), document) for document in changes]
+
+
+async def published(seconds, *additions):
+    """The documents told within some time, and when, if holdings are added one after the other."""
+    registry, holdings = Recording(), Holdings()
+    publisher = Publisher(registry, lambda id: replica(1, id=id), holdings)
+    task = asyncio.create_task(publisher.run())
+    for document, entry in additions:
+        holdings.add(document, entry)
+        await asyncio.sleep(seconds / len(additions))
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    return registry.told
+
+
+def test_nothing_is_told_twice(monkeypatch):
+    with virtual_time(monkeypatch, "replicas.publisher") as run:
+        assert [document for _, document in run(published(60, (key(1), entry_of(1)), (key(1), entry_of(1))))] == [
+            key(1)
+        ]
+
+
+def test_claims_are_repeated_before_they_expire(monkeypatch):
+    monkeypatch.setattr(publisher_module, "CLAIM_TTL_S", 60)
+    with virtual_time(monkeypatch, "replicas.publisher") as run:
+        told = run(published(54, (key(1), entry_of(1))))
+    (first, _), (second, _) = told
+    assert second - first < 60
 
 
 async def test_a_redis_that_was_never_reached_is_told_once(redis_server, caplog):

@@ -2,9 +2,7 @@
 """Ingestion in rounds: size of a round, and pauses for other requests; in virtual time."""
 
 import asyncio
-import selectors
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,38 +25,16 @@ from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import CacheOptions, ResolvedRequest
 from tests.cache.helpers import PAGE_TOKENS
 from tests.engine_ext.fake_llm import FakeLLM, chunk, make_engine, turns
+from tests.support.virtual_time import virtual_time
 
 SYSTEM = (1, 2, 3)
-
-
-class _Skipping(selectors.SelectSelector):
-    """Advances the clock instead of waiting."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        self.now += timeout or 0
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in which only sleeping takes time, exactly as requested."""
-
-    def __init__(self) -> None:
-        self.clock = _Skipping()
-        super().__init__(self.clock)
-
-    def time(self) -> float:
-        return self.clock.now
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
     """Runs a coroutine in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        loop = runner.get_loop()
-        monkeypatch.setattr("engine_ext.client.background.time", SimpleNamespace(monotonic=loop.time))
-        yield runner.run
+    with virtual_time(monkeypatch, "engine_ext.client.background") as run:
+        yield run
 
 
 def ingestion(keep: Callable[..., None] = lambda chunk, entry: None, opening: Any = None) -> Ingestion:

@@ -160,13 +160,3 @@ class Cluster:
 
     async def names(self):
         return [replica["name"] for replica in (await self.client.get("/v1/cluster")).json()["replicas"]]
-
-
-async def until(condition, seconds=15):
-    """Waits until `condition()`, possibly a coroutine, is true."""
-    async with asyncio.timeout(seconds):
-        while True:
-            value = condition()
-            if await value if asyncio.iscoroutine(value) else value:
-                return
-            await asyncio.sleep(0.02)

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.app.cluster.router.stand_in import Cluster, StandIn, hand_over, say_busy, until, wait_for_disconnect
+from tests.app.cluster.router.stand_in import Cluster, StandIn, hand_over, say_busy, wait_for_disconnect
+from tests.support.waiting import eventually
 
 SECRET = "a secret of sixteen"
 ASKED = {"system": "S", "chunks": ["one", "two"], "question": "?", "max_tokens": 9, "stream": True, "min_tokens": 3}
@@ -93,7 +94,7 @@ async def test_a_client_that_leaves_ends_the_computation(redis_server, prefill, 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await cluster.client.post(PATH, json=ASKED)
-        await until(lambda: prefill.disconnects == 1)
+        await eventually(lambda: prefill.disconnects == 1)
     assert received(decode) == []
 
 
@@ -102,7 +103,7 @@ async def test_a_replica_that_vanishes_amid_a_prompt(redis_server, prefill, deco
     prefill.answer = wait_for_disconnect
     async with Cluster(redis_server, prefill, decode).running(peer_secret=SECRET) as cluster:
         asking = asyncio.create_task(cluster.client.post(PATH, json=ASKED))
-        await until(lambda: prefill.requests)
+        await eventually(lambda: prefill.requests)
         prefill.is_healthy = False
         await cluster.registry.leave(cluster.replicas[0].id)
         assert (await asking).json() == {"from": "decode"}
