@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from tests.cores import keep_to_own_cores, num_workers
 from tests.processes import let_children_be_interrupted
-from tests.real_models import downloaded_model, real_model
+from tests.real_models import real_model
 from tests.redis_server import RedisServer
 from tests.selection import lines_changed
 
@@ -94,12 +94,6 @@ def _rank(item: pytest.Item) -> int:
 def smollm2() -> Path:
     """The folder of SmolLM2-135M-Instruct; skips the test if unavailable."""
     return real_model("smollm2")
-
-
-@pytest.fixture(scope="session")
-def qwen_coder() -> Path:
-    """The folder of Qwen2.5-Coder-1.5B-Instruct; skips the test where it was not downloaded."""
-    return downloaded_model("qwen2.5-coder-1.5b")
 
 
 @pytest.fixture

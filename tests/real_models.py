@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.models.packaged_models import MODELS, PackagedModelError, is_there, packaged_model
+from app.models.packaged_models import PackagedModelError, packaged_model
 
 
 def real_model(name: str) -> Path:
@@ -14,10 +14,3 @@ def real_model(name: str) -> Path:
         return packaged_model(name)
     except PackagedModelError as error:
         pytest.skip(f"real weights ({name}) can't be had: {error}")
-
-
-def downloaded_model(name: str) -> Path:
-    """The folder of a packaged model that is too large for tests to download."""
-    if not is_there(model := MODELS[name]):
-        pytest.skip(f"{model.title} is not there: tessera model {name} downloads it ({model.num_bytes // 10**6} MB)")
-    return model.folder

@@ -125,17 +125,6 @@ def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_the_demo_answers_with_the_packaged_model_that_it_is_told(qwen_coder: Path) -> None:
-    arguments = ("demo", "--model", "qwen2.5-coder-1.5b", "--once", "--port", str(free_port()))
-    with run(*arguments, TESSERA_HOME=str(qwen_coder.parent.parent)) as process:
-        told, errors = process.communicate(timeout=1200)
-    assert process.returncode == 0, errors
-    assert told.count("■■■■■■ ") == told.count("full attention") == 5
-    for value in ("320 meters", "1987", "veterinarian", "11 kilograms", "6 euros"):
-        assert len([line for line in told.splitlines() if value in line]) == 2, told  # with chunks reused, and without
-
-
-@pytest.mark.matrix
 def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp_path: Path) -> None:
     port = free_port()
     told = ""
