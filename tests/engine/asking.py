@@ -31,6 +31,5 @@ async def ask_engine(
     (output,) = [output async for output in engine.generate(engine_input, params, f"request-{id(ticket)}")]
     tokens = list(output.outputs[0].token_ids)
     logprobs = [step[token].logprob for step, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
-    assert ticket.report is not None
     assert len(tokens) == STEPS
     return Report.model_validate(ticket.report), tokens, logprobs

@@ -116,7 +116,6 @@ async def ask(
     engine_input: Any = {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: ChunkedRequest(ticket, prompt)}
     async for _ in engine.generate(engine_input, params, f"request-{id(ticket)}", **kwargs):
         pass
-    assert ticket.report is not None
     return Report.model_validate(ticket.report)
 
 

@@ -26,6 +26,7 @@ from app.settings import Settings
 from cache.config import ChunkCacheConfig
 from cache.eviction.removal import Removal
 from cache.positions.layout import ChunkedPrompt
+from cache.report import Report
 from cache.segments.holdings import DocumentKey, Holding, Tier
 from cache.tiers.kept import KeptMemory
 from engine_ext.chunks.chunk_cache import ChunkCache
@@ -171,7 +172,7 @@ class Node:
         async for _ in outputs:
             pass
         await self.tell()
-        return [(each.status, each.origin) for each in ticket.report.chunks]
+        return [(each.status, each.origin) for each in Report.model_validate(ticket.report).chunks]
 
     async def tell(self):
         await self.registry.publish(self.id, self.cache.holdings.take_changes(1000)[0])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -154,7 +153,7 @@ def _stream(reply: Reply) -> Iterator[bytes]:
     if reply.error:
         yield inserter.feed(f"data: {json.dumps({'error': reply.error})}\n\n".encode())
     if reply.cache:
-        ticket.report = SimpleNamespace(to_dict=lambda: reply.cache)
+        ticket.report = reply.cache
     yield inserter.feed(_event({"index": 0, "delta": {"content": None}, "finish_reason": "stop"}))
     yield inserter.feed(b"data: [DONE]\n\n")
 
