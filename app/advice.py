@@ -10,9 +10,7 @@ _BACKEND: Final = "another --attention-backend; on a CPU --dtype float32"
 _CONNECTOR: Final = (
     "leave it out: --chunk-cache-tiers keep ordinary prompts too; docs/connectors.md has the connectors that fit"
 )
-_HYBRID: Final = (
-    "vLLM 0.32, without --disable-hybrid-kv-cache-manager, --chunk-cache-placement in-place and other KV connectors"
-)
+_HYBRID: Final = "leave out --disable-hybrid-kv-cache-manager, --chunk-cache-placement in-place and other KV connectors"
 _REPORT: Final = "please report it with these lines and the log; answers are right all the same, in full attention"
 _CUSTOM_OPS: Final = f"""with DeepSeek on a CPU --compilation-config '{{"custom_ops": ["none"]}}'; else {_REPORT}"""
 
@@ -29,7 +27,6 @@ ADVICE: Final = {
     "context parallelism": "leave out --decode-context-parallel-size and --prefill-context-parallel-size",
     "without its hybrid KV cache manager": _HYBRID,
     "heads of two sizes": _HYBRID,
-    "this version of vLLM can't fail a load": "install vLLM 0.32",
     "GiB leave nothing of vLLM's": _LESS_POOL,
     "MiB that are free": _LESS_POOL,
     "hold no page of": _MORE_POOL,

@@ -61,7 +61,7 @@ def prepared(outcome: Any, monkeypatch: pytest.MonkeyPatch, spec: Any = FULL, ha
 
 
 def test_a_pool_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    description = {"num_pages": 4, "page_tokens": 32, "page_bytes": 64}
+    description = {"num_pages": 4, "page_tokens": 32, "page_bytes": 64, "block_order": "NHD"}
     assert prepared(PoolDescription(**description), monkeypatch) == description
 
 
@@ -97,11 +97,11 @@ def test_layers_with_other_data_in_their_blocks_are_refused(monkeypatch: pytest.
 
 
 def test_dropped_blocks_are_refused_where_vllm_can_not_fail_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_extension, "DROPS_BLOCKS", False)
+    monkeypatch.setattr(worker_extension, "IS_ASCENDS", True)
     half = WorkerHalf(1 << 20, 32, 32, tables=[SimpleNamespace()])  # type: ignore[list-item]
     told = prepared(AssertionError("not reached"), monkeypatch, half=half)["reason"]
     assert told.startswith("layers with windows drop blocks")
-    assert remedy_for(told) == "install vLLM 0.32"
+    assert remedy_for(told) == OTHERWISE
 
 
 def test_a_pool_larger_than_the_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

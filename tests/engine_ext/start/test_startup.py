@@ -77,7 +77,7 @@ BEFORE_THE_START = {
     "model": Way("no attention and so no KV cache (Mamba)", OTHERWISE, model=MAMBA),
     "model that keeps all blocks": Way(
         "wrong for windows with attention sinks",
-        "without --disable-hybrid",
+        "leave out --disable-hybrid",
         {"disable_hybrid_kv_cache_manager": True},
         GPT_OSS,
     ),
