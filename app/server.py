@@ -82,6 +82,7 @@ async def build_tessera_app(
     app.include_router(page.pages(page.read(example_file(args.model))))
     answer_errors(app)
     correct_openapi(app)
+    app.middleware_stack = None  # vLLM has built its own; the first request builds it again
     # Each wraps those before it, and vLLM's.
     app.add_middleware(DocumentsMiddleware, context=context)
     app.add_middleware(CutOffMiddleware, engine=engine)
