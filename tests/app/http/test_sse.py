@@ -45,7 +45,7 @@ class Stream:
         fed = []
         for i, event in enumerate(events):
             if i == report_before:
-                self.ticket.report = self.report.to_dict()
+                self.ticket.report = self.report
             fed.append(self.inserter.feed(event.encode()).decode())
         assert self.inserter.end() == b""
         return fed
