@@ -2,15 +2,14 @@
 """Rules about the source: the order of imports, and no monkey-patching or version checks of vLLM."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("app", "cache", "engine_ext", "kernels", "measuring", "replicas", "tools", "training", "web")
-MODULES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
+from tests.support.sources import MODULES, PACKAGES, ROOT, parse
+
 ROOMS = (
     "tools",  # processes, progress, folders: independent of the rest
     "kernels",  # copies and rotates KV in the device's memory
@@ -74,11 +73,6 @@ COMPAT = "engine_ext/wire/vllm_compat.py"
 VLLM_ORIGINS = {"vllm", "vllm_ascend", "engine_ext.wire.vllm_compat"}
 # No checks: KV of another version belongs to another engine; the doctor prints the version.
 VERSION_READERS = {COMPAT, "engine_ext/start/fingerprint.py", "app/commands/doctor/environment.py"}
-
-
-@cache
-def parse(name: str) -> ast.Module:
-    return ast.parse(MODULES[name].read_text(encoding="utf-8"), name)
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -279,6 +273,12 @@ def test_modules_have_a_licence():
     first = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in MODULES.items()}
     without = [name for name, line in first.items() if line != "# SPDX-License-Identifier: Apache-2.0"]
     assert without == ["kernels/__init__.py"]
+
+
+def test_no_test_imports_from_another():
+    modules = {path: imports(ast.parse(path.read_text(encoding="utf-8"))) for path in (ROOT / "tests").rglob("*.py")}
+    taken = [(path.name, module) for path, names in modules.items() for module, _ in names]
+    assert [each for each in taken if re.match(r"tests\.(.*\.)?test_", each[1])] == []
 
 
 def test_the_kernels_package_itself_is_empty():

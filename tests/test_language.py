@@ -3,7 +3,7 @@
 
 import ast
 
-from tests.test_architecture import MODULES, parse
+from tests.support.sources import MODULES, parse
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicas.registry import InProcessRegistry
-from tests.app.cluster.test_peers import LARGEST, A, Node
 from tests.fuzzing import ends
-from tests.replicas.test_peer_file import peer
+from tests.support.nodes import LARGEST, A, Node
+from tests.support.peer_files import peer
 
 BUFFERED = 16 << 20
 """Bytes that sockets take without a reader, at most."""

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import TierConfigError, TierError
-from tests.cache.test_tiers import MOST, address, held
 from tests.fuzzing import ends
+from tests.support.tier_files import MOST, address, held
 
 KINDS = ("folder", "pipe", "link", "broken link")
 

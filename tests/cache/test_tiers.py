@@ -21,16 +21,11 @@ from cache.tiers.config import make_tier, parse_tiers
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.memory import MemoryTier
 from cache.tiers.mooncake import MooncakeTier
-from cache.tiers.tier import Address, TierConfigError, TierError
+from cache.tiers.tier import TierConfigError, TierError
 from tests.cache.helpers import Clock
+from tests.support.tier_files import MOST, address, held
 from tests.support.waiting import until
 from tools.server_process import ROOT
-
-MOST = 10_000
-
-
-def address(number, rank=0, ranks=1):
-    return Address(f"{number:032x}", rank, ranks)
 
 
 class FakeMooncake:
@@ -69,10 +64,6 @@ def tier(request, tmp_path):
         return DirectoryTier(tmp_path / "tier", MOST)
     endpoint = request.getfixturevalue("s3")
     return make_tier(f"s3://bucket/{tmp_path.name}?size={MOST}B&endpoint={endpoint}")
-
-
-def held(tier):
-    return {stored.address: stored.num_bytes for stored in tier.list()}
 
 
 def test_a_file_comes_back_as_it_was(tier):

@@ -14,7 +14,7 @@ from app.documents.document import Document
 from cache.positions.layout import ChunkTokens
 from tests.engine.conftest import arguments_of
 from tests.engine.server import ServerPool, TesseraServer
-from tests.engine.test_exactness import segments
+from tests.support.exactness import segments
 from training.adapt.command import main as adapt
 from training.adapt.material import Task, Template
 from training.adapt.model import load, log_probabilities

@@ -9,7 +9,7 @@ import pytest
 
 from app.documents.openai_documents import from_anthropic
 from tests.engine.server import TesseraServer, stream_events, token_logprobs
-from tests.engine.test_exactness import ask, segments
+from tests.support.exactness import ask, segments
 
 Text = Callable[[int], str]
 

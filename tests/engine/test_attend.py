@@ -14,9 +14,9 @@ import pytest
 
 from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import QWEN3, STRATEGIES, ask, assert_exact, segments, statuses
-from tests.engine.test_in_place import LOADED, most
-from tests.engine.test_isolation import complete
+from tests.support.completions import complete
+from tests.support.exactness import QWEN3, STRATEGIES, ask, assert_exact, segments, statuses
+from tests.support.in_place import LOADED, most
 
 Text = Callable[[int], str]
 

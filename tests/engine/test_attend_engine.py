@@ -12,7 +12,7 @@ import pytest_asyncio
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.startup import start_chunk_engine
-from tests.engine.test_engine import OPTIONS, PROMPT, ask, engine_args
+from tests.support.engines import OPTIONS, PROMPT, ask, engine_args
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

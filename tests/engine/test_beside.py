@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chunk cache beside NIXL, in vLLM's MultiConnector: exact, and only peers may pass on KV."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,9 +8,9 @@ import pytest
 
 from app.access.middleware import SECRET_HEADER
 from tests.engine.server import ServerPool, TesseraServer
-from tests.engine.test_exactness import assert_filled_hit_and_mixed_are_exact
-from tests.engine.test_in_place import IN_PLACE
-from tests.engine.test_isolation import complete
+from tests.support.completions import complete
+from tests.support.exactness import assert_filled_hit_and_mixed_are_exact
+from tests.support.nixl import NIXL, PLACEMENTS, REMOTE
 from tools.server_process import free_port
 
 pytestmark = pytest.mark.matrix
@@ -19,11 +18,6 @@ pytestmark = pytest.mark.matrix
 Text = Callable[[int], str]
 
 SECRET = "a secret of sixteen"
-NIXL = ("--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"}))
-REMOTE = {"do_remote_decode": True, "do_remote_prefill": False}
-
-
-PLACEMENTS = {"copy": (), "in-place": IN_PLACE}
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,11 @@ import pytest
 
 from app.routes.chunks import MOST_CHUNKS
 from tests.engine.server import TesseraServer
-from tests.engine.test_exactness import ask, assert_exact, segments, statuses
+from tests.support.exactness import ask, assert_exact, segments, statuses
+from tests.support.small_pool import PAGES, SMALL
 
 Text = Callable[[int], str]
 
-PAGES = 40
-# 4 layers x 2 KV heads x 64 x (K and V) x 4 bytes = 4096 bytes a token, 32 tokens a page.
-SMALL = ("--chunk-cache-memory", str(PAGES * 32 * 4096), "--chunk-max-tokens", "64")
 PIN_LIMIT = PAGES * 9 // 10
 
 

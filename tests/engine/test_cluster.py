@@ -28,28 +28,11 @@ from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer
 from tests.redis_server import RedisServer
 from tests.serving import served
+from tests.support.routers import ASKED, ROUTE, Router, statuses, words
 from tests.support.waiting import until
-from tools.server_process import ServerProcess
 
-ROUTE = ("app.cli", "route")
 LEASE_S = 2
 SECRET = "of these replicas alone"
-
-
-ASKED = {"question": "What?", "max_tokens": 4, "temperature": 0, "logprobs": True}
-
-
-class Router(ServerProcess):
-    """A `tessera route` process."""
-
-    def cluster(self) -> dict[str, Any]:
-        return self.client.get("/v1/cluster").json()
-
-    def names(self) -> list[str]:
-        return [replica["name"] for replica in self.cluster()["replicas"]]
-
-    def wait_for(self, *names: str, seconds: float = 15) -> None:
-        until(lambda: self.names() == sorted(names), seconds)
 
 
 class Cluster:
@@ -94,16 +77,6 @@ class Cluster:
         response = self.router.client.post("/v1/rag/chat", json={"chunks": chunks, **ASKED, **fields})
         assert response.status_code == 200, response.text
         return {**response.json(), "replica": response.headers["x-tessera-replica"]}
-
-
-def statuses(answer: dict[str, Any]) -> list[str]:
-    return [chunk["status"] for chunk in answer["cache"]["chunks"]]
-
-
-def words(answer: dict[str, Any]) -> list[Any]:
-    """The answer's tokens and their log probabilities."""
-    content = answer["choices"][0]["logprobs"]["content"]
-    return [(token["token"], pytest.approx(token["logprob"], abs=1e-4)) for token in content]
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collections on a real server: files in, passages out, KV reused, across restarts."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.app.pdfs import make_pdf
 from tests.engine.server import TesseraServer
-from tests.engine.test_exactness import assert_exact
-from tests.engine.test_tiers import Directory, archived
 from tests.oracle import Oracle
+from tests.support.collected import FALCON, OWLS, ask, put
+from tests.support.exactness import assert_exact
+from tests.support.tier_servers import Directory, archived
 from tools.server_process import ROOT
-
-FALCON = "# Falcon\n\nThe access code of Falcon is 7342.\n\n# Heron\n\nHeron lives near the lake, in the reeds.\n"
-OWLS = "Owls hunt at night.\n\nThe barn owl has a white face.\n"
 
 
 @pytest.fixture(scope="module")
@@ -33,29 +29,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[st
 @pytest.fixture
 def server(directory: Directory) -> TesseraServer:
     return directory.server
-
-
-def put(server: TesseraServer, collection: str, files: dict[str, str | bytes], **fields: str) -> tuple[list[Any], Any]:
-    """The lines of an ingestion, and its summary."""
-    given = [("files", (name, content)) for name, content in files.items()]
-    answer = server.client.post(f"/v1/rag/collections/{collection}", files=given, data=fields)
-    assert answer.status_code == 200, answer.text
-    *lines, last = map(json.loads, answer.text.splitlines())
-    return lines, last["summary"]
-
-
-def ask(server: TesseraServer, collection: str, question: str, top_k: int = 2, **fields: Any) -> dict[str, Any]:
-    return server.chat(
-        retrieve={"collection": collection, "top_k": top_k},
-        question=question,
-        max_tokens=8,
-        temperature=0,
-        ignore_eos=True,
-        logprobs=True,
-        return_token_ids=True,
-        cache={"explain": True},
-        **fields,
-    )
 
 
 def test_files_become_passages_that_questions_find(server: TesseraServer, oracle: Callable[[str], Oracle]) -> None:

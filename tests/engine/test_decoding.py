@@ -10,8 +10,8 @@ import pytest
 
 from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import STRATEGIES, ask, segments
 from tests.oracle import Oracle
+from tests.support.exactness import STRATEGIES, ask, segments
 
 Text = Callable[[int], str]
 SIZE, NUMBER, STEPS = 32, 6, 24

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tests.engine.conftest import COMMON
-from tests.engine.test_refused_models import alibi, saved
 from tests.processes import started
+from tests.support.saved_models import alibi, saved
 from tools.server_process import ROOT, python_path
 
 _END_S = 600

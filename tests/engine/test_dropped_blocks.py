@@ -12,16 +12,16 @@ from tests.cores import all_cores
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 from tests.engine.sharing import SMALL_STEPS
-from tests.engine.test_exactness import assert_filled_hit_and_mixed_are_exact
-from tests.engine.test_faults import FEW_BLOCKS, assert_exact_under_preemption, assert_nothing_is_left_behind
-from tests.engine.test_parallel import (
+from tests.families import FAMILIES, MAX_POSITIONS
+from tests.oracle import Oracle
+from tests.support.exactness import assert_filled_hit_and_mixed_are_exact
+from tests.support.parallel import (
     ENVIRONMENT,
     WORKERS,
     assert_lost_pages_are_refused,
     assert_many_requests_at_once_are_exact,
 )
-from tests.families import FAMILIES, MAX_POSITIONS
-from tests.oracle import Oracle
+from tests.support.preemption import FEW_BLOCKS, assert_exact_under_preemption, assert_nothing_is_left_behind
 
 Text = Callable[[int], str]
 # Prefills take several steps, between which vLLM drops blocks.

@@ -5,7 +5,6 @@ HTTP can't produce (of one token, or none) are exact.
 
 import asyncio
 import dataclasses
-import os
 import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,30 +12,22 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from cache.config import ChunkCacheConfig
 from cache.manager import ChunkCacheManager
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
-from cache.report import Report
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.start.startup import ChunkCacheOptions, prepare_pool, start_chunk_engine
+from engine_ext.start.startup import prepare_pool, start_chunk_engine
 from engine_ext.wire.vllm_compat import tokens_input
-from tests.engine.asking import ask_engine
 from tests.engine.faults import LOST
-from tools.server_process import python_path
+from tests.support.engines import OPTIONS, PROMPT, ask, engine_args
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OPTIONS = ChunkCacheOptions(
-    pool_bytes=16 << 20,
-    connector_class="tests.engine.faults.FaultyConnector",
-    worker_extension_class="tests.engine.faults.FaultyWorkerExtension",
-)
 FAULTS = [
     "wrong frequency",
     "wrong pairing",
@@ -45,17 +36,6 @@ FAULTS = [
     "transposed K",
     "nothing loaded",
 ]
-
-
-def engine_args(model: Path) -> AsyncEngineArgs:
-    os.environ["PYTHONPATH"] = python_path()
-    return AsyncEngineArgs(
-        model=str(model),
-        dtype="float32",
-        max_model_len=2048,
-        enforce_eager=True,
-        kv_cache_memory_bytes=256 << 20,
-    )
 
 
 @pytest.fixture(scope="module", params=["tiny-llama", pytest.param("tiny-qwen3", marks=pytest.mark.matrix)])
@@ -82,17 +62,6 @@ async def prepared(engine: ChunkEngine) -> tuple[ChunkEngine, ChunkCacheManager]
     assert isinstance(config, ChunkCacheConfig)
     cache = ChunkCache(engine.llm, config)
     return ChunkEngine(engine.llm, cache), cache.manager
-
-
-PROMPT = ChunkedPrompt(
-    tuple(range(5, 25)), (Chunk(pack(tuple(range(30, 90)))), Chunk(pack(tuple(range(40, 60))))), (7, 8, 9)
-)
-
-
-async def ask(
-    engine: ChunkEngine, prompt: ChunkedPrompt = PROMPT, strategy: PositionStrategy = PositionStrategy.SHARED
-) -> tuple[Report, list[int], list[float]]:
-    return await ask_engine(engine, prompt, strategy)
 
 
 async def test_a_sound_engine_passes(engine: ChunkEngine) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_concurrency import apart, rag_body, run
-from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, segments, statuses
 from tests.oracle import Oracle
+from tests.support.concurrently import apart, rag_body, run
+from tests.support.exactness import STRATEGIES, ask, assert_exact, segments, statuses
 
 Text = Callable[[int], str]
 VOCABULARY, IMPOSSIBLE = 260, -9999.0

@@ -13,8 +13,8 @@ import pytest
 
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.engine.sharing import SMALL_STEPS
-from tests.engine.test_concurrency import apart, rag_body, run
-from tests.engine.test_exactness import ask, assert_exact, statuses
+from tests.support.concurrently import apart, rag_body, run
+from tests.support.exactness import ask, assert_exact, statuses
 from tests.support.waiting import until
 
 Text = Callable[[int], str]

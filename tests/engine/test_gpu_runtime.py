@@ -3,21 +3,19 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from tests.engine.server import TesseraServer
-from tests.engine.test_exactness import assert_filled_hit_and_mixed_are_exact
-from tests.engine.test_parallel import assert_many_requests_at_once_are_exact
+from tests.support.exactness import assert_filled_hit_and_mixed_are_exact
+from tests.support.gpu_runtime import RUNTIME
+from tests.support.parallel import assert_many_requests_at_once_are_exact
 from tools.server_process import python_path
 
 Text = Callable[[int], str]
 pytestmark = pytest.mark.matrix
-
-RUNTIME = Path(__file__).parent / "gpu_runtime"
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 
 from app.access.middleware import SECRET_HEADER
 from tests.engine.server import TesseraServer, stream_events
-from tests.engine.test_beside import NIXL, PLACEMENTS, REMOTE
-from tests.engine.test_exactness import STEPS, STRATEGIES, assert_exact
-from tests.engine.test_in_place import BLOCK
-from tests.engine.test_isolation import all_tokens, complete
-from tests.engine.test_roles import SECRET, Split
+from tests.support.completions import all_tokens, complete
+from tests.support.exactness import STEPS, STRATEGIES, assert_exact
+from tests.support.in_place import BLOCK
+from tests.support.nixl import NIXL, PLACEMENTS, REMOTE
+from tests.support.split import SECRET, Split
 
 pytestmark = pytest.mark.matrix
 

@@ -6,7 +6,6 @@
 
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,16 +19,14 @@ from vllm.distributed.kv_events import BlockStored, KVEventBatch
 
 from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import QWEN3, STEPS, ask, assert_exact, segments, statuses
-from tests.engine.test_isolation import complete
+from tests.support.completions import complete
+from tests.support.exactness import QWEN3, STEPS, ask, assert_exact, segments, statuses
+from tests.support.in_place import BLOCK, HITS, IN_PLACE, LOADED, most
 
 Text = Callable[[int], str]
 
-BLOCK = 32
-LOADED, HITS = "tessera_load_tokens_total", "vllm:prefix_cache_hits_total"
 LITTLE = ("--num-gpu-blocks-override", "41", "--max-model-len", "640")
 """Blocks for 40 times 32 tokens."""
-IN_PLACE = ("--chunk-cache-placement", "in-place", "--block-size", str(BLOCK))
 
 
 def assert_in_place(response: dict[str, Any], oracle: Any) -> None:
@@ -155,25 +152,6 @@ def test_many_requests_hold_their_chunks_once(serve: Any, oracle: Any, text: Tex
             answers(strategy, mode)
         assert seen["vllm:num_requests_running"] < clients
         assert seen["vllm:num_requests_waiting"] > 0
-
-
-@contextmanager
-def most(server: TesseraServer, *metrics: str) -> Iterator[dict[str, float]]:
-    """Yields the highest values of metrics seen during the block."""
-    seen, stopping = dict.fromkeys(metrics, 0.0), threading.Event()
-
-    def look() -> None:
-        while not stopping.wait(0.01):
-            for name in metrics:
-                seen[name] = max(seen[name], server.metric(name))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        stopping.set()
-        thread.join()
 
 
 @pytest.mark.matrix

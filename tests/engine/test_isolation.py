@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import STEPS, ask, assert_exact, segments
+from tests.support.completions import all_tokens, complete
+from tests.support.exactness import ask, assert_exact, segments
 
 Text = Callable[[int], str]
 
@@ -17,23 +18,6 @@ Text = Callable[[int], str]
 def stock(serve: Any) -> TesseraServer:
     """The same engine without the connector."""
     return serve("tiny-llama", "--no-chunk-cache")
-
-
-def complete(server: TesseraServer, token_ids: list[int]) -> list[float]:
-    """Log probabilities of an ordinary completion of `token_ids`."""
-    body = {
-        "prompt": token_ids,
-        "max_tokens": STEPS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "logprobs": 0,
-        "model": server.model,
-    }
-    return server.post("/v1/completions", body)["choices"][0]["logprobs"]["token_logprobs"]
-
-
-def all_tokens(report: dict[str, Any]) -> list[int]:
-    return [token for segment in report["segments"] for token in segment["token_ids"]]
 
 
 @pytest.mark.parametrize("strategy", ["shared", "offset"])

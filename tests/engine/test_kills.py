@@ -19,8 +19,8 @@ import pytest
 from tests.cores import all_cores
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
-from tests.engine.test_parallel import WORKERS
 from tests.processes import end, frozen
+from tests.support.parallel import WORKERS
 from tests.support.waiting import until
 
 Text = Callable[[int], str]

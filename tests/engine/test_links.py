@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.engine.server import TesseraServer
-from tests.engine.test_chunks_api import SMALL
-from tests.engine.test_concurrency import rag_body
-from tests.engine.test_exactness import ask, assert_exact, segments, statuses, token_logprobs
+from tests.support.concurrently import rag_body
+from tests.support.exactness import ask, assert_exact, segments, statuses, token_logprobs
+from tests.support.small_pool import SMALL
 
 Text = Callable[[int], str]
 

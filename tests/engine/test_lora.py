@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine.server import TesseraServer
-from tests.engine.test_exactness import STRATEGIES, ask, assert_exact, statuses
-from tests.engine.test_tiers import archived
 from tests.oracle import Oracle
+from tests.support.exactness import STRATEGIES, ask, assert_exact, statuses
+from tests.support.tier_servers import archived
 
 pytestmark = pytest.mark.matrix
 Text = Callable[[int], str]

@@ -1,34 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine of two workers, each with the KV of its heads (tensor parallel) or layers (pipeline parallel)."""
 
-import random
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.cores import all_cores
-from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import (
-    STRATEGIES,
-    ask,
-    assert_exact,
-    assert_filled_hit_and_mixed_are_exact,
-    segments,
-    statuses,
+from tests.engine.server import TesseraServer
+from tests.support.exactness import assert_filled_hit_and_mixed_are_exact
+from tests.support.parallel import (
+    ENVIRONMENT,
+    WORKERS,
+    Text,
+    assert_lost_pages_are_refused,
+    assert_many_requests_at_once_are_exact,
 )
-from tests.oracle import Oracle
 
 pytestmark = pytest.mark.matrix
-
-Text = Callable[[int], str]
-# vLLM's CPU build runs a pipeline only with a compiled model: eager mode never creates the second stage's buffers.
-WORKERS = {
-    "tensor parallel": ("--tensor-parallel-size", "2"),
-    "pipeline parallel": ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
-}
-ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_SERVER_DEV_MODE": "1"}
 
 
 @pytest.fixture(params=["tensor parallel", "pipeline parallel"])
@@ -49,41 +37,5 @@ def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -
     assert_many_requests_at_once_are_exact(server, oracle("tiny-llama"), text)
 
 
-def assert_many_requests_at_once_are_exact(
-    server: TesseraServer, oracle: Oracle, text: Text, longest: int = 500
-) -> None:
-    """Fills, loads and decoding in the same steps."""
-    source, system = random.Random(1), text(20)
-    chunks = [text(source.randrange(20, longest)) for _ in range(8)]
-    requests = [(STRATEGIES[i % 3], source.sample(chunks, source.randrange(1, 5)), text(40)) for i in range(24)]
-    with ThreadPoolExecutor(len(requests)) as threads:
-        responses = list(threads.map(lambda r: ask(server, *r, system=system), requests))
-    for (strategy, *_), response in zip(requests, responses, strict=True):
-        assert_exact(response, oracle, strategy)
-    assert {status for response in responses for status in statuses(response)} > {"filled"}
-    again = ask(server, *requests[0], system=system)
-    assert set(statuses(again)) == {"hit"}
-    assert_exact(again, oracle, requests[0][0])
-
-
 def test_workers_that_lost_their_pages_refuse_to_load_them(server: TesseraServer, oracle: Any, text: Text) -> None:
     assert_lost_pages_are_refused(server, oracle("tiny-llama"), text)
-
-
-def assert_lost_pages_are_refused(server: TesseraServer, oracle: Oracle, text: Text) -> None:
-    """Needs a server with ``VLLM_SERVER_DEV_MODE``."""
-    chunks, system = [text(200), text(37)], text(20)
-    assert statuses(ask(server, "shared", chunks, text(15), system=system)) == ["filled"] * 2
-    lost = server.client.post("/collective_rpc", json={"method": "chunk_cache_forget"})
-    assert lost.status_code == 200, lost.text
-    refused = ask(server, "shared", chunks, text(15), system=system)
-    assert (refused["cache"]["mode"], refused["cache"]["reason"]) == (
-        "full",
-        "a worker refused to load the cached chunks",
-    )
-    expected = oracle.score("full", segments(refused["cache"]), refused["choices"][0]["token_ids"])
-    assert token_logprobs(refused) == pytest.approx(expected.logprobs, abs=1e-4)
-    for status in ("filled", "hit"):
-        response = ask(server, "shared", chunks, text(15), system=system)
-        assert statuses(response) == [status] * 2
-        assert_exact(response, oracle, "shared")

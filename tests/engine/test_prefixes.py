@@ -14,8 +14,8 @@ from app.access.tenants import hash_of
 from app.cli import main as tessera
 from engine_ext.wire.prefix import is_block
 from tests.engine.server import TesseraServer, wait_until_gone
-from tests.engine.test_exactness import ask, assert_exact, statuses
-from tests.engine.test_tenants import KEYS, TENANTS, key_of
+from tests.support.exactness import ask, assert_exact, statuses
+from tests.support.tenants import KEYS, TENANTS, key_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.matrix

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import ask, statuses
-from tests.engine.test_in_place import IN_PLACE
-from tests.engine.test_refused_features import full_attention
-from tests.engine.test_tiers import archived, origins, to_sleep
+from tests.support.exactness import ask, statuses
+from tests.support.full_attention import full_attention
+from tests.support.in_place import IN_PLACE
+from tests.support.tier_servers import archived, origins, to_sleep
 
 Text = Callable[[int], str]
 

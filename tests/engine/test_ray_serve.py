@@ -23,8 +23,8 @@ import ray
 from ray import serve
 
 from app.ray_serve import build
-from tests.engine.test_cluster import statuses, words
 from tests.redis_server import RedisServer
+from tests.support.routers import statuses, words
 from tests.support.waiting import until
 from tools.server_process import ROOT, free_port
 

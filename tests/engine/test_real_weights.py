@@ -18,8 +18,8 @@ from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question
 from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool, TesseraServer
-from tests.engine.test_exactness import segments
 from tests.oracle import STRATEGIES, Oracle
+from tests.support.exactness import segments
 
 pytestmark = pytest.mark.matrix
 STEPS = 16

@@ -9,20 +9,11 @@ from typing import Any
 import pytest
 
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import ask, segments
 from tests.oracle import Oracle
+from tests.support.exactness import segments
+from tests.support.full_attention import full_attention
 
 Text = Callable[[int], str]
-
-
-def full_attention(server: TesseraServer, chunks: list[str], question: str, reason: str) -> dict[str, Any]:
-    assert reason in server.client.get("/v1/cache/stats").json()["reason"]
-    response = ask(server, "shared", chunks, question)
-    report = response["cache"]
-    assert report["mode"] == "full"
-    assert reason in report["reason"]
-    assert [chunk["status"] for chunk in report["chunks"]] == [None] * len(chunks)
-    return response
 
 
 def assert_full(response: dict[str, Any], oracle: Oracle, tolerance: float = 1e-4) -> None:

@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import (
-    AutoTokenizer,
-    BloomConfig,
-    BloomForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
@@ -20,6 +16,7 @@ from transformers import (
 
 from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool
+from tests.support.saved_models import alibi, saved
 
 pytestmark = pytest.mark.matrix
 
@@ -37,21 +34,8 @@ def sliding_window(vocab_size: int) -> PreTrainedModel:
     return MistralForCausalLM(config)
 
 
-def alibi(vocab_size: int) -> PreTrainedModel:
-    return BloomForCausalLM(BloomConfig(vocab_size=vocab_size, hidden_size=128, n_layer=2, n_head=2))
-
-
 def mamba(vocab_size: int) -> PreTrainedModel:
     return MambaForCausalLM(MambaConfig(vocab_size=vocab_size, hidden_size=128, num_hidden_layers=2, state_size=16))
-
-
-def saved(build: Callable[[int], PreTrainedModel], tokenizer_of: Path, folder: Path) -> Path:
-    """Saves a model from `build` with another model's tokenizer; returns the folder."""
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    build(len(tokenizer)).to(torch.float32).save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize(

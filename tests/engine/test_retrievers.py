@@ -11,7 +11,7 @@ import pytest
 
 from app.collections.retrievers import ENTRY_POINTS
 from tests.engine.server import TesseraServer
-from tests.engine.test_collections import FALCON, OWLS, ask, put
+from tests.support.collected import FALCON, OWLS, ask, put
 from tools.server_process import ROOT, ServerProcess
 
 pytestmark = pytest.mark.matrix

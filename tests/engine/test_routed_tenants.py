@@ -14,8 +14,8 @@ from replicas.redis_registry import RedisRegistry
 from replicas.registry import Replica
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
-from tests.engine.test_cluster import ASKED, ROUTE, Router, statuses
 from tests.redis_server import RedisServer
+from tests.support.routers import ASKED, ROUTE, Router, statuses
 
 pytestmark = pytest.mark.matrix
 

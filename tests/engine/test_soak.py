@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from tests.engine.server import TesseraServer
-from tests.engine.test_chunks_api import SMALL
-from tests.engine.test_churn import Churn, bodies, expected, outcome
+from tests.support.churn import Churn, bodies, expected, outcome
+from tests.support.small_pool import SMALL
 
 Text = Callable[[int], str]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.engine.test_exactness import STRATEGIES, SUFFIX, ask, assert_exact, kept_of, segments
-from tests.engine.test_tiers import to_sleep
+from tests.support.exactness import STRATEGIES, SUFFIX, ask, assert_exact, kept_of, segments
+from tests.support.tier_servers import to_sleep
 
 Text = Callable[[int], str]
 BLOCK = 32

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine.server import TesseraServer
-from tests.engine.test_exactness import ask, assert_exact, assert_filled_hit_and_mixed_are_exact, statuses
+from tests.support.exactness import ask, assert_exact, assert_filled_hit_and_mixed_are_exact, statuses
 
 pytestmark = pytest.mark.matrix
 

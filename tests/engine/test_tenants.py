@@ -11,34 +11,9 @@ import pytest
 
 from app.access.tenants import hash_of
 from tests.engine.server import TesseraServer
+from tests.support.tenants import KEYS, TENANTS, key_of
 
 Text = Callable[[int], str]
-
-KEYS = {name: f"{name}-key" for name in ("acme", "beta", "small", "tiny", "root")}
-TENANTS = """
-[acme]
-keys = ["{acme}"]
-roles = ["chat", "ingest"]
-namespaces = ["public"]
-
-[beta]
-keys = ["{beta}"]
-roles = ["chat", "ingest"]
-namespaces = ["public"]
-
-[small]
-keys = ["{small}"]
-tokens_per_minute = 100
-
-[tiny]
-keys = ["{tiny}"]
-roles = ["chat", "ingest"]
-cache_segments = 3
-
-[root]
-keys = ["{root}"]
-roles = ["chat", "ingest", "admin"]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +29,6 @@ def server(serve: Any, tenants_file: Path) -> TesseraServer:
     server = serve("tiny-llama", *flags, environment={"TESSERA_LOG_LEVEL": "INFO"})
     server.client.headers.update(key_of("root"))
     return server
-
-
-def key_of(name: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {KEYS[name]}"}
 
 
 @contextmanager

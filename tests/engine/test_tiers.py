@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks from tiers are exact, and a tier's failures only cost time."""
 
-import itertools
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -15,40 +13,18 @@ import pytest
 
 from tests.cores import all_cores
 from tests.engine import hanging_tier
-from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
-from tests.engine.test_exactness import STEPS, ask, assert_exact, statuses
-from tests.engine.test_parallel import WORKERS
 from tests.oracle import Oracle
 from tests.redis_server import RedisServer
+from tests.support.exactness import STEPS, ask, assert_exact, statuses
+from tests.support.parallel import WORKERS
+from tests.support.tier_servers import Directory, archived, origins, to_sleep
 from tests.support.waiting import until
 from tools.server_process import ROOT, TESSERA_SERVE, ServerProcess
 
 SYSTEM = "You answer from documents."
 Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
-
-
-class Directory:
-    """A directory, with servers of one model that use it as their tier."""
-
-    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
-        """`stack` ends every server."""
-        self._stack = stack
-        self.path = folder / "kv"
-        self.tiers = f"file://{self.path}?size=1GiB"
-        self._folder, self._model = folder, str(model)
-        self._numbers = itertools.count()
-        # A machine that runs several tests at once may be slow to read.
-        self.server = self.start(self.tiers, "--chunk-cache-tier-timeout", "20")
-
-    def start(self, tiers: str, *flags: str, wait: bool = True, **kwargs: Any) -> TesseraServer:
-        log = self._folder / f"server-{next(self._numbers)}.log"
-        kwargs.setdefault("serve", ALWAYS_FETCHING)
-        model = (self._model, "--dtype", "float32")
-        server = TesseraServer(log, *model, *COMMON, "--chunk-cache-tiers", tiers, *flags, **kwargs)
-        self._stack.callback(server.stop)
-        return server.wait_ready() if wait else server
 
 
 @pytest.fixture(scope="module")
@@ -68,27 +44,6 @@ def start(directory: Directory) -> Iterator[StartServer]:
             return server
 
         yield start_server
-
-
-def archived(server: TesseraServer) -> dict[str, Any]:
-    """Waits until everything is stored; returns the stats."""
-    deadline = time.monotonic() + 60
-    while (stats := server.stats())["occupancy"]["archive_waiting"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return stats
-
-
-def to_sleep(server: TesseraServer) -> None:
-    """Drops all stored segments from the pool."""
-    archived(server)
-    slept = server.post("/v1/cache/sleep", {"idle_s": 0})
-    assert slept["segments"] > 0
-    assert server.stats()["occupancy"]["segments"] == 0
-
-
-def origins(response: dict[str, Any]) -> list[str | None]:
-    return [chunk.get("origin") or chunk["status"] for chunk in response["cache"]["chunks"]]
 
 
 @pytest.mark.parametrize("kind", ["file", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("s3", *WORKERS))])

@@ -10,8 +10,8 @@ import pytest
 
 from tests.engine.conftest import arguments_of
 from tests.engine.server import ServerPool, TesseraServer
-from tests.engine.test_exactness import STEPS, ask, assert_exact, statuses
 from tests.oracle import Oracle
+from tests.support.exactness import STEPS, ask, assert_exact, statuses
 from tools.random_model import build_random_model
 
 TRAINED, WINDOW = 512, 256

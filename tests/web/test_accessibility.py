@@ -2,22 +2,11 @@
 """axe-core finds no violation in any view and theme, including contrast."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from tests.support.accessibility import check
 from tests.web.conftest import EXAMPLE
 from training.demo.language import DEFAULT_SYSTEM
-
-RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
-
-
-def check(page: Page) -> None:
-    """Fails on violations of any impact, and if contrast was not measured."""
-    found = Axe().run(page, options=RULES).response
-    told = [(rule["id"], rule["impact"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]]
-    assert told == []
-    assert "color-contrast" in {rule["id"] for rule in found["passes"]}
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 @pytest.fixture(params=["light", "dark"])

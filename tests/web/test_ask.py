@@ -7,10 +7,8 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.app.pdfs import make_pdf
+from tests.support.ask_page import ANSWER, HOSTILE, drop
 from tests.web.conftest import EXAMPLE
-
-ANSWER = "The access code of Falcon is 7342."
-HOSTILE = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
 
 
 def texts(page: Page) -> list[str]:
@@ -152,18 +150,6 @@ def test_files_become_chunks(page):
     expect(page.locator("#chunks li")).to_have_count(4)
     page.get_by_label("Question").fill("What is the access code of Falcon?")
     assert [chunk.get("title") for chunk in ask(page)["chunks"]] == ["Guide › Setup", "Guide › Use", None, None]
-
-
-def drop(page: Page, selector: str, name: str, content: str) -> None:
-    page.evaluate(
-        """([selector, name, content]) => {
-            const dataTransfer = new DataTransfer();
-            dataTransfer.items.add(new File([content], name));
-            for (const type of ["dragover", "drop"])
-                document.querySelector(selector).dispatchEvent(new DragEvent(type, {dataTransfer, bubbles: true}));
-        }""",
-        [selector, name, content],
-    )
 
 
 def test_errors_are_told_in_words(example):

@@ -4,8 +4,8 @@
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.support.ask_page import HOSTILE
 from tests.web.conftest import EXAMPLE
-from tests.web.test_ask import HOSTILE
 from training.demo.language import DEFAULT_SYSTEM
 
 NUM_PARAGRAPHS = 40

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import Replica
-from tests.web.test_accessibility import check
+from tests.support.accessibility import check
 from tools.server_process import ServerProcess
 
 

@@ -9,9 +9,9 @@ from playwright.sync_api import Page, Route, expect
 
 from app.documents.files import SUFFIXES
 from tests.app.pdfs import make_pdf
-from tests.engine.test_tiers import archived
+from tests.support.ask_page import ANSWER, HOSTILE, drop
+from tests.support.tier_servers import archived
 from tests.web.conftest import EXAMPLE
-from tests.web.test_ask import ANSWER, HOSTILE, drop
 from training.demo.language import DEFAULT_SYSTEM
 
 QUESTION = EXAMPLE.questions[0]

@@ -6,11 +6,7 @@ from hypothesis import strategies as st
 
 from app.documents.document import Document
 from app.documents.splitting import split_markdown, split_text
-
-
-def words(document: Document) -> int:
-    """Counts tokens as words of title and text."""
-    return len(document.render().split())
+from tests.support.words import words
 
 
 def titled(pieces):

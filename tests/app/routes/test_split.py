@@ -14,9 +14,9 @@ from app.documents.rag_request import RagChunk
 from app.routes.split import router
 from app.settings import Settings
 from engine_ext.wire.vllm_compat import GracefulHTTPError
-from tests.app.documents.test_splitting import words
 from tests.app.pdfs import make_pdf
 from tests.support.context import make_context
+from tests.support.words import words
 
 
 async def split(file, filename="a.txt", **params):

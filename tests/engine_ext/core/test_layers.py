@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine_ext.core.layers import attention_layers
 from engine_ext.core.worker import WorkerHalf
-from tests.engine_ext.core.test_ascend import Layer, Model, Rope
+from tests.support.ascend import Layer, Model, Rope
 
 BLOCKS, BLOCK, HEADS, SIZE = 4, 16, 2, 64
 

@@ -19,7 +19,7 @@ from cache.config import ChunkCacheUse
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.start import startup
 from engine_ext.start.startup import SWITCHED_OFF, ChunkCacheOptions, RequiredCacheError, start_chunk_engine
-from tests.engine_ext.start.test_self_check import ComparingLLM
+from tests.support.comparing_llm import ComparingLLM
 from tools.random_model import build_preset
 
 POOL = {"num_pages": 400, "page_bytes": 1, "block_order": "order"}

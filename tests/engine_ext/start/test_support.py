@@ -22,7 +22,7 @@ from engine_ext.start.support import (
     turning_reason,
     unsupported_reason,
 )
-from tests.engine_ext.core.test_ascend import Layer, Model, Rope
+from tests.support.ascend import Layer, Model, Rope
 from tools.random_model import build_preset
 
 

@@ -1,28 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training rows match serving: each branch is laid out as by the oracle alone."""
 
-import random
-
 import pytest
 import torch
 
-from tests import oracle
-from training.demo.batches import STRATEGIES, Batch, Sample, make_batch, repeat_sample
+from tests.support.training_samples import SAMPLES, alone
+from training.demo.batches import STRATEGIES, Batch, make_batch
 from training.demo.curriculum import CURRICULUM
-
-SAMPLES = [repeat_sample(random.Random(seed), 2048, 40, chunks, 3) for seed, chunks in enumerate((1, 4, 2))]
-
-
-def alone(sample: Sample, strategy: str, branch: int) -> tuple[list[int], list[int], torch.Tensor]:
-    """Ids, positions and visibility of one branch after its context, by the oracle."""
-    question = [*sample.branches[branch].prompt, *sample.branches[branch].answer[:-1]]
-    segments = (sample.system, sample.chunks, question)
-    ids, positions, groups = oracle.lay_out_overlapping("shared", segments)
-    if strategy != "shared":
-        positions = list(range(len(ids)))
-    if strategy == "full":
-        groups = [oracle.TAIL] * len(ids)
-    return ids, positions, oracle.mask(groups, groups, torch.float32)[0, 0] == 0
 
 
 def cut_out(batch: Batch, row: int, branch: int) -> torch.Tensor:

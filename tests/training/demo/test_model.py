@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from tests.training.demo.test_batches import SAMPLES, alone
+from tests.support.training_samples import SAMPLES, alone
 from training.demo.batches import FIRST_TOKEN_WEIGHT, STRATEGIES, make_batch, repeat_sample
 from training.demo.initialisation import look_back
 from training.demo.model import forward

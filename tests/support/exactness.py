@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers over chunks, compared with the oracle."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.server import TesseraServer, token_logprobs
+from tests.oracle import Oracle
+
+STEPS = 8
+QWEN3, LLAMA_MHA, QWEN3_MHA = (
+    pytest.param(name, marks=pytest.mark.matrix) for name in ("tiny-qwen3", "tiny-llama-mha", "tiny-qwen3-mha")
+)
+STRATEGIES = ["shared", "parallel", "offset"]
+
+
+# Two line feeds follow a chunk's text, and one byte is one token: a chunk of n tokens has n - 2 characters.
+SUFFIX = 2
+Text = Callable[[int], str]
+
+
+def ask(server: TesseraServer, strategy: str, chunks: list[str], question: str, **fields: Any) -> dict[str, Any]:
+    return server.chat(
+        system=fields.pop("system", "You answer from documents."),
+        chunks=chunks,
+        question=question,
+        max_tokens=fields.pop("max_tokens", STEPS),
+        temperature=0,
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=fields.pop("top_logprobs", 0),
+        return_token_ids=True,
+        cache={"position_strategy": strategy, "explain": True, **fields.pop("cache", {})},
+        **fields,
+    )
+
+
+def segments(report: dict[str, Any]) -> tuple[list[int], list[list[int]], list[int]]:
+    kinds = [segment["kind"] for segment in report["segments"]]
+    assert kinds == ["system", *["chunk"] * (len(kinds) - 2), "question"]
+    ids = [segment["token_ids"] for segment in report["segments"]]
+    return ids[0], ids[1:-1], ids[-1]
+
+
+def assert_exact(
+    response: dict[str, Any], oracle: Oracle, strategy: str, tolerance: float = 1e-4, steps: int = STEPS
+) -> list[float]:
+    """Asserts that log probabilities equal the oracle's, and that the tokens are the oracle's greedy choice.
+
+    Returns the log probabilities' differences.
+    """
+    report = response["cache"]
+    assert report["mode"] == "chunked", report
+    tokens = report["tokens"]
+    assert tokens["reused"] + tokens["computed"] + tokens.get("left_out", 0) == tokens["prompt"]
+    tokens = response["choices"][0]["token_ids"]
+    assert len(tokens) == steps
+    assert ("opening" in report) == (report["scope"] == "isolated")
+    links = report.get("links")
+    expected = oracle.score(
+        strategy,
+        segments(report),
+        tokens,
+        report.get("opening"),
+        links and (links["tokens"], links["context"]),
+        kept=kept_of(report) if "left_out" in report["tokens"] else None,
+    )
+    differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
+    assert max(differences) <= tolerance, differences
+    best = expected.distributions.max(dim=-1).values.tolist()
+    # The engine may rate one token too high and another too low, each by the tolerance.
+    assert all(b - a <= 2 * tolerance for a, b in zip(expected.logprobs, best, strict=True)), "not the greedy tokens"
+    return differences
+
+
+def kept_of(report: dict[str, Any]) -> list[int]:
+    return [index for index, chunk in enumerate(report["chunks"]) if chunk.get("kept", True)]
+
+
+def statuses(response: dict[str, Any]) -> list[str]:
+    return [chunk["status"] for chunk in response["cache"]["chunks"]]
+
+
+def assert_filled_hit_and_mixed_are_exact(
+    server: TesseraServer, oracle: Oracle, text: Text, steps: int = STEPS
+) -> None:
+    for strategy in STRATEGIES:
+        system, a, b, c = text(20), text(200), text(37), text(64)
+        for chunks, expected in (
+            ([a, b], ["filled", "filled"]),
+            ([b, a], ["hit", "hit"]),
+            ([c, a], ["filled", "hit"]),
+        ):
+            response = ask(server, strategy, chunks, text(15), system=system, max_tokens=steps)
+            assert statuses(response) == expected
+            assert_exact(response, oracle, strategy, steps=steps)
