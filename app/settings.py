@@ -52,7 +52,16 @@ class ChunkSettings(BaseSettings):
     )
     chunk_max_tokens: int = Field(4096, ge=1, description="longer documents are split into chunks of this size")
     collections: Path | None = Field(None, description="folder of the collections of files")
-    retriever: str = Field("bm25", min_length=1, description="what finds a collection's passages")
+    retriever: str = Field("bm25", min_length=1, description="bm25, hybrid, or another package's")
+    embeddings_url: SecretStr | None = Field(
+        None, description="of hybrid: http://host:8001/v1?model=NAME, or file:///folder"
+    )
+
+    @model_validator(mode="after")
+    def _embeddings_are_used(self) -> "ChunkSettings":
+        if self.retriever == "bm25" and self.embeddings_url is not None:
+            raise ValueError("--embeddings-url is for --retriever hybrid")
+        return self
 
 
 class ClusterSettings(BaseSettings):

@@ -3,7 +3,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import starmap
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,6 +81,19 @@ class Retrieval:
         if about.system and not system_texts(body):
             _add_system(path, body, about.system)
         return found
+
+    async def prepared(self, about: About, lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+        """The lines of an ingestion; the retriever prepares each file that is stored, or the summary says why not."""
+        prepare = getattr(self._retriever, "prepare", None)
+        problem: str | None = None
+        async for line in lines:
+            if problem is not None and "summary" in line:
+                line["summary"]["search"] = problem
+            yield line
+            if prepare is not None and "index" not in line and line.get("status", "failed") != "failed":
+                record = await asyncio.to_thread(self.collections.record, about, line["file"])
+                if record is not None:
+                    problem = await prepare(self.collections.vectors(about), record.passages) or problem
 
     async def _find(
         self, field: RetrieveField, turns: Sequence[str], namespace: str | None

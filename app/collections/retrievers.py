@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import bm25s
+from bm25s.stopwords import STOPWORDS_EN
 
 from app.collections.store import Corpus
 from app.collections.words import words_of
@@ -43,7 +44,10 @@ class Ranking(list[Ranked]):
 
 
 class Retriever(Protocol):
-    """Ranks passages. Made once for a server: by the class method ``of_settings`` where it has one."""
+    """Ranks passages. Made once for a server: by the class method ``of_settings`` where it has one.
+
+    ``prepare(vectors, passages)``, where it has one, is called with each file that is stored, and returns what to tell.
+    """
 
     async def rank(self, query: str, corpus: Corpus, top_k: int) -> Sequence[Ranked]:
         """At most ``top_k`` passages that fit the query, the best first. An error refuses the request (502)."""
@@ -65,7 +69,7 @@ class Bm25:
         return await asyncio.to_thread(self._rank, query, corpus, top_k)
 
     def _rank(self, query: str, corpus: Corpus, top_k: int) -> Sequence[Ranked]:
-        words = words_of(query)
+        words = _without_stop_words(words_of(query))
         if not words or (index := self._index(corpus)) is None:
             return []
         found, scores = index.retrieve([words], k=min(top_k, len(corpus.passages)), show_progress=False)
@@ -81,6 +85,12 @@ class Bm25:
                     index.index(words, show_progress=False)
                 self._indexes[corpus] = index
             return self._indexes[corpus]
+
+
+def _without_stop_words(words: list[str]) -> list[str]:
+    """Words without those that say little, unless there are no others: in "Who is in IT?", IT alone stays."""
+    said = [word for word in words if word not in STOPWORDS_EN]
+    return said if any(word.casefold() not in STOPWORDS_EN for word in said) else words
 
 
 def make_retriever(settings: Settings) -> Retriever:

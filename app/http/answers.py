@@ -135,10 +135,14 @@ class FilesByStatus(Shape):
 
 
 class CollectionSummary(IngestSummary):
-    """Files, then passages as in ``POST /v1/rag/chunks``. ``displaced``: chunks evicted from the pool meanwhile."""
+    """Files, then passages as in ``POST /v1/rag/chunks``. ``displaced``: chunks evicted from the pool meanwhile.
+
+    ``search``: why passages are not found as the server's retriever finds them.
+    """
 
     files: FilesByStatus
     displaced: int
+    search: str | None = None
 
 
 class CollectionEnd(Shape):

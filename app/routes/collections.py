@@ -77,7 +77,7 @@ async def ingest_files(
     lines = await ingestion.compute(results)
     if isinstance(lines, ErrorResponse):
         return error_response(lines)
-    return JsonLines(json.dumps(line) + "\n" async for line in lines)
+    return JsonLines(json.dumps(line) + "\n" async for line in retrieval.prepared(about, lines))
 
 
 async def _given(file: UploadFile) -> GivenFile:

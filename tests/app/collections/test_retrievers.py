@@ -50,7 +50,7 @@ async def test_the_passage_with_the_words_is_first(corpus: Corpus, query: str, f
     assert all(0 < other.score <= best.score for other in others)
 
 
-@pytest.mark.parametrize("query", ["?!", "unheard", "", "\ud800"])
+@pytest.mark.parametrize("query", ["?!", "unheard", "", "\ud800", "the unheard of"])
 async def test_nothing_is_found_without_a_common_word(corpus: Corpus, query: str) -> None:
     assert list(await Bm25().rank(query, corpus, 3)) == []
 
@@ -67,6 +67,16 @@ async def test_a_passage_without_words_does_not_hide_the_others() -> None:
 def test_an_unknown_retriever_is_refused_with_those_there_are() -> None:
     with pytest.raises(UnknownRetrieverError, match=r"no retriever 'psychic'; there are .*bm25"):
         make_retriever(Settings(retriever="psychic"))
+
+
+@pytest.mark.parametrize(
+    ("query", "files"), [("is it", ["it", "rain"]), ("Who is in IT?", ["it"]), ("IT is", ["it", "rain"])]
+)
+async def test_stop_words_count_where_there_are_no_others(query: str, files: list[str]) -> None:
+    corpus = corpus_of({"rain": "Is it in the rain?", "it": "IT is on call."})
+    found = await files_found(Bm25(), query, corpus, 2)
+    assert sorted(found) == files
+    assert found[0] == "it" or "IT" not in query
 
 
 async def recall(retriever: Retriever) -> float:
