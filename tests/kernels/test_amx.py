@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.layout import probe_layout
 from tests.kernels import amx
 
 SHAPES = [(32, 32), (32, 64), (64, 96), (128, 64), (128, 128), (160, 256)]
@@ -43,6 +44,23 @@ def test_what_is_written_is_read_and_nothing_else_changes(block_size: int, head_
         assert torch.equal(found[slots], written)
         found[slots] = float("nan")
         assert found.isnan().all()
+
+
+@pytest.mark.parametrize(("block_size", "head_size"), SHAPES)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_what_is_written_is_read_as_probed(block_size: int, head_size: int, heads: int) -> None:
+    caches = make_caches(4, heads, block_size, head_size)
+
+    def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
+        amx.write(key, value, *caches, slots)
+
+    probed = probe_layout(*caches, 4, block_size, heads, head_size, head_size, write)
+    slots = torch.randperm(4 * block_size)[: 3 * block_size]
+    key, value = torch.randn(2, len(slots), heads, head_size).bfloat16()
+    write(key, value, slots)
+    address = slots // block_size, slots % block_size
+    assert torch.equal(probed.key_view(caches[0])[address], key)
+    assert torch.equal(probed.value_view(caches[1])[address], value)
 
 
 @pytest.mark.parametrize(("block_size", "head_size"), SHAPES)
