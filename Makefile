@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-gpu-runtime test-tiers test-nixl test-integrations test-fast containers coverage fuzz check audit bench eval-demo train-demo clean
+.PHONY: help setup demo serve cluster test test-rest test-all test-in-place test-attend test-gpu-runtime test-amx test-tiers test-nixl test-integrations test-fast containers coverage fuzz check audit bench eval-demo train-demo clean
 
 BIN := .venv/bin
 # COVERAGE=1 keeps the lines that a run reaches, for `make coverage`.
@@ -56,6 +56,11 @@ test-gpu-runtime: setup ## run tests with the CPU run as vLLM runs GPUs (exactne
 	set -e; for placement in copy in-place; do TESSERA_CHUNK_CACHE_PLACEMENT=$$placement \
 		PYTHONPATH="$(CURDIR)/tests/engine/gpu_runtime" $(PYTEST) $(PARALLEL) $(or $(ARGS),$(PLACED)); done
 
+test-amx: setup ## run tests of bfloat16 with K and V in AMX's layout, emulated; others in ARGS
+	@scripts/test_servers.sh
+	PYTHONPATH="$(CURDIR)/tests/engine/amx_runtime" $(PYTEST) $(PARALLEL) \
+		$(or $(ARGS),-k bfloat16 tests/engine/test_exactness.py tests/engine/test_attend.py)
+
 test-tiers: setup ## run tests with tiers on, chunks copied and shared in place (exactness, faults, isolation); others in ARGS
 	@scripts/test_servers.sh
 	set -e; for placement in copy in-place; do rm -rf build/test-tiers; mkdir -p build/test-tiers; \
@@ -74,7 +79,7 @@ test-integrations: setup ## install the clients of docs/integrations into .venv-
 	@.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --requirement scripts/integrations-requirements.txt
 	$(PYTEST) -n 0 $(or $(ARGS),tests/engine/test_integrations.py)
 
-test-all: test test-rest test-in-place test-attend test-gpu-runtime test-tiers test-nixl test-integrations ## run all tests (hours)
+test-all: test test-rest test-in-place test-attend test-gpu-runtime test-amx test-tiers test-nixl test-integrations ## run all tests (hours)
 
 test-fast: setup ## run the tests without an engine
 	@scripts/test_servers.sh

@@ -15,6 +15,7 @@ from app.cli import main as tessera
 from engine_ext.wire.prefix import is_block
 from tests.engine.server import TesseraServer, wait_until_gone
 from tests.support.exactness import ask, assert_exact, statuses
+from tests.support.prefixes import STEPS, complete, settle, tokens_of
 from tests.support.tenants import KEYS, TENANTS, key_of
 from tests.support.waiting import until
 
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.matrix
 
 Text = Callable[[int], str]
 
-STEPS = 8
 LITTLE = (
     "--enforce-eager",
     "--max-model-len",
@@ -62,27 +62,6 @@ def tier(tmp_path: Path, model_path: Callable[[str], Path]) -> Iterator[TierFold
     tier = TierFolder(tmp_path, model_path)
     with tier.stack:
         yield tier
-
-
-def complete(server: TesseraServer, prompt: list[int], **fields: Any) -> tuple[int, list[int], list[float]]:
-    """Cached tokens of an ordinary prompt, and the answer's tokens with their log probabilities."""
-    body = {"model": server.model, "prompt": prompt, "max_tokens": STEPS, "temperature": 0, "ignore_eos": True}
-    headers = fields.pop("headers", {})
-    body |= {"logprobs": 0, "return_token_ids": True, **fields}
-    response = server.client.post("/v1/completions", json=body, headers=headers)
-    assert response.status_code == 200, response.text
-    answer = response.json()
-    details, (choice,) = answer["usage"]["prompt_tokens_details"] or {}, answer["choices"]
-    return details.get("cached_tokens") or 0, choice["token_ids"], choice["logprobs"]["token_logprobs"]
-
-
-def tokens_of(server: TesseraServer, text: str) -> list[int]:
-    return server.post("/tokenize", {"model": server.model, "prompt": text})["tokens"]
-
-
-def settle(server: TesseraServer) -> None:
-    """Waits until nothing waits to be stored."""
-    until(lambda: not server.occupancy()["archive_waiting"])
 
 
 def evict(server: TesseraServer, text: Text) -> None:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests' emulation of AMX's layout is vLLM's own."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.layout import probe_layout
+from tests.kernels import amx
+
+SHAPES = [(32, 32), (32, 64), (64, 96), (128, 64), (128, 128), (160, 256)]
+"""Tokens of a block, size of a head."""
+
+
+def make_caches(blocks: int, heads: int, block_size: int, head_size: int) -> tuple[Tensor, Tensor]:
+    """Caches of K and V as vLLM views its one tensor."""
+    cache = torch.full((blocks, heads, block_size, 2 * head_size), float("nan"), dtype=torch.bfloat16)
+    key_cache, value_cache = cache.view(blocks, heads, 2 * block_size, head_size).chunk(2, dim=2)
+    return key_cache, value_cache
+
+
+def test_addresses_are_those_of_vllms_source() -> None:
+    """K in int32 units: ``group * 16 * size / 2 + token % 16 + 16 * (dim / 2)``; V: sub-groups of two tokens."""
+    assert amx.key_addresses(128, 64)[17, 5] == 2 * (1 * 16 * 32 + 1 + 16 * 2) + 1
+    assert amx.value_addresses(128, 64)[17, 37] == 2 * (128 * 16) + 8 * 2 * 16 + 2 * 5 + 1
+
+
+@pytest.mark.parametrize(("block_size", "head_size"), SHAPES)
+def test_every_element_has_a_place_of_its_own(block_size: int, head_size: int) -> None:
+    for addresses in (amx.key_addresses(block_size, head_size), amx.value_addresses(block_size, head_size)):
+        assert addresses.shape == (block_size, head_size)
+        assert torch.equal(addresses.flatten().sort().values, torch.arange(block_size * head_size))
+
+
+@pytest.mark.parametrize(("block_size", "head_size"), SHAPES)
+def test_what_is_written_is_read_and_nothing_else_changes(block_size: int, head_size: int) -> None:
+    heads = 3
+    caches = make_caches(5, heads, block_size, head_size)
+    slots = torch.randperm(5 * block_size)[: 2 * block_size]
+    key, value = torch.randn(2, len(slots), heads, head_size).bfloat16()
+    skipped = torch.zeros(2, 1, heads, head_size).bfloat16()
+    amx.write(torch.cat((key, skipped[0])), torch.cat((value, skipped[1])), *caches, torch.cat((slots, -slots[:1] - 1)))
+    for written, found in zip((key, value), amx.read(*caches, torch.arange(5)), strict=True):
+        assert torch.equal(found[slots], written)
+        found[slots] = float("nan")
+        assert found.isnan().all()
+
+
+@pytest.mark.parametrize(("block_size", "head_size"), SHAPES)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_what_is_written_is_read_as_probed(block_size: int, head_size: int, heads: int) -> None:
+    caches = make_caches(4, heads, block_size, head_size)
+
+    def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
+        amx.write(key, value, *caches, slots)
+
+    probed = probe_layout(*caches, 4, block_size, heads, head_size, head_size, write)
+    slots = torch.randperm(4 * block_size)[: 3 * block_size]
+    key, value = torch.randn(2, len(slots), heads, head_size).bfloat16()
+    write(key, value, slots)
+    address = slots // block_size, slots % block_size
+    assert torch.equal(probed.key_view(caches[0])[address], key)
+    assert torch.equal(probed.value_view(caches[1])[address], value)
+
+
+@pytest.mark.parametrize(("block_size", "head_size"), SHAPES)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_equal_to_vllms_operator(block_size: int, head_size: int, heads: int) -> None:
+    """Run on CPUs with AMX."""
+    ops = pytest.importorskip("vllm._custom_ops")
+    if not hasattr(torch.ops._C, "cpu_attn_reshape_and_cache"):
+        pytest.skip("this vLLM has no CPU kernels")
+    if not torch.cpu._is_amx_tile_supported():
+        pytest.skip("this CPU has no AMX")
+    slots = torch.randperm(5 * block_size)[: 3 * block_size]
+    slots[7] = -1
+    # Heads that are not contiguous, as vLLM's are after one projection for queries, K and V.
+    key, value = torch.randn(len(slots), 2 * heads, head_size).bfloat16().split(heads, dim=1)
+    expected, emulated = (make_caches(5, heads, block_size, head_size) for _ in range(2))
+    try:
+        ops.cpu_attn_reshape_and_cache(key, value, *expected, slots, "amx")
+    except RuntimeError as error:
+        if "Unsupported CPU attention configuration" not in str(error):
+            raise
+        pytest.skip("this build of vLLM has no AMX kernels")
+    amx.write(key, value, *emulated, slots)
+    for each, other in zip(expected, emulated, strict=True):
+        assert torch.equal(each.view(torch.int16), other.view(torch.int16))
