@@ -2,6 +2,7 @@
 """Decisions of profiles, and invalid profile files."""
 
 import pytest
+from vllm.sampling_params import SamplingParams
 
 from app.documents.openai_documents import DocumentsRequest
 from app.intake import open_ticket
@@ -9,7 +10,8 @@ from app.profile import Kind, Profile, ProfileError
 from app.settings import Settings
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.sparse import Sparse
-from engine_ext.client.request import CacheOptions, ChunkedRequest, Ticket
+from engine_ext.client.adapters import Adapters
+from engine_ext.client.request import CacheOptions, ChunkedRequest, Ticket, resolve
 from tests.support.context import make_context
 
 
@@ -118,10 +120,11 @@ def test_adapters_were_not_measured(adapter, chunks, mode):
 def test_chunks_are_counted_as_they_are_computed_not_as_documents_are_sent():
     ticket = Ticket(CacheOptions(), ("one document",), decide=PROFILE.applied)
     parts = tuple(Chunk(pack((1, 2)), document=0, part=(i, 9)) for i in range(1, 10))
-    whole = ChunkedRequest(ticket, ChunkedPrompt((), parts[:1], (9,)))
-    split = ChunkedRequest(ticket, ChunkedPrompt((), parts, (9,)))
-    assert [request.options("").decision.mode for request in (whole, split)] == ["shared", "full"]
-    assert ChunkedRequest(ticket, None).options("").decision is None
+    prompts = (ChunkedPrompt((), parts[:1], (9,)), ChunkedPrompt((), parts, (9,)), None)
+    decisions = [
+        resolve(ChunkedRequest(ticket, prompt), Adapters(), SamplingParams()).options.decision for prompt in prompts
+    ]
+    assert [decision and decision.mode for decision in decisions] == ["shared", "full", None]
 
 
 def test_it_is_read_as_it_was_written(tmp_path):
