@@ -4,6 +4,7 @@
 from dataclasses import dataclass, field
 
 from app.collections.retrieval import Retrieval
+from app.documents.extraction import Extraction
 from app.profile import Profile
 from app.prompt.marks import Marks
 from app.settings import Settings
@@ -23,6 +24,7 @@ class ServerContext:
     settings: Settings
     retrieval: Retrieval
     marks: Marks
+    extraction: Extraction
     profile: Profile | None = None
     registry: RedisRegistry | None = None
     defaults: CacheOptions = field(init=False)

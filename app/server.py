@@ -28,6 +28,7 @@ from app.cluster.registration import registered
 from app.collections.retrieval import make_retrieval
 from app.collections.retrievers import make_retriever
 from app.context import ServerContext
+from app.documents.extraction import Extraction, check_ocr
 from app.errors import answer_errors
 from app.http.cut_off import CutOffMiddleware
 from app.http.openapi import correct_openapi
@@ -101,6 +102,7 @@ def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, m
         settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy}),
         make_retrieval(settings),
         marks,
+        Extraction(engine.renderer.tokenizer_json, ocr=settings.ocr),
         profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out),
         RedisRegistry(settings.registry) if settings.registry is not None else None,
     )
@@ -159,10 +161,12 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     """Prepares arguments and logging before the engine starts.
 
     Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`,
-    :class:`ProfileError`, :class:`UnknownRetrieverError`.
+    :class:`OcrMissingError`, :class:`ProfileError`, :class:`UnknownRetrieverError`.
     """
     configure_logging(settings)
     make_retriever(settings)  # fails early
+    if settings.ocr:
+        check_ocr()
     if args.served_model_name is None and (folder := Path(args.model)).is_dir():
         args.served_model_name = [folder.resolve().name]
     args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)
@@ -187,7 +191,11 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
     quotas = tenants.quota_of if tenants is not None else no_quotas
     async with _started_engine(AsyncEngineArgs.from_cli_args(args), options, renderer, quotas) as engine:
         with exported(engine, wanted=settings.chunk_cache != "off"):
-            yield await build_tessera_app(engine, args, settings, profile, marks, tenants), engine
+            app = await build_tessera_app(engine, args, settings, profile, marks, tenants)
+            try:
+                yield app, engine
+            finally:
+                app.state.tessera.extraction.close()
 
 
 def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOptions:

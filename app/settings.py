@@ -56,6 +56,7 @@ class ChunkSettings(BaseSettings):
     embeddings_url: SecretStr | None = Field(
         None, description="of hybrid: http://host:8001/v1?model=NAME, or file:///folder"
     )
+    ocr: bool = Field(False, description="read scans in PDF files, by the extra ocr")
 
     @model_validator(mode="after")
     def _embeddings_are_used(self) -> "ChunkSettings":

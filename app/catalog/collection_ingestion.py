@@ -1,36 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files into a collection: split, stored as passages, and computed ahead."""
+"""Files into a collection: split, stored as passages, and computed ahead, one file after the other."""
 
 import asyncio
+import logging
+import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
-from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
-from starlette.datastructures import State
+from starlette.datastructures import State, UploadFile
 
-from app.catalog.ingestion import Lines, ingestion_of
+from app.catalog.ingestion import ingestion_of
 from app.catalog.segments import Catalog
-from app.collections.passages import FileRecord, dropped_ids, split_into_passages
+from app.collections.passages import FileRecord, Passage, dropped_ids, passages_of
 from app.collections.store import About, Collections
-from app.documents.files import SUFFIXES, UnreadableFileError, text_of
+from app.documents.document import BadRequestError
+from app.documents.extraction import Extraction
 from app.documents.rag_request import IngestRequest, RagChunk
+from app.documents.readers import UnreadableFileError
+from cache.errors import ChunkCacheError
 from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import ErrorResponse
 
-_READING: Final = asyncio.Semaphore(2)
-"""Files read concurrently; others wait."""
+logger = logging.getLogger(__name__)
 _STATUSES: Final = ("added", "changed", "unchanged", "failed")
+_LONGEST_NAME: Final = 512
+_BATCH: Final = 256
+"""Passages that are handed to the engine at once: more would hold the event loop."""
 
 
-class GivenFile(NamedTuple):
-    """A file as a client sent it. ``name`` may have folders."""
+class IngestionRefusedError(Exception):
+    """vLLM refuses the collection's system prompt, and so all passages."""
 
-    name: str
-    content: bytes
+    def __init__(self, response: ErrorResponse) -> None:
+        super().__init__(response.error.message)
+        self.response = response
 
 
 class FileResult(NamedTuple):
@@ -48,30 +55,56 @@ class FileResult(NamedTuple):
 
 
 class CollectionIngestion:
-    """Stores the files of one call in a collection, then computes their passages."""
+    """Stores files in a collection, and computes their passages."""
 
     def __init__(self, state: State, manager: ChunkCacheManager, collections: Collections, about: About) -> None:
         self._state = state
         self._engine: ChunkEngine = state.engine_client
+        self._extraction: Extraction = state.tessera.extraction
         self._manager = manager
         self._collections = collections
         self._about = about
+        self._statuses: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
+        self._num_passages = 0
 
-    async def store(self, files: Sequence[GivenFile]) -> list[FileResult]:
-        """Stores the files that have changed. Raises :class:`CollectionStorageError`."""
-        return [await self._stored(file) for file in files]
+    async def run(self, files: Sequence[UploadFile]) -> AsyncIterator[dict[str, Any]]:
+        """Yields a line per file, with a line per passage behind it, then the summary.
 
-    async def compute(self, results: Sequence[FileResult]) -> Lines | ErrorResponse:
-        """Computes the passages of stored files. Yields a line per file, one per passage, and the summary."""
-        passages = [passage for result in results if result.record for passage in result.record.passages]
-        chunks = [RagChunk(id=each.id, text=each.text, title=each.title) for each in passages]
-        request = IngestRequest.model_validate(
-            {"system": self._about.system, "chunks": chunks, "cache": {"namespace": self._about.namespace}}
-        )
-        lines = await ingestion_of(request, self._state, self._manager)
-        if isinstance(lines, ErrorResponse):
-            return lines
-        return self._with_files(results, [passage.file for passage in passages], lines)
+        A file that fails changes nothing. If no file can be read, raises :class:`BadRequestError`, or the
+        :class:`ChunkCacheError` of storing one, and before it yields anything :class:`IngestionRefusedError`.
+        """
+        evicted_before = self._manager.metrics.removals[Removal.EVICTED]
+        failed: list[FileResult] = []
+        refusal: ChunkCacheError | None = None
+        for file in files:
+            try:
+                result = await self._stored(file)
+            except ChunkCacheError as error:
+                result, refusal = FileResult(file.filename or "", "failed", None, str(error)), error
+            except Exception as error:  # of one file, whatever it is
+                logger.exception("Storing %r failed.", file.filename)
+                result = FileResult(file.filename or "", "failed", None, f"{type(error).__name__}: {error}")
+            self._statuses[result.status] += 1
+            if result.record is None and self._statuses.total() == self._statuses["failed"]:
+                failed.append(result)
+                continue
+            lines = self._computed(result.record.passages) if result.record else _nothing()
+            first = await anext(lines, None)
+            for each in (*failed, result):
+                yield each.to_dict()
+            failed.clear()
+            if first is not None:
+                yield first
+            async for line in lines:
+                yield line
+        if failed:
+            if refusal is not None:
+                raise refusal
+            raise BadRequestError("; ".join(f"{each.file}: {each.error}" for each in failed), "files")
+        displaced = self._manager.metrics.removals[Removal.EVICTED] - evicted_before
+        by_status = {name: self._statuses[name] for name in _STATUSES}
+        yield {"summary": {"files": by_status, **self._totals, "displaced": displaced}}
 
     async def drop(self, ids: Sequence[str]) -> None:
         """Drops the KV of passages that a collection no longer has."""
@@ -80,46 +113,48 @@ class CollectionIngestion:
         if known is not None and (keys := Catalog(self._manager, None).drop_ids(namespace, ids)):
             await self._engine.cache.drop_from_tiers(keys, namespace)
 
-    async def _stored(self, file: GivenFile) -> FileResult:
-        digest = sha256(file.content).hexdigest()
-        before = await asyncio.to_thread(self._collections.record, self._about, file.name)
-        if before is not None and before.is_of(digest, self._about.max_tokens):
-            return FileResult(file.name, "unchanged", before)
+    async def _stored(self, file: UploadFile) -> FileResult:
+        name = file.filename or ""
+        if not 1 <= len(name) <= _LONGEST_NAME or any(unicodedata.category(each) in ("Cc", "Cs") for each in name):
+            words = f"a file needs a name of 1 to {_LONGEST_NAME} characters, none of them control characters"
+            return FileResult(name, "failed", None, words)
+        content = await file.read()
+        most = self._about.max_tokens
+        digest = await asyncio.to_thread(lambda: sha256(content).hexdigest())
+        before = await asyncio.to_thread(self._collections.record, self._about, name)
+        if before is not None and before.is_of(digest, most):
+            return FileResult(name, "unchanged", before)
         try:
-            async with _READING:
-                text = await _text(file)
-                record = await asyncio.to_thread(self._split, file, digest, text)
+            pieces = await self._extraction.split(content, name, most)
         except UnreadableFileError as error:
-            return FileResult(file.name, "failed", None, str(error))
+            return FileResult(name, "failed", None, str(error))
+        passages = await asyncio.to_thread(passages_of, pieces, name, self._about.name)
+        record = FileRecord(name, digest, len(content), most, passages)
         await asyncio.to_thread(self._collections.put, self._about, record)
         await self.drop(dropped_ids(before, record))
-        return FileResult(file.name, "added" if before is None else "changed", record)
+        return FileResult(name, "added" if before is None else "changed", record)
 
-    def _split(self, file: GivenFile, digest: str, text: str) -> FileRecord:
-        most, count = self._about.max_tokens, self._engine.renderer.num_tokens
-        passages = split_into_passages(text, file.name, most, count, collection=self._about.name)
-        if not passages:
-            raise UnreadableFileError("there is no text in the file")
-        return FileRecord(file.name, digest, len(file.content), most, passages)
-
-    async def _with_files(self, results: Sequence[FileResult], files: Sequence[str], lines: Lines) -> Lines:
-        """The lines of a call; ``files`` has the file of each passage."""
-        statuses = Counter(result.status for result in results)
-        removals = self._manager.metrics.removals
-        evicted_before = removals[Removal.EVICTED]
-        for result in results:
-            yield result.to_dict()
-        async for line in lines:
-            if (summary := line.get("summary")) is not None:
-                by_status = {name: statuses[name] for name in _STATUSES}
-                displaced = removals[Removal.EVICTED] - evicted_before
-                yield {"summary": {"files": by_status, **summary, "displaced": displaced}}
-            else:
-                yield {"file": files[line["index"]], **line}
+    async def _computed(self, passages: Sequence[Passage]) -> AsyncIterator[dict[str, Any]]:
+        """Computes a file's passages; yields a line for each. Raises :class:`IngestionRefusedError`."""
+        for start in range(0, len(passages), _BATCH):
+            batch = passages[start : start + _BATCH]
+            chunks = [RagChunk(id=each.id, text=each.text, title=each.title) for each in batch]
+            request = IngestRequest.model_validate(
+                {"system": self._about.system, "chunks": chunks, "cache": {"namespace": self._about.namespace}}
+            )
+            lines = await ingestion_of(request, self._state, self._manager)
+            if isinstance(lines, ErrorResponse):
+                raise IngestionRefusedError(lines)
+            async for line in lines:
+                if (summary := line.get("summary")) is not None:
+                    self._totals.update(summary)
+                    continue
+                progress = {"done": start + line["progress"]["done"], "total": len(passages)}
+                index = self._num_passages + line["index"]
+                yield {"file": passages[0].file, **line, "index": index, "progress": progress}
+            self._num_passages += len(batch)
 
 
-async def _text(file: GivenFile) -> str:
-    suffix = PurePath(file.name).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UnreadableFileError(f"its type is not one of {', '.join(SUFFIXES)}")
-    return await text_of(file.content, suffix)
+async def _nothing() -> AsyncIterator[dict[str, Any]]:
+    return
+    yield

@@ -1,124 +1,186 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extracts the text of PDF and HTML files in a limited process.
+"""Reads and splits files in processes with limits, one file at a time in each; a file at fault fails alone.
 
-Run as a program with the file's suffix, it reads the file from standard input and writes JSON: ``{"text": …}`` or
-``{"error": …}``.
+Run as a program, it reads a tokenizer, then pairs of JSON and a file, from standard input. It answers a file with the
+pieces, a list each, and an object. Each of these is behind its length.
 """
 
 import asyncio
-import io
+import importlib.util
 import json
+import math
 import os
 import resource
+import signal
+import struct
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
-MAX_PAGES = 2000
-MAX_CHARACTERS = 16 << 20
+from app.documents.document import Document
+from app.documents.document_tokenizer import DocumentTokenizer
+from app.documents.readers import READERS, UnreadableFileError, read, suffix_of
+from app.documents.splitting import Piece, split
+
 MAX_SECONDS = 60
 MAX_MEMORY_BYTES = 2 << 30
+_TOO_MUCH_MEMORY: Final = f"takes more than {MAX_MEMORY_BYTES >> 30} GiB of memory"
+_MAX_KEPT_BYTES: Final = 512 << 20
+"""Memory of a process that reads another file."""
+_MODULE = "app.documents.extraction"
+_PROCESSES: Final = 2
+_SLOWDOWN: Final = 5
+"""Times the limit of CPU time that a file may take, on a busy machine."""
+_OCR: Final = 10
+"""Times the limit of CPU time, where scans are read."""
+_LENGTH: Final = struct.Struct("<Q")
 
 
-class ExtractionError(ValueError):
-    """A file without readable text; the message says why."""
+class OcrMissingError(ValueError):
+    """OCR is asked for, but not installed."""
 
 
-async def extracted(file: bytes, suffix: str) -> str:
-    """Text of a file with one of the suffixes in ``READERS``. Raises :class:`ExtractionError`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",  # keeps this folder's modules from shadowing the standard library
-        __file__,
-        suffix,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        async with asyncio.timeout(MAX_SECONDS):
-            said, _ = await process.communicate(file)
-    except TimeoutError as error:
-        raise ExtractionError(f"reading this file takes longer than {MAX_SECONDS} s") from error
-    finally:
-        if process.returncode is None:
+def check_ocr() -> None:
+    """Raises :class:`OcrMissingError`."""
+    if importlib.util.find_spec("rapidocr") is None:
+        raise OcrMissingError("--ocr needs the extra ocr: pip install 'tessera-rag[ocr]'")
+
+
+class Extraction:
+    """Processes that split files by a tokenizer; started when needed, and used for one file after the other."""
+
+    def __init__(self, tokenizer: str, *, ocr: bool = False) -> None:
+        self._tokenizer = tokenizer.encode()
+        self._ocr = ocr
+        self._threads = ThreadPoolExecutor(_PROCESSES, "extraction")
+        self._running = set[subprocess.Popen[bytes]]()
+        self._idle: list[subprocess.Popen[bytes]] = []
+
+    async def split(self, file: bytes, name: str, max_tokens: int) -> list[Piece]:
+        """The pieces of a file; raises :class:`UnreadableFileError`."""
+        if suffix_of(name) not in READERS:
+            raise UnreadableFileError(f"files of the type {suffix_of(name)!r} can't be read")
+        about = {"name": name, "max_tokens": max_tokens, "ocr": self._ocr}
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._split, file, about)
+
+    def close(self) -> None:
+        """Ends the processes; files that they read fail."""
+        for process in tuple(self._running):
             process.kill()
-            await process.wait()
-    return _parsed(said)
+        self._threads.shutdown(cancel_futures=True)
+        for process in tuple(self._running):
+            self._end(process)
+
+    def _split(self, file: bytes, about: dict[str, Any]) -> list[Piece]:
+        process = self._idle.pop() if self._idle else self._started()
+        watch = threading.Timer(_max_seconds(about["ocr"]) * _SLOWDOWN, process.kill)
+        watch.start()
+        try:
+            *pieces, end = _asked(process, file, about)
+        except (OSError, ValueError, struct.error) as error:  # the process has ended
+            is_late = not watch.is_alive() or process.wait() == -signal.SIGXCPU
+            self._end(process)
+            why = f"takes longer than {MAX_SECONDS} s" if is_late else f"breaks its reader, or {_TOO_MUCH_MEMORY}"
+            raise UnreadableFileError(f"reading this file {why}") from error
+        finally:
+            watch.cancel()
+        if end.pop("is_last") or process.poll() is not None:
+            self._end(process)
+        else:
+            self._idle.append(process)
+        if end:
+            raise UnreadableFileError(end["error"])
+        return [Piece(*each) for each in pieces]
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).parents[2])
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE],  # -P: the working folder's modules stay out
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))},
+        )
+        self._running.add(process)
+        with suppress(OSError):  # whoever asks it finds out
+            _write(process.stdin, self._tokenizer)
+        return process
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.communicate()
+        self._running.discard(process)
 
 
-def _parsed(said: bytes) -> str:
-    try:
-        answer: dict[str, Any] = json.loads(said)
-    except ValueError as error:  # it was killed: out of memory or CPU time
-        raise ExtractionError(f"reading this file takes more than {MAX_MEMORY_BYTES >> 30} GiB of memory") from error
-    if "error" in answer:
-        raise ExtractionError(answer["error"])
-    return str(answer["text"])
+def _asked(process: subprocess.Popen[bytes], file: bytes, about: dict[str, Any]) -> Iterator[Any]:
+    """The process's answers to a file, the last an object."""
+    _write(process.stdin, json.dumps(about).encode(), file)
+    answer = None
+    while not isinstance(answer, dict):
+        answer = json.loads(_read(process.stdout))
+        yield answer
 
 
-def read_pdf(file: bytes) -> str:
-    """Text of all pages, a blank line and a form feed between them. Runs in the process of its own."""
-    from pypdf import PdfReader
-    from pypdf.errors import PyPdfError
-
-    try:
-        reader = PdfReader(io.BytesIO(file))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise ExtractionError("this PDF is encrypted: remove its password first")
-        if len(reader.pages) > MAX_PAGES:
-            raise ExtractionError(f"this PDF has {len(reader.pages)} pages; at most {MAX_PAGES} are read")
-        text = _joined(reader)
-    except PyPdfError as error:
-        raise ExtractionError(f"this is not a PDF that can be read: {error}") from error
-    if not text.strip():
-        raise ExtractionError("there is no text in this PDF; a scan would have to go through OCR first")
-    return text
+def _write(stream: Any, *contents: bytes) -> None:
+    for content in contents:
+        stream.write(_LENGTH.pack(len(content)))
+        stream.write(content)
+    stream.flush()
 
 
-def read_html(file: bytes) -> str:
-    """A page as Markdown, without scripts, links and pictures. Runs in the process of its own."""
-    from bs4 import BeautifulSoup
-    from markdownify import MarkdownConverter
-
-    page = BeautifulSoup(file, "html.parser")
-    for unread in page(["script", "style", "noscript", "template", "head"]):
-        unread.decompose()
-    text = str(MarkdownConverter(heading_style="atx", strip=["a", "img"]).convert_soup(page))
-    if not text.strip():
-        raise ExtractionError("there is no text in this HTML file")
-    if len(text) > MAX_CHARACTERS:
-        raise ExtractionError(f"there are more than {MAX_CHARACTERS >> 20} million characters in this file")
-    return text
-
-
-READERS: Final = {".pdf": read_pdf, ".html": read_html, ".htm": read_html}
-"""Reads a file's bytes; raises :class:`ExtractionError`."""
-
-
-def _joined(reader: Any) -> str:
-    pages: list[str] = []
-    length = 0
-    for page in reader.pages:
-        pages.append(page.extract_text().strip())
-        length += len(pages[-1])
-        if length > MAX_CHARACTERS:
-            raise ExtractionError(f"there are more than {MAX_CHARACTERS >> 20} million characters in this PDF")
-    return "\n\n\f".join(pages)
+def _read(stream: Any) -> bytes:
+    content: bytes = stream.read(*_LENGTH.unpack(stream.read(_LENGTH.size)))
+    return content
 
 
 def _main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
     os.nice(10)  # requests have priority
+    asked: Any = sys.stdin.buffer
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # parsers may print
+    tokenizer = DocumentTokenizer(_read(asked).decode())
+    while asked.peek(1):
+        about, file = json.loads(_read(asked)), _read(asked)
+        _limit_cpu_time(_max_seconds(about["ocr"]))
+        found = _answers(tokenizer, file, **about)
+        _write(answers, *(json.dumps(answer).encode() for answer in found))
+        del file
+
+
+def _answers(tokenizer: DocumentTokenizer, file: bytes, name: str, max_tokens: int, ocr: bool) -> Iterator[Any]:
+    def count(document: Document) -> int:
+        return len(tokenizer.encode(document.render()))
+
+    end: dict[str, Any] = {}
     try:
-        answer = {"text": READERS[sys.argv[1]](sys.stdin.buffer.read())}
-    except ExtractionError as error:
-        answer = {"error": str(error)}
+        yield from split(read(file, name, ocr=ocr), max_tokens, count)
+    except UnreadableFileError as error:
+        end["error"] = str(error)
     except MemoryError:
-        return
-    except Exception as error:  # a broken file may cause any error in the parser
-        answer = {"error": f"this file can't be read: {type(error).__name__}: {error}"}
-    json.dump(answer, sys.stdout)
+        end["error"] = f"reading this file {_TOO_MUCH_MEMORY}"
+    except BaseException as error:  # a broken file may cause any error in a parser, also panics
+        end["error"] = f"this file can't be read: {type(error).__name__}: {error}"
+    yield {**end, "is_last": _memory_bytes() > _MAX_KEPT_BYTES}
+
+
+def _memory_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _max_seconds(ocr: bool) -> int:
+    return MAX_SECONDS * (_OCR if ocr else 1)
+
+
+def _limit_cpu_time(seconds: int) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = math.ceil(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":

@@ -1,103 +1,164 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits a text into documents of bounded length: at headings, paragraphs, lines, sentences, words."""
+"""Splits a text into passages of bounded length: at headings, paragraphs, lines, sentences, words."""
 
+import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import regex
+from markdown_it import MarkdownIt
 
 from app.documents.document import Document
+from app.documents.readers import Text
 
 CountTokens = Callable[[Document], int]
-_HEADING = re.compile(r"(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*")
-_FENCE = re.compile(r" {0,3}(```|~~~)")
-_BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-_PAUSES = (re.compile(r"\n"), re.compile(r"(?<=[.!?…。])\s+"), re.compile(r"\s+"))
-"""Places for a cut, the best first."""
-_BETWEEN_PARAGRAPHS = 2
-"""Tokens of the blank line between two paragraphs, at most, in all known tokenizers."""
+_FRONT_MATTER: Final = re.compile(r"---[ \t]*\n(?=[\w-]+:)(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
+_CLOSING: Final = r"[\p{SB=Close}--[\p{Ps}\p{Pi}]]*+"
+"""Brackets and quotation marks behind a sentence."""
+_CUTS: Final = (
+    re.compile(r"\n[ \t]*\n"),
+    regex.compile(rf"(?V1)[\p{{SB=STerm}}\p{{SB=ATerm}}]{_CLOSING}[ \t]*\n"),
+    re.compile(r"\n(?=[ \t|>#*+~`{}\[\]<(-]|\d+[.)])"),
+    regex.compile(rf"(?V1)[.!?…]{_CLOSING}(?=\s)|[[\p{{SB=STerm}}．；]--[!?]]{_CLOSING}"),
+    re.compile(r"\n"),
+    re.compile(r"\S(?=\s)"),
+    regex.compile(r"\X"),
+)
+"""Places for a cut, the best first: behind a paragraph, a line that ends a sentence, a line before one with a mark of
+its own (of lists, tables, code), a sentence, a line, a word, what people see as one character."""
+_AHEAD: Final = 32
+"""Characters behind a cut that may tell that it is none."""
+_BLANK_LINES: Final = re.compile(r"(?:[^\S\n]*\n)*+")
+_BLANKS: Final = re.compile(r"[^\S\n]*+")
+_DENSITY: Final = 4.0
+_DENSITIES: Final = (0.25, 32.0)
+"""Characters per token: at first, and the least and most that are tried first."""
+_GROWTHS: Final = 4
 
 
 class Piece(NamedTuple):
-    """A part of the text as a document, and its number of prompt tokens."""
+    """The part ``start:end`` of a text, and its number of prompt tokens. ``page`` counts from 1, if there are pages."""
 
-    document: Document
+    title: str | None
+    text: str
     num_tokens: int
+    start: int
+    end: int
+    page: int | None
 
 
-def split_markdown(text: str, max_tokens: int, count: CountTokens) -> Iterator[Piece]:
-    """Splits Markdown at headings. The title of a piece is the headings above it (``Guide › Setup``)."""
-    for title, body in _sections(text):
-        yield from split_text(body, max_tokens, count, title)
+class _Heading(NamedTuple):
+    level: int
+    text: str
+    start: int
+    end: int
 
 
-def split_text(text: str, max_tokens: int, count: CountTokens, title: str | None = None) -> Iterator[Piece]:
+class _Section(NamedTuple):
+    """The part ``start:end`` of a text below headings, the outermost first; the last of them starts at ``heading``."""
+
+    headings: Sequence[str]
+    heading: int
+    start: int
+    end: int
+
+
+def split(file: Text, max_tokens: int, count: CountTokens) -> Iterator[Piece]:
     """Splits a text into pieces of at most ``max_tokens``, of whole paragraphs where possible.
 
-    A title of more than half of ``max_tokens`` is left out.
+    Markdown is split at its headings. The title of a piece is the headings above it (``Guide › Setup``), without the
+    outer ones where it would take more than half of ``max_tokens``.
     """
-    if title is not None and count(Document("", None, title)) > max_tokens // 2:
-        title = None
-    paragraphs = [paragraph.strip() for paragraph in _BLANK_LINES.split(text) if paragraph.strip()]
-    for group in _groups(paragraphs, max_tokens, count, title):
-        yield from _fitting("\n\n".join(group), max_tokens, count, title)
+    text = file.text
+    for section in _sections(text) if file.is_markdown else (_Section((), 0, 0, len(text)),):
+        title = _title(section.headings, max_tokens, count)
+        # A heading that is too long for a title stays in the text.
+        start = section.heading if section.headings and title is None else section.start
+        yield from _pieces(file, start, section.end, title, max_tokens, count)
 
 
-def _sections(text: str) -> Iterator[tuple[str | None, str]]:
-    """Yields ``(title, body)`` from heading to heading; ``#`` in fenced code is not a heading."""
-    above: list[tuple[int, str]] = []
-    lines: list[str] = []
-    fence = None
-    for line in text.splitlines():
-        if mark := _FENCE.match(line):
-            fence = mark[1] if fence is None else None if mark[1] == fence else fence
-        if fence is None and (heading := _HEADING.fullmatch(line)):
-            yield _title(above), "\n".join(lines)
-            lines, level = [], len(heading[1])
-            above = [*(each for each in above if each[0] < level), (level, heading[2])]
-        else:
-            lines.append(line)
-    yield _title(above), "\n".join(lines)
+def _sections(text: str) -> Iterator[_Section]:
+    """Parts from heading to heading. A heading with nothing below it is a part itself."""
+    headings = [*_headings(text), _Heading(0, "", len(text), len(text))]
+    yield _Section((), 0, 0, headings[0].start)
+    above: list[_Heading] = []
+    for heading, following in itertools.pairwise(headings):
+        above = [*(each for each in above if each.level < heading.level), heading]
+        titles = [each.text for each in above if each.text]
+        if text[heading.end : following.start].strip():
+            yield _Section(titles, heading.start, heading.end, following.start)
+        elif following.level <= heading.level and heading.text:
+            start = text.find(heading.text, heading.start, heading.end)
+            bounds = (heading.start, heading.end) if start < 0 else (start, start + len(heading.text))
+            yield _Section(titles[:-1], bounds[0], *bounds)
 
 
-def _title(above: Sequence[tuple[int, str]]) -> str | None:
-    return " › ".join(text for _, text in above) or None
+def _headings(text: str) -> Iterator[_Heading]:
+    """The headings of Markdown, without those in lists and quotes."""
+    matter = _FRONT_MATTER.match(text)
+    skipped = matter.end() if matter else 0
+    body = text[skipped:]
+    lines = [skipped, *(skipped + match.end() for match in re.finditer("\n", body)), len(text), len(text)]
+    tokens = MarkdownIt("commonmark").disable(["inline", "reference"]).parse(body)
+    for opening, content in itertools.pairwise(tokens):
+        if opening.type == "heading_open" and opening.level == 0 and opening.map is not None:
+            first, last = opening.map
+            words = " ".join(content.content.split())
+            yield _Heading(int(opening.tag[1]), words, lines[first], lines[last])
 
 
-def _groups(paragraphs: Sequence[str], max_tokens: int, count: CountTokens, title: str | None) -> Iterator[list[str]]:
-    """Groups paragraphs that fit together, by the sum of their lengths."""
-    group: list[str] = []
-    room = 0
-    for paragraph in paragraphs:
-        tokens = count(Document(paragraph)) + _BETWEEN_PARAGRAPHS
-        if group and tokens > room:
-            yield group
-            group = []
-        if not group:
-            room = max_tokens - (count(Document("", None, title)) if title else 0)
-        group.append(paragraph)
-        room -= tokens
-    if group:
-        yield group
+def _title(headings: Sequence[str], max_tokens: int, count: CountTokens) -> str | None:
+    for first in range(len(headings)):
+        title = " › ".join(headings[first:])
+        if count(Document("", None, title)) <= max_tokens // 2:
+            return title
+    return None
 
 
-def _fitting(text: str, max_tokens: int, count: CountTokens, title: str | None) -> Iterator[Piece]:
-    """Yields ``text`` as one piece, or halves it until all pieces fit. One character always fits."""
-    document = Document(text, None, title)
-    tokens = count(document)
-    if tokens <= max_tokens or len(text) == 1:
-        yield Piece(document, tokens)
-        return
-    middle = _cut(text)
-    for half in (text[:middle].strip(), text[middle:].strip()):
-        if half:
-            yield from _fitting(half, max_tokens, count, title)
+def _pieces(
+    file: Text, start: int, end: int, title: str | None, max_tokens: int, count: CountTokens
+) -> Iterator[Piece]:
+    """Pieces of the part ``start:end``, one after the other. Each looks no further ahead than a piece can reach."""
+    density = _DENSITY
+    while start < end:
+        size, growths = int(max_tokens * density) or 1, 0
+        while True:
+            cut = _cut(file.text, start, start + size) if start + size < end else end
+            piece = _piece(file, start, cut, title, count)
+            density = min(max((cut - start) / max(piece.num_tokens, 1), _DENSITIES[0]), _DENSITIES[1])
+            if piece.num_tokens > max_tokens and cut - start > 1:
+                size, growths = max(1, (cut - start) * max_tokens // piece.num_tokens), _GROWTHS
+            elif cut < end and max_tokens * density > 1.1 * size and growths < _GROWTHS:
+                size, growths = int(max_tokens * density), growths + 1
+            else:
+                break
+        if piece.text:
+            yield piece
+        start = cut
 
 
-def _cut(text: str) -> int:
-    """The best cut in the middle half of ``text``, nearest to its middle."""
-    middle, quarter = len(text) // 2, len(text) // 4
-    for pause in _PAUSES:
-        places = [match.end() for match in pause.finditer(text, middle - quarter, middle + quarter)]
+def _piece(file: Text, start: int, end: int, title: str | None, count: CountTokens) -> Piece:
+    """The part without blanks around it, but with the indentation of its first line."""
+    first = _end(_BLANK_LINES, file.text, start, end)
+    is_inside_line = first == start > 0 and file.text[start - 1] != "\n"
+    start = _end(_BLANKS, file.text, start, end) if is_inside_line else first
+    text = file.text[start:end].rstrip()
+    page = bisect_right(file.page_starts, start) if file.page_starts else None
+    return Piece(title, text, count(Document(text, None, title)) if text else 0, start, start + len(text), page)
+
+
+def _cut(text: str, start: int, end: int) -> int:
+    """The last place for a cut of the best kind, in the last three quarters of ``start:end``."""
+    earliest = start + (end - start) // 4
+    for pattern in _CUTS:
+        places = [match.end() for match in pattern.finditer(text, earliest, end + _AHEAD) if match.end() <= end]
         if places:
-            return min(places, key=lambda place: abs(place - middle))
-    return middle
+            return places[-1]
+    return end
+
+
+def _end(pattern: re.Pattern[str], text: str, start: int, end: int) -> int:
+    match = pattern.match(text, start, end)
+    return match.end() if match else start

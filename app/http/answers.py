@@ -57,6 +57,14 @@ class Plan(Shape):
     prefetching: int | None = None
 
 
+class Place(Shape):
+    """A part of a file: characters of its text, and the page from 1; ``null`` in files without pages."""
+
+    page: int | None
+    start: int
+    end: int
+
+
 class SplitChunk(Shape):
     """A chunk as other endpoints take it, plus ``tokens``."""
 
@@ -64,6 +72,7 @@ class SplitChunk(Shape):
     title: str | None
     text: str
     tokens: int
+    metadata: Place
 
 
 class Split(Shape):
@@ -185,8 +194,8 @@ class Collection(CollectionAbout):
     data: list[KeptFile]
 
 
-class KeptPassage(Shape):
-    """A passage of a file. ``page`` counts from 1; ``null`` in files without pages."""
+class KeptPassage(Place):
+    """A passage of a file."""
 
     id: str
     file: str
@@ -194,7 +203,6 @@ class KeptPassage(Shape):
     title: str | None
     text: str
     tokens: int
-    page: int | None
 
 
 class PassageList(Shape):

@@ -95,9 +95,10 @@ class SegmentRenderer:
         """Splits a document into one or, if it exceeds the chunk limit, several chunks; thread-safe."""
         return self._chunks(document.render(), document.id, index, namespace)
 
-    def num_tokens(self, document: Document) -> int:
-        """Number of a document's tokens in a prompt; thread-safe."""
-        return len(self._tokenizer.encode_document(document.render()))
+    @property
+    def tokenizer_json(self) -> str:
+        """The model's tokenizer."""
+        return self._tokenizer.json
 
     def _split(self, text: str) -> MarkedPrompt:
         try:

@@ -2,23 +2,18 @@
 """Tokenizes segments separately; a document's text never yields a control token."""
 
 import copy
-import json
-import re
 import threading
-from collections.abc import Iterable
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
 from cachetools import LRUCache, cachedmethod
-from tokenizers import Tokenizer
 
+from app.documents.document_tokenizer import DocumentTokenizer
 from cache.positions.layout import PackedTokens, pack, packed_length
 
 REMEMBERED_BYTES = 32 << 20
 """Memory for documents' packed tokens; their texts take about as much again."""
-
-_LOOKS_LIKE_CONTROL = re.compile(r"<.*>|\[.*\]|\{.*\}", re.DOTALL)
 
 
 class SegmentTokenizer:
@@ -30,11 +25,8 @@ class SegmentTokenizer:
         self._lock = threading.Lock()
         # A copy, since vLLM's threads use the model's own tokenizer.
         self._tokenizer = copy.deepcopy(tokenizer)
-        spec = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        control = [token for token in spec["added_tokens"] if _is_control(token)]
-        self._document_tokenizer = _without(spec, control)
-        self._control_ids = frozenset(token["id"] for token in control)
-        self._control_text = _alternatives(token["content"] for token in control)
+        self.json: str = self._tokenizer.backend_tokenizer.to_str()
+        self._document_tokenizer = DocumentTokenizer(self.json)
         self._remembered: LRUCache[Any, PackedTokens] = LRUCache(REMEMBERED_BYTES, getsizeof=len)
         self._remembering = threading.Lock()
 
@@ -45,12 +37,7 @@ class SegmentTokenizer:
 
     def encode_document(self, text: str) -> tuple[int, ...]:
         """Tokens of a document; a control token's spelling is plain text."""
-        ids = self._document_tokenizer.encode(text, add_special_tokens=False).ids
-        if self._control_ids.isdisjoint(ids):
-            return tuple(ids)
-        # Plain vocabulary entries merge into a control token: encode the text in pieces cut inside its spelling.
-        pieces = (self._document_tokenizer.encode(p, add_special_tokens=False).ids for p in self._broken(text))
-        return tuple(id for piece in pieces for id in piece if id not in self._control_ids)
+        return self._document_tokenizer.encode(text)
 
     @cachedmethod(attrgetter("_remembered"), lock=attrgetter("_remembering"))
     def pack_document(self, text: str, namespace: str) -> PackedTokens:
@@ -71,31 +58,3 @@ class SegmentTokenizer:
         if block_tokens is None or self.filler is None:
             return tokens
         return tokens + pack((self.filler,)) * (-packed_length(tokens) % block_tokens)
-
-    def _broken(self, text: str) -> Iterable[str]:
-        """``text``, cut after the first character of each control token's spelling."""
-        start = 0
-        for match in self._control_text.finditer(text):
-            yield text[start : match.start() + 1]
-            start = match.start() + 1
-        yield text[start:]
-
-
-def _is_control(token: dict[str, Any]) -> bool:
-    """Whether a token is special, or added and in brackets (``<think>``, ``[INST]``); not spaces or words."""
-    return bool(token["special"]) or _LOOKS_LIKE_CONTROL.fullmatch(token["content"]) is not None
-
-
-def _without(spec: dict[str, Any], tokens: list[dict[str, Any]]) -> Tokenizer:
-    """A tokenizer that ignores ``tokens``; they stay in it as special tokens, so that ids are unchanged."""
-    added = [{**token, "special": token in tokens} for token in spec["added_tokens"]]
-    tokenizer = Tokenizer.from_str(
-        json.dumps({**spec, "added_tokens": added, "post_processor": None, "truncation": None, "padding": None})
-    )
-    tokenizer.encode_special_tokens = True  # encodes special tokens as text
-    return tokenizer
-
-
-def _alternatives(texts: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

@@ -3,15 +3,16 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Form, Path, Query, UploadFile
 from fastapi.responses import JSONResponse
 
-from app.catalog.collection_ingestion import CollectionIngestion, GivenFile
+from app.catalog.collection_ingestion import CollectionIngestion, IngestionRefusedError
 from app.documents.cache_options import NAMESPACE
-from app.documents.document import BadRequestError, is_unicode
+from app.documents.document import BadRequestError
 from app.documents.retrieve_field import COLLECTION_NAME
 from app.errors import error_response
 from app.http.answers import (
@@ -26,7 +27,6 @@ from app.http.answers import (
 from app.http.openapi import JsonLines, answers
 from app.routes.dependencies import AppState, Manager, RequestRetrieval, RequestSettings
 from engine_ext.client.request import NamespaceRefusedError, own_namespace
-from engine_ext.wire.vllm_compat import ErrorResponse
 
 router = APIRouter(prefix="/v1/rag/collections", tags=["Collections"])
 
@@ -54,7 +54,7 @@ Namespace = Annotated[
 )
 async def ingest_files(
     name: Name,
-    files: Annotated[list[UploadFile], File(description="text, Markdown, HTML or PDF")],
+    files: Annotated[list[UploadFile], File(description="of the types in docs/collections.md")],
     state: AppState,
     settings: RequestSettings,
     manager: Manager,
@@ -63,28 +63,26 @@ async def ingest_files(
     max_tokens: Annotated[int | None, Form(ge=16, description="most tokens of a passage; default: 256")] = None,
     namespace: Namespace = None,
 ) -> JsonLines | JSONResponse:
-    """Answers with JSON lines: one per file, one per computed passage, with progress, then a summary.
+    """Answers with JSON lines: per file one, with one per computed passage behind it, then a summary.
 
     A file replaces an earlier one of its name; unchanged ones stay. An interrupted call keeps what it stored, and
     passages that it did not compute are computed when a question needs them. 400 if no file can be read.
     """
     collections, default = retrieval.collections, min(DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
     about = await asyncio.to_thread(collections.begin, _own(namespace), name, system, max_tokens, default)
-    ingestion = CollectionIngestion(state, manager, collections, about)
-    results = await ingestion.store([await _given(file) for file in files])
-    if all(result.record is None for result in results):
-        raise BadRequestError("; ".join(f"{each.file}: {each.error}" for each in results), "files")
-    lines = await ingestion.compute(results)
-    if isinstance(lines, ErrorResponse):
-        return error_response(lines)
-    return JsonLines(json.dumps(line) + "\n" async for line in retrieval.prepared(about, lines))
+    lines = CollectionIngestion(state, manager, collections, about).run(files)
+    try:
+        first = await anext(lines)
+    except IngestionRefusedError as error:
+        return error_response(error.response)
+    prepared = retrieval.prepared(about, _from(first, lines))
+    return JsonLines(json.dumps(line) + "\n" async for line in prepared)
 
 
-async def _given(file: UploadFile) -> GivenFile:
-    name = file.filename or ""
-    if not name.isprintable() or not is_unicode(name) or not 1 <= len(name) <= 512:
-        raise BadRequestError("a file needs a name of 1 to 512 printable characters", "files")
-    return GivenFile(name, await file.read())
+async def _from(first: dict[str, Any], others: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    yield first
+    async for line in others:
+        yield line
 
 
 def _own(namespace: str | None) -> str:

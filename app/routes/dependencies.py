@@ -10,7 +10,7 @@ from starlette.datastructures import State
 from app.catalog.segments import Catalog
 from app.collections.retrieval import Retrieval
 from app.context import ServerContext
-from app.prompt.segments import SegmentRenderer
+from app.documents.extraction import Extraction
 from app.settings import Settings
 from cache.errors import FullAttentionError
 from cache.manager import ChunkCacheManager
@@ -47,19 +47,19 @@ async def _retrieval(context: Context) -> Retrieval:
     return context.retrieval
 
 
+async def _extraction(context: Context) -> Extraction:
+    return context.extraction
+
+
 async def _engine(state: AppState) -> ChunkEngine:
     engine: ChunkEngine = state.engine_client
     return engine
 
 
 RequestSettings = Annotated[Settings, Depends(_settings)]
+FileExtraction = Annotated[Extraction, Depends(_extraction)]
 RequestRetrieval = Annotated[Retrieval, Depends(_retrieval)]
 Engine = Annotated[ChunkEngine, Depends(_engine)]
-
-
-async def _renderer(engine: Engine) -> SegmentRenderer:
-    renderer: SegmentRenderer = engine.renderer
-    return renderer
 
 
 async def _manager(engine: Engine) -> ChunkCacheManager:
@@ -76,7 +76,6 @@ async def _tiers(engine: Engine) -> TierWriter:
     return cache.tier_writer
 
 
-Renderer = Annotated[SegmentRenderer, Depends(_renderer)]
 Manager = Annotated[ChunkCacheManager, Depends(_manager)]
 """The chunk cache's state; 409 while the cache is off."""
 Tiers = Annotated[TierWriter, Depends(_tiers)]

@@ -5,14 +5,22 @@ import io
 from collections.abc import Sequence
 
 from pypdf import PdfWriter
-from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+from pypdf.generic import (
+    ArrayObject,
+    DecodedStreamObject,
+    DictionaryObject,
+    NameObject,
+    NumberObject,
+    TextStringObject,
+)
 
 
-def make_pdf(*pages: Sequence[str], password: str | None = None) -> bytes:
-    """A PDF with these lines of ASCII text per page."""
+def make_pdf(*pages: Sequence[str], password: str | None = None, field: str | None = None, rotate: int = 0) -> bytes:
+    """A PDF with these lines of ASCII text per page, and the value of a form's field on the last."""
     writer = PdfWriter()
     for lines in pages:
         page = writer.add_blank_page(600, 800)
+        page.rotate(rotate)
         font = DictionaryObject(
             {
                 NameObject("/Type"): NameObject("/Font"),
@@ -26,8 +34,22 @@ def make_pdf(*pages: Sequence[str], password: str | None = None) -> bytes:
         shown = " ".join(f"({line}) Tj 0 -14 Td" for line in lines)
         stream.set_data(f"BT /F1 12 Tf 50 750 Td {shown} ET".encode())
         page[NameObject("/Contents")] = writer._add_object(stream)
+    if field is not None:
+        widget = DictionaryObject(
+            {
+                NameObject("/Type"): NameObject("/Annot"),
+                NameObject("/Subtype"): NameObject("/Widget"),
+                NameObject("/FT"): NameObject("/Tx"),
+                NameObject("/T"): TextStringObject("name"),
+                NameObject("/V"): TextStringObject(field),
+                NameObject("/Rect"): ArrayObject(map(NumberObject, (50, 700, 300, 720))),
+            }
+        )
+        placed = ArrayObject([writer._add_object(widget)])
+        page[NameObject("/Annots")] = placed
+        writer.root_object[NameObject("/AcroForm")] = DictionaryObject({NameObject("/Fields"): placed})
     if password is not None:
-        writer.encrypt(password, algorithm="RC4-128")
+        writer.encrypt(password, "owner", algorithm="RC4-128")
     file = io.BytesIO()
     writer.write(file)
     return file.getvalue()

@@ -13,4 +13,6 @@ from engine_ext.chunks.cache_off import CacheOff
 def make_context(**fields: Any) -> ServerContext:
     """A context with these fields; by default its chunk cache is off and its settings are the default ones."""
     engine = SimpleNamespace(cache=CacheOff("switched off"))
-    return ServerContext(**{"engine": engine, "settings": Settings(), "retrieval": None, "marks": Marks(), **fields})
+    return ServerContext(
+        **{"engine": engine, "settings": Settings(), "retrieval": None, "marks": Marks(), "extraction": None, **fields}
+    )

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from app.documents.files import SUFFIXES
+from app.documents.readers import READERS
 from tests.app.pdfs import make_pdf
 from tests.support.ask_page import ANSWER, HOSTILE, drop
 from tests.support.tier_servers import archived
@@ -259,5 +259,5 @@ def test_a_pool_that_is_too_small_is_told(collections):
 
 def test_the_page_takes_the_types_that_the_server_reads(page):
     types = page.evaluate("async () => (await import('/web/files.js')).TYPES")
-    assert types == list(SUFFIXES)
+    assert types == list(READERS)
     assert page.locator("#upload-files").get_attribute("accept") == ",".join(types)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from app.documents.document import Document
-from app.documents.files import SUFFIXES, UnreadableFileError, pieces_of, text_of
+from app.documents.extraction import Extraction
+from app.documents.readers import READERS, UnreadableFileError
 from app.prompt.tokenization import SegmentTokenizer
 from cache.positions.layout import Chunk, ChunkedPrompt, TokenIds
 from measuring.quality.metrics import REFUSAL
@@ -55,27 +56,26 @@ class Task:
 
 
 def read_passages(folder: Path, tokenizer: SegmentTokenizer, most_tokens: int) -> list[Document]:
-    """The folder's text, Markdown and PDF files in passages of at most ``most_tokens``.
+    """The folder's files in passages of at most ``most_tokens``.
 
     Raises :class:`MaterialError`.
     """
     if not folder.is_dir():
         raise MaterialError(f"{folder} is not a folder")
 
-    def count(document: Document) -> int:
-        return len(tokenizer.encode_document(document.render()))
-
-    passages = []
-    for path in sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES):
-        suffix = path.suffix.lower()
-        try:
-            text = asyncio.run(text_of(path.read_bytes(), suffix))
-        except (OSError, UnreadableFileError) as error:
-            raise MaterialError(f"{path}: {error}") from error
-        passages += [piece.document for piece in pieces_of(text, suffix, most_tokens, count)]
+    extraction = Extraction(tokenizer.json)
+    passages = list[Document]()
+    try:
+        for path in sorted(each for each in folder.rglob("*") if each.suffix.lower() in READERS):
+            pieces = asyncio.run(extraction.split(path.read_bytes(), path.name, most_tokens))
+            passages += [Document(piece.text, None, piece.title) for piece in pieces]
+    except (OSError, UnreadableFileError) as error:
+        raise MaterialError(f"{path}: {error}") from error
+    finally:
+        extraction.close()
     if len(passages) < LEAST_PASSAGES:
         what = f"{len(passages)} passages of at most {most_tokens} tokens"
-        raise MaterialError(f"{folder} has {what}; {LEAST_PASSAGES} are needed: give more {', '.join(SUFFIXES)} files")
+        raise MaterialError(f"{folder} has {what}; {LEAST_PASSAGES} are needed: give more files")
     return passages
 
 

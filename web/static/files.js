@@ -4,7 +4,13 @@
 import { send } from "./api.js";
 
 /** File types that the server reads. */
-export const TYPES = [".txt", ".md", ".markdown", ".pdf", ".html", ".htm"];
+export const TYPES = (
+  ".txt .text .log .md .markdown .html .htm .xhtml .csv .tsv .pdf .docx .pptx .xlsx .epub .eml .ipynb .rtf .adoc " +
+  ".bash .bat .c .cc .cfg .clj .cmake .conf .cpp .cs .css .cxx .dart .diff .erl .ex .exs .f90 .fish .go .gradle " +
+  ".groovy .h .hpp .hs .ini .java .jl .js .json .jsonl .jsx .kt .kts .less .lisp .lua .m .mjs .ml .mm .nim .org " +
+  ".patch .php .pl .pm .properties .proto .ps1 .py .pyi .r .rb .rs .rst .sass .scala .scss .sh .sql .swift .tex .tf " +
+  ".toml .ts .tsx .vb .vue .xml .yaml .yml .zig .zsh"
+).split(" ");
 
 const paths = new WeakMap();
 

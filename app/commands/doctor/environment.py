@@ -27,7 +27,9 @@ _NEEDED: Final = {
 }
 _OPTIONAL: Final = {
     "obstore": ("tiers in object stores", "obstore"),
-    "pypdf": ("splitting PDF files", "pypdf"),
+    "pypdfium2": ("reading PDF files", "pypdfium2"),
+    "office_oxide": ("reading Office files", "office-oxide"),
+    "turbohtml": ("reading HTML files", "turbohtml"),
     "matplotlib": ("plots of tessera eval and bench", "'tessera-rag[measure]'"),
     "ray": ("Ray Serve", "'tessera-rag[ray]'"),
     "mooncake": ("the tier mooncake://", "mooncake-transfer-engine"),

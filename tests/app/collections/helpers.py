@@ -10,7 +10,9 @@ from app.collections.store import About, Corpus, Vectors
 
 def record_of(file: str, text: str) -> FileRecord:
     """A file of one passage."""
-    return FileRecord(file, file, len(text), 99, (Passage(f"c/{file}#1", file, 1, None, text, len(text), None),))
+    return FileRecord(
+        file, file, len(text), 99, (Passage(f"c/{file}#1", file, 1, None, text, len(text), 0, len(text), None),)
+    )
 
 
 def corpus_of(texts: Mapping[str, str], vectors: Vectors | None = None) -> Corpus:

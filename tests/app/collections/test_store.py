@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.collections.passages import FileRecord, dropped_ids, split_into_passages
+from app.collections.passages import FileRecord, dropped_ids, passages_of
 from app.collections.store import (
     About,
     CollectionConflictError,
@@ -21,6 +21,8 @@ from app.collections.store import (
     digest_of,
 )
 from app.documents.document import Document
+from app.documents.readers import Text
+from app.documents.splitting import split
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,7 +32,7 @@ def count(document: Document) -> int:
 
 
 def record(file: str, text: str, max_tokens: int = 60) -> FileRecord:
-    passages = split_into_passages(text, file, max_tokens, count, collection="birds")
+    passages = passages_of(split(Text(text, is_markdown=file.endswith(".md")), max_tokens, count), file, "birds")
     return FileRecord(file, "digest", len(text), max_tokens, passages)
 
 
@@ -322,18 +324,6 @@ def test_readers_go_on_beside_a_writer(collections: Collections) -> None:
 def test_records_survive_json() -> None:
     given = record("owls.txt", "Owls.\n\n" + "They hunt at night. " * 5)
     assert FileRecord.of_json(json.loads(json.dumps(given.to_dict()))) == given
-
-
-def test_pages_are_found_by_form_feeds() -> None:
-    text = "First page.\n\n\fSecond page.\n\nIts end.\n\n\f\n\n\fFourth page."
-    passages = split_into_passages(text, "a.pdf", 18, count, collection="birds")
-    assert [(passage.text, passage.page) for passage in passages] == [
-        ("First page.", 1),
-        ("Second page.", 2),
-        ("Its end.", 2),
-        ("Fourth page.", 4),
-    ]
-    assert {each.page for each in split_into_passages("No pages.", "a.txt", 18, count, collection="birds")} == {None}
 
 
 def test_only_passages_that_differ_are_dropped() -> None:

@@ -1,43 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts are split into documents of bounded length without loss."""
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.documents.document import Document
-from app.documents.splitting import split_markdown, split_text
+from app.documents.readers import Text
+from app.documents.splitting import split
 from tests.support.words import words
 
 
-def titled(pieces):
-    return [(piece.document.title, piece.document.text) for piece in pieces]
+def pieces(text, max_tokens=50, count=words, **fields):
+    """Pieces, after a check that they are where they say."""
+    found = list(split(Text(text, **fields), max_tokens, count))
+    assert [text[each.start : each.end] for each in found] == [each.text for each in found]
+    assert all(before.end <= after.start for before, after in itertools.pairwise(found))
+    return found
+
+
+def texts(*args, **kwargs):
+    return [each.text for each in pieces(*args, **kwargs)]
+
+
+def titled(text, max_tokens=50):
+    return [(each.title, each.text) for each in pieces(text, max_tokens, is_markdown=True)]
 
 
 def test_a_short_text_is_one_piece():
-    (piece,) = split_text("One two.\n\nThree.", 10, words)
-    assert (piece.document, piece.num_tokens) == (Document("One two.\n\nThree."), 3)
+    (piece,) = pieces("One two.\n\nThree.", 10)
+    assert (piece.title, piece.text, piece.num_tokens) == (None, "One two.\n\nThree.", 3)
 
 
 def test_paragraphs_stay_together_where_they_fit():
-    paragraphs = ["a b c", "d e f", "g h i", "j"]
-    text = "\r\n  \n\n".join(paragraphs)
-    # Each paragraph counts two more, for the blank line.
-    assert [text for _, text in titled(split_text(text, 10, words))] == ["a b c\n\nd e f", "g h i\n\nj"]
+    assert texts("a b c\n\nd e f\n  \n\ng h i\n\nj", 6) == ["a b c\n\nd e f", "g h i\n\nj"]
 
 
 def test_a_long_paragraph_is_cut_between_sentences_then_between_words():
     sentences = "One two three four. Five six seven eight. Nine ten eleven twelve. Last one of these."
-    assert [text for _, text in titled(split_text(sentences, 8, words))] == [
+    assert texts(sentences, 9) == [
         "One two three four. Five six seven eight.",
         "Nine ten eleven twelve. Last one of these.",
     ]
-    assert [text for _, text in titled(split_text("a b c d e f", 3, words))] == ["a b", "c d", "e f"]
+    assert texts("a b c d e f", 3) == ["a b c", "d e f"]
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["桥长三百二十米。", "它建于一九八七年。", "两万辆汽车通过！", "谁造的？", "是艾达；"],
+        ["橋は三百二十メートルです。", "「そうですか？」", "はい！"],
+        ["पुल तीन सौ मीटर लंबा है। ", "इसे किसने बनाया? "],
+        ["Is it long?\n", "It is. ", "“Yes!” ", "(See above.) "],
+    ],
+    ids=["Chinese", "Japanese", "Hindi", "English"],
+)
+def test_sentences_of_all_scripts_stay_whole(sentences):
+    whole = [sentence.strip() for sentence in sentences] * 9
+    found = texts("".join(sentences * 9), 40, lambda document: len(document.text))
+    assert len(found) > 3
+    assert all(any(text.endswith(sentence) for sentence in whole) for text in found)
+
+
+def test_lines_of_lists_tables_and_code_stay_whole():
+    rows = "".join(f"| pump {i} | It costs {i} euros. Really. |\n" for i in range(50))
+    assert all(text.endswith("|") and text.startswith("| pump") for text in texts(rows, 40))
+    code = "".join(f"    send('Hello. World {i}')\n" for i in range(50))
+    assert all(text.endswith("')") and text.startswith("    send") for text in texts(code, 10))
+
+
+def test_the_first_line_of_a_piece_keeps_its_indentation():
+    assert texts("a b\n\n\n    c d\n      e", 3) == ["a b", "    c d\n      e"]
+
+
+def test_what_people_see_as_one_character_is_not_cut():
+    family = "👩‍👩‍👧"
+    assert all(text == family * (len(text) // len(family)) for text in texts(family * 99, 16, lambda d: len(d.text)))
 
 
 def test_a_text_without_pauses_is_cut_anywhere():
-    pieces = list(split_text("x" * 1000, 100, lambda document: len(document.text)))
-    assert "".join(piece.document.text for piece in pieces) == "x" * 1000
-    assert max(piece.num_tokens for piece in pieces) <= 100
+    found = pieces("x" * 1000, 100, lambda document: len(document.text))
+    assert "".join(each.text for each in found) == "x" * 1000
+    assert max(each.num_tokens for each in found) <= 100
+
+
+def test_pieces_are_filled_whatever_the_characters_of_a_token():
+    for text in ("antidisestablishmentarianism " * 300, "a " * 3000, "a b c d e f g h.\n" * 300):
+        *full, _ = pieces(text, 64)
+        assert min(each.num_tokens for each in full) > 48
+
+
+def test_pages_are_those_that_pieces_begin_on():
+    pages = ["Pump manual\n\nIt has a lid.\n\n", "\n\n", "Pump manual\n\nIt is blue.\n\n", "Pump manual"]
+    starts = [0, *itertools.accumulate(map(len, pages[:-1]))]
+    found = pieces("".join(pages), 4, page_starts=starts)
+    assert [(each.text, each.page) for each in found] == [
+        ("Pump manual", 1),
+        ("It has a lid.", 1),
+        ("Pump manual", 3),
+        ("It is blue.", 3),
+        ("Pump manual", 4),
+    ]
+    assert {each.page for each in pieces("No pages.")} == {None}
 
 
 def test_markdown_is_split_at_headings_which_become_titles():
@@ -53,7 +118,7 @@ Install it.
 Use it.
 # Notes
 None."""
-    assert titled(split_markdown(text, 50, words)) == [
+    assert titled(text) == [
         (None, "Before."),
         ("Guide › Setup", "Install it.\n```\n# a comment\n```"),
         ("Guide › Use", "Use it."),
@@ -61,23 +126,71 @@ None."""
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "titles"),
+    [
+        ("# C#\n\na", ["C#"]),
+        ("# A *b* `c` #\n\na", ["A *b* `c`"]),
+        ("Setup\n=====\n\na\n\nUse\nit\n---\n\nb", ["Setup", "Setup › Use it"]),
+        ("#hashtag\n\n    # code\n\na", [None]),
+        ("# A\n\n```sh install```\n\n# B\n\nb", ["A", "B"]),
+        ("# A\n\n````md\n```\n# no\n```\n# no\n````\n\n# B\n\nb", ["A", "B"]),
+        ("# A\n\n~~~\n```\n# no\n~~~\n# B\n\nb", ["A", "B"]),
+        ("# A\n\n> > ```\n> > # no\n> > ```\n>\n> # quoted\n\n# B\n\nb", ["A", "B"]),
+        ("# A\n\n- x\n\n  # in a list\n\n# B\n\nb", ["A", "B"]),
+        ("# A\n\n<div>\n# no\n</div>\n\n# B\n\nb", ["A", "B"]),
+        ("---\ntitle: x\nn: 1\n---\n\n# A\n\na", [None, "A"]),
+        ("---\n\n# A\n\na\n\n---\n\nb", [None, "A"]),
+        ("# A\n\na\n\n#### Deep\n\nb\n\n## C\n\nc", ["A", "A › Deep", "A › C"]),
+        ("#   A \t  b   \n\na", ["A b"]),
+        ("#\n\na", [None]),
+    ],
+)
+def test_headings_are_those_of_commonmark(text, titles):
+    assert [title for title, _ in titled(text)] == titles
+
+
+def test_headings_with_nothing_below_are_kept():
+    assert titled("# Emergency number: 4711\n\n# Other\n\nCall the desk.") == [
+        (None, "Emergency number: 4711"),
+        ("Other", "Call the desk."),
+    ]
+    assert titled("## How long?\n#### It is 320 meters.\n## Who?\n#### Ada.\n") == [
+        ("How long?", "It is 320 meters."),
+        ("Who?", "Ada."),
+    ]
+    assert titled("# One\n\n# Two\n \n") == [(None, "One"), (None, "Two")]
+
+
+def test_front_matter_is_kept_as_text():
+    assert titled("---\ntitle: Pump\n---\n# A\n\na") == [(None, "---\ntitle: Pump\n---"), ("A", "a")]
+
+
 def test_a_title_counts():
-    pieces = list(split_text("a b c d e f", 5, words, title="T U"))
-    assert all(piece.num_tokens == words(piece.document) <= 5 for piece in pieces)
-    assert {piece.document.title for piece in pieces} == {"T U"}
+    found = pieces("# T U\na b c d e f", 5, is_markdown=True)
+    assert all(each.num_tokens <= 5 for each in found)
+    assert {each.title for each in found} == {"T U"}
 
 
-def test_a_title_that_leaves_no_room_is_left_out():
-    assert titled(split_markdown("# a very long heading indeed\ntext", 6, words)) == [(None, "text")]
+def test_a_title_that_leaves_no_room_loses_its_outer_headings():
+    assert titled("# a very long heading indeed\n## Short\ntext", 6) == [("Short", "text")]
 
 
-def test_nothing_but_headings_and_blanks_is_nothing():
-    assert titled(split_markdown("# One\n\n# Two\n \n", 10, words)) == []
-    assert titled(split_text(" \n\n ", 10, words)) == []
+def test_a_heading_that_leaves_no_room_stays_in_the_text():
+    assert titled("# a very long heading indeed\ntext", 9) == [(None, "# a very long heading indeed\ntext")]
 
 
-@given(st.text(alphabet="ab .\n#`", max_size=300), st.integers(1, 20))
-def test_no_word_is_lost_and_no_piece_is_too_long(text, max_tokens):
-    pieces = list(split_text(text, max_tokens, words))
-    assert "".join("".join(piece.document.text.split()) for piece in pieces) == "".join(text.split())
-    assert all(piece.num_tokens == words(piece.document) <= max_tokens for piece in pieces)
+def test_nothing_but_blanks_is_nothing():
+    assert titled("\n \n\n") == []
+    assert texts(" \n\n ") == []
+
+
+@given(st.text(alphabet="ab .\n#`>-|\t。\u3000é", max_size=300), st.integers(4, 20), st.booleans())
+def test_no_word_is_lost_and_no_piece_is_too_long(text, max_tokens, is_markdown):
+    found = pieces(text, max_tokens, is_markdown=is_markdown)
+    assert all(each.num_tokens <= max_tokens for each in found)
+    if is_markdown:  # headings are in titles, once for each piece below them
+        kept = set("".join(f"{each.title or ''}{each.text}" for each in found))
+        assert {each for each in text if each.isalpha() or each == "。"} <= kept
+    else:
+        assert "".join("".join(each.text.split()) for each in found) == "".join(text.split())

@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads files of all types as text: Markdown, where the type has headings and tables.
+
+Runs in the processes of ``extraction.py``: a file may make any parser fail, hang or take all memory.
+"""
+
+import csv
+import email
+import email.policy
+import io
+import itertools
+import json
+import posixpath
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import PurePath
+from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+EDITION: Final = 1
+"""Of what the readers and the splitter make of a file. Greater: files are read again, whose passages may differ."""
+MAX_PAGES = 2000
+MAX_CHARACTERS = 16 << 20
+MAX_ATTACHMENTS = 100
+_TABLE_CHARACTERS: Final = 800
+"""Longer tables are written as several, each with the header, since a passage rarely holds all of one."""
+_OCR_SCALE: Final = 2.0
+"""Pixels per point of a page: 144 DPI."""
+_MAX_SPAN: Final = 100
+"""Rows or columns that a cell may span."""
+_DATA_URI: Final = re.compile(r"data:[\w.+-]++/[\w.+-]++(?:;(?!base64,)[\w.+=-]++)*+(?:;base64)?+,[^\s\"'()<>]*+")
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufeff\ufffe\uffff]")
+_HYPHEN: Final = re.compile("[\x02\ufffe]\\s*(\\S?)")
+"""How PDFium writes a hyphen at the end of a line."""
+_SELF_CLOSED: Final = re.compile(
+    rb"<(?!(?:br|hr|img|input|link|meta|col|wbr)\b)([a-zA-Z][\w:.-]*+)((?:[^<>/]|/(?!>))*+)/>"
+)
+_TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
+_ROW: Final = re.compile(r"[^\n|]*\|[^\n]*\|")
+
+
+class UnreadableFileError(ValueError):
+    """A file without text that can be read; the message says why."""
+
+
+class Text(NamedTuple):
+    """A file's text. ``page_starts`` are places in it, of files with pages."""
+
+    text: str
+    is_markdown: bool = False
+    page_starts: Sequence[int] = ()
+
+
+def suffix_of(name: str) -> str:
+    """The suffix that tells a file's type."""
+    return PurePath(name).suffix.lower()
+
+
+def read(file: bytes, name: str, *, ocr: bool = False) -> Text:
+    """The text of a file with one of the suffixes in ``READERS``; raises :class:`UnreadableFileError`.
+
+    With ``ocr``, pages of PDF files without text are read by OCR.
+    """
+    reader = READERS[suffix_of(name)]
+    made = read_pdf(file, ocr=ocr) if reader is read_pdf else reader(file)
+    made = Text(made) if isinstance(made, str) else made
+    if not made.text.strip():
+        raise UnreadableFileError("there is no text in the file")
+    _check_length(len(made.text))
+    return made
+
+
+def read_text(file: bytes) -> str:
+    """Text in UTF-8 or UTF-16, else in the encoding that fits its bytes best."""
+    return _clean(_decoded(file))
+
+
+def read_markdown(file: bytes) -> Text:
+    """Markdown as it is."""
+    return Text(read_text(file), is_markdown=True)
+
+
+def read_csv(file: bytes) -> Text:
+    """A table, separated as its first line is."""
+    text = read_text(file)
+    if declared := re.match(r"sep=(.)\n", text):  # Excel's own
+        text, separator = text[declared.end() :], declared[1]
+    else:
+        first = [text.split("\n", 1)[0]]
+        separator = max(",;\t|", key=lambda each: len(next(csv.reader(first, delimiter=each), ())))
+    csv.field_size_limit(MAX_CHARACTERS)
+    return Text(_table(csv.reader(io.StringIO(text), delimiter=separator)))
+
+
+def read_html(file: bytes | str) -> Text:
+    """A page as browsers read it, without links and pictures."""
+    import turbohtml
+
+    if isinstance(file, bytes) and b"http://www.w3.org/1999/xhtml" in file[:2048]:
+        file = _SELF_CLOSED.sub(rb"<\1\2></\1>", file)
+    page = turbohtml.parse(file, detect_encoding=True, positions=False)
+    for unread in page.select("head, noscript, iframe, rp"):
+        unread.decompose()
+    for mark, elements in (("^", "sup"), ("_", "sub")):
+        for element in page.select(elements):
+            before = element.previous_sibling
+            # Only behind a number a subscript changes what is read: 101₂, but H₂O.
+            if mark == "^" or (isinstance(before, turbohtml.Text) and before.text[-1:].isdigit()):
+                element.insert(0, turbohtml.Text(mark))
+    for element in page.select("rt"):
+        element.insert(0, turbohtml.Text("("))
+        element.append(turbohtml.Text(")"))
+    for table in page.select("table"):
+        _prepare_table(table)
+    return Text(_clean(page.to_markdown(_style())), is_markdown=True)
+
+
+def read_pdf(file: bytes, *, ocr: bool = False) -> Text:
+    """The text of all pages, with the values of form fields."""
+    import pypdfium2
+
+    try:
+        document = pypdfium2.PdfDocument(file)
+    except pypdfium2.PdfiumError as error:
+        if "password" in str(error):
+            raise UnreadableFileError("this PDF is encrypted: remove its password first") from error
+        raise UnreadableFileError(f"this is not a PDF that can be read: {error}") from error
+    if len(document) > MAX_PAGES:
+        raise UnreadableFileError(f"this PDF has {len(document)} pages; at most {MAX_PAGES} are read")
+    has_form = document.get_formtype() != 0
+    if has_form:
+        document.init_forms()
+    made = _paged(_page_text(document, number, has_form=has_form, ocr=ocr) for number in range(len(document)))
+    if not made.text.strip():
+        words = "" if ocr else "; a scan would have to go through OCR first (--ocr)"
+        raise UnreadableFileError(f"there is no text in this PDF{words}")
+    return made
+
+
+def read_office(file: bytes, type: Literal["docx", "pptx", "xlsx"]) -> Text:
+    """A document, the slides of a presentation, or the sheets of a workbook."""
+    import office_oxide
+
+    try:
+        html = office_oxide.Document.from_bytes(file, type).to_html()
+    except office_oxide.OfficeOxideError as error:
+        raise UnreadableFileError(f"this is not a {type} file that can be read: {error}") from error
+    if type == "docx":
+        return read_html(html)
+    parts = _paged(read_html(part).text for part in html.split("<hr />"))
+    return Text(parts.text, is_markdown=True, page_starts=parts.page_starts if type == "pptx" else ())
+
+
+def read_epub(file: bytes) -> Text:
+    """A book's chapters in the order of its spine."""
+    book = _archive(file)
+    container = ElementTree.fromstring(book.read("META-INF/container.xml"))
+    root = next(each.attrib["full-path"] for each in container.iterfind(".//{*}rootfile"))
+    package = ElementTree.fromstring(book.read(root))
+    hrefs = {each.get("id"): each.get("href", "") for each in package.iterfind(".//{*}manifest/{*}item")}
+    spine = (hrefs.get(each.get("idref"), "") for each in package.iterfind(".//{*}spine/{*}itemref"))
+    names = [posixpath.normpath(posixpath.join(posixpath.dirname(root), unquote(href))) for href in spine]
+    chapters = (read_html(book.read(name)).text for name in names if name in book.namelist())
+    return Text(_joined(chapters), is_markdown=True)
+
+
+def read_email(file: bytes) -> Text:
+    """A message and its attachments."""
+    return Text(_message(email.message_from_bytes(file, policy=email.policy.default)), is_markdown=True)
+
+
+def read_notebook(file: bytes) -> Text:
+    """A notebook's cells: text, code, and what the code printed."""
+    try:
+        notebook = json.loads(file)
+        language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "")
+        cells = [part for cell in notebook["cells"] for part in _cell(cell, language)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableFileError(f"this is not a notebook that can be read: {error!r}") from error
+    return Text(_joined(map(_clean, cells)), is_markdown=True)
+
+
+def read_rtf(file: bytes) -> Text:
+    """Rich text, with its tables and footnotes."""
+    from striprtf.striprtf import rtf_to_text
+
+    if not file.lstrip().startswith(b"{\\rtf"):
+        raise UnreadableFileError("this is not an RTF file")
+    marked = file.decode("latin-1").replace("\\footnote", "\\par")  # else footnotes are left out
+    lines = _clean(rtf_to_text(marked, errors="replace")).split("\n")
+    parts = itertools.groupby(lines, lambda line: _ROW.fullmatch(line) is not None or line.endswith("|"))
+    return Text(
+        "\n".join(
+            f"\n{_table(line.removesuffix('|').split('|') for line in group)}\n" if is_table else "\n".join(group)
+            for is_table, group in parts
+        )
+    )
+
+
+_SOURCE: Final = (
+    ".adoc .bash .bat .c .cc .cfg .clj .cmake .conf .cpp .cs .css .cxx .dart .diff .erl .ex .exs .f90 .fish .go "
+    ".gradle .groovy .h .hpp .hs .ini .java .jl .js .json .jsonl .jsx .kt .kts .less .lisp .lua .m .mjs .ml .mm "
+    ".nim .org .patch .php .pl .pm .properties .proto .ps1 .py .pyi .r .rb .rs .rst .sass .scala .scss .sh .sql "
+    ".swift .tex .tf .toml .ts .tsx .vb .vue .xml .yaml .yml .zig .zsh"
+)
+READERS: Final[dict[str, Callable[[bytes], Text | str]]] = {
+    **dict.fromkeys((".txt", ".text", ".log"), read_text),
+    **dict.fromkeys((".md", ".markdown"), read_markdown),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
+    **dict.fromkeys((".csv", ".tsv"), read_csv),
+    ".pdf": read_pdf,
+    ".docx": lambda file: read_office(file, "docx"),
+    ".pptx": lambda file: read_office(file, "pptx"),
+    ".xlsx": lambda file: read_office(file, "xlsx"),
+    ".epub": read_epub,
+    ".eml": read_email,
+    ".ipynb": read_notebook,
+    ".rtf": read_rtf,
+    **dict.fromkeys(_SOURCE.split(), read_text),
+}
+"""By the suffix of a file's name, in lower case."""
+
+
+def _decoded(file: bytes, declared: str | None = None) -> str:
+    from turbohtml.detect import detect
+
+    try:
+        text = file.decode(declared or "utf-8-sig")
+    except (UnicodeDecodeError, LookupError):
+        text = file.decode(detect(file).codec or "latin-1", errors="replace")
+    if "\0" in text:
+        raise UnreadableFileError("the file is not text")
+    return text
+
+
+def _clean(text: str) -> str:
+    """Text with LF alone, without control characters, halves of surrogate pairs and data URIs."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins pairs
+    return _DATA_URI.sub("", _CONTROLS.sub("", text))
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_CHARACTERS:
+        raise UnreadableFileError(f"there are more than {MAX_CHARACTERS >> 20} million characters in this file")
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return "\n\n".join(part.strip("\n") for part in parts if part.strip())
+
+
+def _paged(pages: Iterable[str]) -> Text:
+    """Pages with a blank line between them."""
+    parts, starts, length = [], [], 0
+    for page in pages:
+        starts.append(length)
+        parts.append(page.strip("\n") + "\n\n")
+        length += len(parts[-1])
+        _check_length(length)
+    return Text("".join(parts), page_starts=starts)
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    """Rows as a Markdown table, without empty rows and columns."""
+    cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows]
+    cells = [row for row in cells if any(row)]
+    used = [any(column) for column in itertools.zip_longest(*cells, fillvalue="")]
+    width = len(used)
+    lines = [f"| {' | '.join(itertools.compress([*row, *[''] * (width - len(row))], used))} |\n" for row in cells]
+    if not lines:
+        return ""
+    header = f"{lines[0]}|{' --- |' * sum(used)}\n"
+    tables, room = [header], _TABLE_CHARACTERS
+    for line in lines[1:]:
+        if room < len(line) and room < _TABLE_CHARACTERS:
+            tables.append(f"\n{header}")
+            room = _TABLE_CHARACTERS
+        tables.append(line)
+        room -= len(line)
+    return "".join(tables).rstrip("\n")
+
+
+def _prepare_table(table: Any) -> None:
+    """Opens a table that only lays out the page; bounds the cells of another, and separates what is in them."""
+    import turbohtml
+
+    if (caption := next((each for each in _elements(table) if each.tag == "caption"), None)) is not None:
+        caption.tag = "p"
+        table.insert_before(caption.extract())
+    rows = [row for part in _elements(table) for row in _elements(part)]
+    cells = [cell for row in rows for cell in _elements(row)]
+    if len(rows) == 1 or len(cells) == len(rows) or table.select_one("table, h1, h2, h3, h4, h5, h6") is not None:
+        for element in (table, *cells):
+            element.tag = "div"
+        return
+    for cell in cells:
+        for span in ("rowspan", "colspan"):
+            given = cell.attrs.get(span)
+            if given is not None and given.isdecimal() and int(given) > _MAX_SPAN:
+                cell.attrs[span] = str(_MAX_SPAN)
+        for inner in cell.select("br, p, div, li, dt, dd, pre"):
+            inner.insert_before(turbohtml.Text(" "))
+
+
+def _elements(parent: Any) -> Iterator[Any]:
+    import turbohtml
+
+    return (each for each in parent.children if isinstance(each, turbohtml.Element))
+
+
+def _style() -> Any:
+    from turbohtml import Markdown
+
+    return Markdown(
+        links=Markdown.Links(ignore=True),
+        images=Markdown.Images(mode="alt"),
+        escaping=Markdown.Escaping(mode="none", asterisks=False, underscores=False),
+        converters={
+            "br": lambda *_: "\n",
+            "option": lambda _, text: f"{text}\n",
+            "table": lambda table, _: _table(table.rows()),
+        },
+    )
+
+
+def _page_text(document: Any, number: int, *, has_form: bool, ocr: bool) -> str:
+    page = document[number]
+    if has_form:
+        page.flatten()  # draws the fields' values into the page
+        page = document[number]
+    text = page.get_textpage().get_text_range()
+    if ocr and not text.strip():
+        return "\n".join(_ocr()(page.render(scale=_OCR_SCALE).to_numpy()).txts or ())
+    return _clean(_HYPHEN.sub(lambda match: match[1] if match[1].islower() else f"-{match[1]}", text))
+
+
+@cache
+def _ocr() -> Any:
+    from rapidocr import RapidOCR
+
+    return RapidOCR(params={"Global.log_level": "error"})
+
+
+def _archive(file: bytes) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(io.BytesIO(file))
+    except zipfile.BadZipFile as error:
+        raise UnreadableFileError(f"this is not a file that can be read: {error}") from error
+
+
+def _message(message: Any) -> str:
+    parts = [f"# {message['subject']}" if message["subject"] else ""]
+    parts.append("\n".join(f"{name}: {message[name]}" for name in ("From", "To", "Cc", "Date") if message[name]))
+    if (body := message.get_body(("plain", "html"))) is not None:
+        content = _decoded(body.get_payload(decode=True), body.get_content_charset())
+        parts.append(read_html(content).text if body.get_content_subtype() == "html" else content)
+    for attached in itertools.islice(message.iter_attachments(), MAX_ATTACHMENTS):
+        parts.append(_attachment(attached))
+    return _joined(map(_clean, parts))
+
+
+def _attachment(attached: Any) -> str:
+    if attached.get_content_type() == "message/rfc822":
+        return _message(attached.get_content())
+    name = attached.get_filename() or ""
+    try:
+        return f"# {name}\n\n{read(attached.get_payload(decode=True), name).text}"
+    except (UnreadableFileError, KeyError):
+        return f"Attachment: {name}"
+
+
+def _cell(cell: Any, language: str) -> Iterator[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] != "code":
+        yield source
+        return
+    yield _fenced(source, language)
+    for output in cell.get("outputs", ()):
+        data = output.get("data", {})
+        if "text/html" in data and "<table" in (html := "".join(data["text/html"])):
+            yield read_html(html).text
+        elif printed := "".join(output.get("text", data.get("text/plain", output.get("traceback", ())))):
+            yield _fenced(_TERMINAL.sub("", printed), "")
+
+
+def _fenced(code: str, language: str) -> str:
+    longest = max(map(len, re.findall("`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{code.strip(chr(10))}\n{fence}" if code.strip() else ""

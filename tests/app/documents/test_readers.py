@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of all types are read as people read them."""
+
+import io
+import json
+
+import pytest
+
+from app.documents import readers
+from app.documents.readers import UnreadableFileError, read
+from tests.app.documents.files import cell, docx, epub, message, paragraph, pptx, shape, xhtml, xlsx
+from tests.app.pdfs import make_pdf
+
+
+def text(file: bytes | str, name: str) -> str:
+    return read(file.encode() if isinstance(file, str) else file, name).text.strip()
+
+
+def html(page: str | bytes) -> str:
+    return text(page, "a.html")
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("<html><head><title>Hours</title><body><h1>Hours</h1><p>Open at nine.", "# Hours\n\nOpen at nine."),
+        ("<ul><li>one<li>two<ul><li>a<li>b</ul><li>three</ul>", "- one\n- two\n  - a\n  - b\n- three"),
+        ("<p>one<p>two<div>three</div>four<section>five</section>", "one\n\ntwo\n\nthree\n\nfour\n\nfive"),
+        ("<dl><dt>A<dd>apple<dt>B<dd>bee</dl>", "A\n\napple\n\nB\n\nbee"),
+        ("<p>320<sup>1</sup> meters, 10<sup>6</sup>", "320^1 meters, 10^6"),
+        ("<p>H<sub>2</sub>O, 101<sub>2</sub>", "H2O, 101_2"),
+        ("<p>Set PUMP_MAX_PRESSURE to *5* in [a] #1", "Set PUMP_MAX_PRESSURE to *5* in [a] #1"),
+        ("<p>AT&T &copy 2020 &amp &lt b &#x80; &#128512;", "AT&T © 2020 & < b € 😀"),
+        ("<p>a<!-- x > y -- > z</p> --><p>b", "a\n\nb"),
+        (
+            "<p>a<script>if (a<b) x('<p>')</script>b<style>p{}</style><noscript>no</noscript><template>t</template>",
+            "ab",
+        ),
+        (
+            "<p>a<iframe src=x>foo</iframe>b<a href=http://x>link</a> <img alt=graph src=data:image/png;base64,QQ==>",
+            None,
+        ),
+        ("<pre><code class=language-sh>ls\n\n  -l\n</code></pre>", "```sh\nls\n\n  -l\n```"),
+        ("<pre>```\nx\n```</pre>", "````\n```\nx\n```\n````"),
+        ("<blockquote><p>q<pre># no\n  y</pre></blockquote>", "> q\n>\n> ```\n> # no\n>   y\n> ```"),
+        ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>", "漢(kan)"),
+        ("<p>a<br>b<br><br>c", "a\nb\n\nc"),
+        ("<p>a\x0cb\x00c", "a bc"),
+        ("<select><option>red<option>blue</select>", "red\nblue"),
+        (xhtml("<p>hi<br/>you<script src='x'/></p><p>there</p>"), "hi\nyou\n\nthere"),
+    ],
+)
+def test_html_is_what_browsers_show(page: str, expected: str | None) -> None:
+    assert html(page) == (expected or "abLink graph".replace("L", "l"))
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("<tr><td>a<td>b<tr><td>c<td>d", "| a | b |\n| --- | --- |\n| c | d |"),
+        (
+            "<tr><th>x|y<th>z<tr><td><pre>a\n  b</pre><td><p>c</p><p>d</p>",
+            "| x\\|y | z |\n| --- | --- |\n| a b | c d |",
+        ),
+        ("<tr><td>a<br>b<td><ul><li>c<li>10<sup>6</sup></ul><tr><td>e", "| a b | c 10^6 |\n| --- | --- |\n| e |  |"),
+        (
+            "<tr><th colspan=2>Size<th><tr><td rowspan=2>Pump<td>1<td>x<tr><td>2<td>y",
+            "| Size | Size |  |\n| --- | --- | --- |\n| Pump | 1 | x |\n| Pump | 2 | y |",
+        ),
+        ("<tr><td>a<td><td>b<tr><td><td><td><tr><td>c<td><td>d", "| a | b |\n| --- | --- |\n| c | d |"),
+        ("<caption>Sizes</caption><tr><td>a<td>b<tr><td>c<td>d", "Sizes\n\n| a | b |\n| --- | --- |\n| c | d |"),
+        # Of tables that lay out the page, the parts are read.
+        ("<tr><td><h1>T</h1><p>x<td><table><tr><td>1<td>2<tr><td>3<td>4</table>", None),
+        ("<tr><td><pre>1\n2</pre><td><pre>def f():\n    pass</pre>", "```\n1\n2\n```\n\n```\ndef f():\n    pass\n```"),
+        ("<tr><td>one<tr><td>two", "one\n\ntwo"),
+    ],
+)
+def test_tables_stay_tables(table: str, expected: str | None) -> None:
+    assert html(f"<table>{table}</table>") == (expected or "# T\n\nx\n\n| 1 | 2 |\n| --- | --- |\n| 3 | 4 |")
+
+
+def test_each_part_of_a_long_table_has_the_header() -> None:
+    rows = [f"{number},{number * 'x'}" for number in range(60)]
+    parts = text("Number,Name\n" + "\n".join(rows), "a.csv").split("\n\n")
+    assert len(parts) > 2
+    assert all(part.startswith("| Number | Name |\n| --- | --- |\n| ") for part in parts)
+    assert max(map(len, parts)) < 1000
+    kept = [line for part in parts for line in part.split("\n")[2:]]
+    assert kept == [f"| {row.replace(',', ' | ')} |" for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ('Name;Price\n"Pump;";12,5\n"a\nb";3', "| Name | Price |\n| --- | --- |\n| Pump; | 12,5 |\n| a b | 3 |"),
+        ('a,b\n1,"x ""q"" | y"', '| a | b |\n| --- | --- |\n| 1 | x "q" \\| y |'),
+        ("a\tb\n1\t2", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
+        ("sep=|\na|b\n1|2", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
+        ("a,b\r\n1\r\n1,2,3\r\n", "| a | b |  |\n| --- | --- | --- |\n| 1 |  |  |\n| 1 | 2 | 3 |"),
+    ],
+)  # fmt: skip
+def test_csv_is_a_table(file: str, expected: str) -> None:
+    assert text(file, "a.CSV") == expected
+
+
+GERMAN, CHINESE, JAPANESE = (
+    "Grüße aus Köln, schöne Straße",
+    "桥长三百二十米，建于一九八七年",
+    "橋の長さは三百二十メートルです",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "encoding"),
+    [
+        (GERMAN, "utf-8"),
+        (GERMAN, "utf-8-sig"),
+        (GERMAN, "utf-16"),
+        ("\ufeff" + GERMAN, "utf-16-be"),
+        (GERMAN, "latin-1"),
+        ("“Brand™” – €5", "cp1252"),
+        (CHINESE, "gb18030"),
+        (JAPANESE, "shift_jis"),
+        (JAPANESE, "euc_jp"),
+        ("Открыто с девяти часов", "cp1251"),
+        ("Открыто с девяти часов", "koi8_r"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.html"])
+def test_encodings(words: str, encoding: str, name: str) -> None:
+    assert text(words.encode(encoding), name) == words.removeprefix("\ufeff")
+
+
+def test_declarations_come_before_guesses() -> None:
+    assert html("<meta charset=iso-8859-1><p>“Brand™”".encode("cp1252")) == "“Brand™”"
+    assert html("<meta charset=shift_jis><p>日本".encode("shift_jis")) == "日本"
+    declared = xhtml(f"<p>{GERMAN}</p>").replace('"1.0"', '"1.0" encoding="iso-8859-1"')
+    assert html(declared.encode("latin-1")) == GERMAN
+    assert html("<p>Some English text.<p>Brand™ 👨‍👩‍👧".encode()) == "Some English text.\n\nBrand™ 👨‍👩‍👧"
+
+
+def test_line_ends_marks_and_data_uris_are_cleaned() -> None:
+    assert text("a\r\n  b\rc\n\n    d\x0ce\ufefff\x07", "a.txt") == "a\n  b\nc\n\n    d\nef"
+    picture = f"Blue.\n\n![photo](data:image/png;base64,{'QUJD' * 9999}==)\n\n[p]: data:image/svg+xml;utf8,%3Csvg%3E\n"
+    assert text(picture, "a.md") == "Blue.\n\n![photo]()\n\n[p]:"
+
+
+def test_pdf_pages_forms_and_hyphens() -> None:
+    made = read(make_pdf(["Head", "Page one."], [], ["Head", "Page three."]), "a.pdf")
+    assert made.text.split() == ["Head", "Page", "one.", "Head", "Page", "three."]
+    assert [made.text[start : start + 4] for start in made.page_starts] == ["Head", "\n\nHe", "Head"]
+    assert text(make_pdf(["The clean-", "ing of the x-", "Ray"]), "a.pdf") == "The cleaning of the x-Ray"
+    assert text(make_pdf(["Your policy number:"], field="Number 7342"), "a.pdf").split("\n")[-1] == "Number 7342"
+    assert text(make_pdf(["Locked."], password=""), "a.pdf") == "Locked."
+    assert text(make_pdf(["Turned."], rotate=90), "a.pdf") == "Turned."
+
+
+def test_documents_with_lists_tables_footnotes_and_changes() -> None:
+    wide = cell(paragraph("c"), properties='<w:gridSpan w:val="2"/>')
+    table = f"<w:tbl><w:tr>{cell(paragraph('a'))}{cell(paragraph('b|'))}</w:tr><w:tr>{wide}</w:tr></w:tbl>"
+    power = (
+        "<w:p><w:r><w:t>10</w:t></w:r><w:r><w:rPr><w:vertAlign w:val='superscript'/></w:rPr><w:t>6</w:t></w:r></w:p>"
+    )
+    changed = "<w:p><w:ins><w:r><w:t>new</w:t></w:r></w:ins><w:del><w:r><w:delText>old</w:delText></w:r></w:del></w:p>"
+    note = '<w:footnote w:id="2">' + paragraph("The note says 4711.") + "</w:footnote>"
+    body = paragraph("Pump", "Heading1") + paragraph("SET_MAX_VALUE.") + table + power + changed
+    assert text(docx(body, note), "a.docx") == (
+        "# Pump\n\nSET_MAX_VALUE.\n\n| a | b\\| |\n| --- | --- |\n| c | c |\n\n10^6\n\nnew\n\nThe note says 4711."
+    )
+
+
+def test_workbooks_with_formulas_and_merged_cells() -> None:
+    def row(number: int, *cells: str) -> str:
+        return f'<row r="{number}">{"".join(cells)}</row>'
+
+    def words(place: str, value: str) -> str:
+        return f'<c r="{place}" t="inlineStr"><is><t>{value}</t></is></c>'
+
+    rows = [
+        row(1, words("A1", "Item"), words("C1", "Price")),
+        row(2, words("A2", "Pump"), '<c r="C2"><f>6*2</f><v>12.5</v></c>'),
+        row(3, '<c r="C3"><v>3</v></c>'),
+    ]
+    merged = '<mergeCells><mergeCell ref="A2:A3"/></mergeCells>'
+    made = text(
+        xlsx(Prices=f"<sheetData>{''.join(rows)}</sheetData>{merged}", Two=f"<sheetData>{rows[0]}</sheetData>"),
+        "a.xlsx",
+    )
+    first, second = made.split("## Two\n\n")
+    assert first == "## Prices\n\n| Item | Price |\n| --- | --- |\n| Pump | 12.5 |\n| Pump | 3 |\n\n"
+    assert second.split() == ["Item", "Price"]
+
+
+def test_slides_are_pages() -> None:
+    made = read(pptx(shape("Pump", "title") + shape("It is blue."), shape("Valve", "title")), "a.pptx")
+    assert made.text.strip() == "## Pump\n\nIt is blue.\n\n## Valve"
+    assert [made.text[start:].split("\n")[0] for start in made.page_starts] == ["## Pump", "## Valve"]
+
+
+def test_books_are_read_in_the_order_of_their_spine() -> None:
+    chapters = {"b c.xhtml": xhtml("<h1>Two</h1><p>b</p>"), "a.xhtml": xhtml("<h1>One</h1>"), "nav.xhtml": xhtml("no")}
+    assert text(epub(chapters, ["a.xhtml", "b c.xhtml"]), "a.epub") == "# One\n\n# Two\n\nb"
+
+
+def test_messages_with_alternatives_and_attachments() -> None:
+    made = text(message("Grüße", "It is 320.", "<p>It is <b>320</b>.", n_txt=b"Attached.", x_zip=b"PK"), "a.eml")
+    head = "# Grüße\n\nFrom: ada@example.org\nTo: bob@example.org"
+    assert made == f"{head}\n\nIt is 320.\n\n# n.txt\n\nAttached.\n\nAttachment: x.zip"
+    assert text(message("Grüße", html="<p>10<sup>6</sup>"), "a.eml") == f"{head}\n\n10^6"
+    assert (
+        text(b"Subject: x\nContent-Type: text/plain; charset=unknown\n\nGr\xfc\xdfe, K\xf6ln", "a.eml")
+        == "# x\n\nGrüße, Köln"
+    )
+
+
+def test_notebooks_with_outputs() -> None:
+    outputs = [
+        {"output_type": "stream", "text": ["out 42\n"]},
+        {
+            "output_type": "execute_result",
+            "data": {"text/plain": ["<df>"], "text/html": ["<table><tr><td>a<td>b<tr><td>1<td>2"]},
+        },
+        {"output_type": "display_data", "data": {"image/png": "iVBO"}},
+        {"output_type": "error", "traceback": ["\x1b[0;31mValueError\x1b[0m: no"]},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "Half \ud83d and \ud83d\ude00."]},
+        {"cell_type": "code", "source": "def f():\n    return '```'\n", "outputs": outputs},
+    ]  # fmt: skip
+    notebook = {"metadata": {"kernelspec": {"language": "python"}}, "cells": cells}
+    assert text(json.dumps(notebook), "a.ipynb") == (
+        "# Title\nHalf \ufffd and 😀.\n\n````python\ndef f():\n    return '```'\n````\n\n```\nout 42\n```\n\n"
+        "| a | b |\n| --- | --- |\n| 1 | 2 |\n\n```\nValueError: no\n```"
+    )
+
+
+def test_rich_text_with_tables_and_footnotes() -> None:
+    rows = "".join(rf"\trowd\cellx1\cellx2 {a}\cell {b}\cell\row " for a, b in ("ab", "cd"))
+    made = rf"{{\rtf1\ansi\ansicpg1252 Caf\'e9 \u8364? \u-10179?\u-8704?{{\footnote note 5}}\par {rows}\pard end}}"
+    assert text(made, "a.rtf") == "Café € 😀\nnote 5\n\n| a | b |\n| --- | --- |\n| c | d |\n\nend"
+
+
+def test_source_code_keeps_its_lines() -> None:
+    code = "def f():\n    if x:\n\n        return 'data'\n"
+    assert read(code.encode(), "dir/a.PY") == (code, False, ())
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "message"),
+    [
+        (b"", "a.txt", "no text in the file"),
+        (b" \n", "a.md", "no text in the file"),
+        (b"\x00\x01\xfe", "a.txt", "the file is not text"),
+        (b"not a PDF", "a.pdf", "this is not a PDF that can be read"),
+        (b"%PDF-1.7\n1 0 obj", "a.pdf", "this is not a PDF that can be read"),
+        (make_pdf([]), "a.pdf", "no text in this PDF; a scan would have to go through OCR"),
+        (make_pdf(["a"], password="secret"), "a.pdf", "this PDF is encrypted"),
+        (b"PK\x03\x04", "a.docx", "this is not a docx file that can be read"),
+        (docx(paragraph("x"))[:400], "a.docx", "this is not a docx file that can be read"),
+        (b"PK", "a.epub", "this is not a file that can be read"),
+        (b"{", "a.ipynb", "this is not a notebook that can be read"),
+        (b'{"cells": [1]}', "a.ipynb", "this is not a notebook that can be read"),
+        (b"text", "a.rtf", "this is not an RTF file"),
+        (b"<script>x</script>", "a.html", "no text in the file"),
+    ],
+)
+def test_what_has_no_text_says_why(file: bytes, name: str, message: str) -> None:
+    with pytest.raises(UnreadableFileError, match=message):
+        read(file, name)
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MAX_PAGES", 2)
+    with pytest.raises(UnreadableFileError, match="this PDF has 3 pages; at most 2 are read"):
+        read(make_pdf(["a"], ["b"], ["c"]), "a.pdf")
+    monkeypatch.setattr(readers, "MAX_CHARACTERS", 1 << 20)
+    for name, file in {"a.pdf": make_pdf(["a" * 1000] * 700, ["b" * 1000] * 700), "a.txt": b"a" * (1 << 21)}.items():
+        with pytest.raises(UnreadableFileError, match="more than 1 million characters"):
+            read(file, name)
+
+
+def test_scans_are_read_by_ocr_where_it_is_wanted() -> None:
+    pytest.importorskip("rapidocr", reason="needs the extra ocr")
+    from PIL import Image, ImageDraw, ImageFont
+
+    page = Image.new("RGB", (1240, 1754), "white")
+    ImageDraw.Draw(page).text((100, 100), "The code is 7342.", fill="black", font=ImageFont.load_default(40))
+    scan = io.BytesIO()
+    page.save(scan, "PDF")
+    with pytest.raises(UnreadableFileError, match="--ocr"):
+        read(scan.getvalue(), "a.pdf")
+    assert read(scan.getvalue(), "a.pdf", ocr=True).text.strip() == "The code is 7342."
