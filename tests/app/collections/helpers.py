@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collections of short texts."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from app.collections.passages import FileRecord, Passage
 from app.collections.retrievers import Retriever
 from app.collections.store import About, Corpus, Vectors
+
+QUESTIONS = json.loads((Path(__file__).parent / "questions.json").read_text(encoding="utf-8"))
+TOP_K = 4
 
 
 def record_of(file: str, text: str) -> FileRecord:
@@ -24,3 +29,22 @@ def corpus_of(texts: Mapping[str, str], vectors: Vectors | None = None) -> Corpu
 async def files_found(retriever: Retriever, query: str, corpus: Corpus, top_k: int) -> list[str]:
     """The files of the passages found, the best first."""
     return [corpus.passages[place].file for place, _ in await retriever.rank(query, corpus, top_k)]
+
+
+async def recall(retriever: Retriever) -> float:
+    """Of the questions in five languages; documents of all are in one collection."""
+    corpus = corpus_of(
+        {
+            f"{language}-{number:02d}": text
+            for language, each in QUESTIONS.items()
+            for number, text in enumerate(each["passages"])
+        }
+    )
+    asked = [
+        (question, f"{language}-{number:02d}")
+        for language, each in QUESTIONS.items()
+        for question, number in each["questions"]
+    ]
+    assert len(asked) == 60
+    found = [file in await files_found(retriever, question, corpus, TOP_K) for question, file in asked]
+    return sum(found) / len(found)

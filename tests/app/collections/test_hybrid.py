@@ -17,8 +17,7 @@ from app.collections.retrievers import Ranked
 from app.collections.store import About, Collections, Corpus
 from app.settings import Settings
 from tests.app.collections.endpoint import EndpointStandIn
-from tests.app.collections.helpers import corpus_of, files_found, record_of
-from tests.app.collections.test_retrievers import recall
+from tests.app.collections.helpers import corpus_of, files_found, recall, record_of
 
 TEXTS = {
     "kitten": "A kitten sleeps on the sofa.",

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retrievers find passages by words, in scripts with and without spaces."""
 
-import json
-from pathlib import Path
-
 import pytest
 
-from app.collections.retrievers import Bm25, Retriever, UnknownRetrieverError, make_retriever
+from app.collections.retrievers import Bm25, UnknownRetrieverError, make_retriever
 from app.collections.store import Corpus
 from app.settings import Settings
-from tests.app.collections.helpers import corpus_of, files_found
+from tests.app.collections.helpers import corpus_of, files_found, recall
 
 TEXTS = {
     "falcon": "The access code of Falcon is 7342.",
@@ -20,8 +17,6 @@ TEXTS = {
     "it": "IT helps with laptops. Call IT at extension 4100.",
     "pump": "Set PUMP_MAX_PRESSURE to 5 before the start of E-1042/b.",
 }
-QUESTIONS = json.loads((Path(__file__).parent / "questions.json").read_text(encoding="utf-8"))
-TOP_K = 4
 
 
 @pytest.fixture(scope="module")
@@ -77,25 +72,6 @@ async def test_stop_words_count_where_there_are_no_others(query: str, files: lis
     found = await files_found(Bm25(), query, corpus, 2)
     assert sorted(found) == files
     assert found[0] == "it" or "IT" not in query
-
-
-async def recall(retriever: Retriever) -> float:
-    """Of the questions in five languages; documents of all are in one collection."""
-    corpus = corpus_of(
-        {
-            f"{language}-{number:02d}": text
-            for language, each in QUESTIONS.items()
-            for number, text in enumerate(each["passages"])
-        }
-    )
-    asked = [
-        (question, f"{language}-{number:02d}")
-        for language, each in QUESTIONS.items()
-        for question, number in each["questions"]
-    ]
-    assert len(asked) == 60
-    found = [file in await files_found(retriever, question, corpus, TOP_K) for question, file in asked]
-    return sum(found) / len(found)
 
 
 async def test_words_find_most_answers_in_five_languages() -> None:
