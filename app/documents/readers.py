@@ -38,6 +38,8 @@ _HYPHEN: Final = re.compile("[\x02\ufffe]\\s*(\\S?)")
 _SELF_CLOSED: Final = re.compile(
     rb"<(?!(?:br|hr|img|input|link|meta|col|wbr)\b)([a-zA-Z][\w:.-]*+)((?:[^<>/]|/(?!>))*+)/>"
 )
+_MARKS: Final = {"sup, msup > :nth-child(2)": "^", "mfrac > :nth-child(2)": "/"}
+"""What stands before elements whose place on the page changes what is read."""
 _TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
 _ROW: Final = re.compile(r"[^\n|]*\|[^\n]*\|")
 
@@ -83,14 +85,14 @@ def read_markdown(file: bytes) -> Text:
     return Text(read_text(file), is_markdown=True)
 
 
-def read_csv(file: bytes) -> Text:
+def read_csv(file: bytes, separators: str = ",;\t|") -> Text:
     """A table, separated as its first line is."""
     text = read_text(file)
     if declared := re.match(r"sep=(.)\n", text):  # Excel's own
         text, separator = text[declared.end() :], declared[1]
     else:
         first = [text.split("\n", 1)[0]]
-        separator = max(",;\t|", key=lambda each: len(next(csv.reader(first, delimiter=each), ())))
+        separator = max(separators, key=lambda each: len(next(csv.reader(first, delimiter=each), ())))
     csv.field_size_limit(MAX_CHARACTERS)
     return Text(_table(csv.reader(io.StringIO(text), delimiter=separator)))
 
@@ -102,20 +104,25 @@ def read_html(file: bytes | str) -> Text:
     if isinstance(file, bytes) and b"http://www.w3.org/1999/xhtml" in file[:2048]:
         file = _SELF_CLOSED.sub(rb"<\1\2></\1>", file)
     page = turbohtml.parse(file, detect_encoding=True, positions=False)
-    for unread in page.select("head, noscript, iframe, rp"):
+    for unread in page.select("noscript, iframe, rp, annotation, annotation-xml"):
         unread.decompose()
-    for mark, elements in (("^", "sup"), ("_", "sub")):
+    for elements, mark in _MARKS.items():
         for element in page.select(elements):
-            before = element.previous_sibling
-            # Only behind a number a subscript changes what is read: 101₂, but H₂O.
-            if mark == "^" or (isinstance(before, turbohtml.Text) and before.text[-1:].isdigit()):
-                element.insert(0, turbohtml.Text(mark))
+            element.insert(0, turbohtml.Text(mark))
+    for element in page.select("sub"):
+        before = element.previous_sibling
+        # Only behind a number a subscript changes what is read: 101₂, but H₂O.
+        if isinstance(before, turbohtml.Text) and before.text[-1:].isdigit():
+            element.insert(0, turbohtml.Text("_"))
+    for element in page.select(":is(h1, h2, h3, h4, h5, h6) br"):
+        element.replace_with(turbohtml.Text(" "))
     for element in page.select("rt"):
         element.insert(0, turbohtml.Text("("))
         element.append(turbohtml.Text(")"))
     for table in page.select("table"):
         _prepare_table(table)
-    return Text(_clean(page.to_markdown(_style())), is_markdown=True)
+    title = page.select_one("head > title")
+    return Text(_clean(page.to_markdown(_style()) or (title.text if title else "")), is_markdown=True)
 
 
 def read_pdf(file: bytes, *, ocr: bool = False) -> Text:
@@ -176,7 +183,8 @@ def read_notebook(file: bytes) -> Text:
     """A notebook's cells: text, code, and what the code printed."""
     try:
         notebook = json.loads(file)
-        language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "")
+        about = notebook.get("metadata", {})
+        language = about.get("kernelspec", {}).get("language") or about.get("language_info", {}).get("name", "")
         cells = [part for cell in notebook["cells"] for part in _cell(cell, language)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableFileError(f"this is not a notebook that can be read: {error!r}") from error
@@ -210,7 +218,8 @@ READERS: Final[dict[str, Callable[[bytes], Text | str]]] = {
     **dict.fromkeys((".txt", ".text", ".log"), read_text),
     **dict.fromkeys((".md", ".markdown"), read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
-    **dict.fromkeys((".csv", ".tsv"), read_csv),
+    ".csv": read_csv,
+    ".tsv": lambda file: read_csv(file, "\t"),
     ".pdf": read_pdf,
     ".docx": lambda file: read_office(file, "docx"),
     ".pptx": lambda file: read_office(file, "pptx"),
@@ -227,6 +236,8 @@ READERS: Final[dict[str, Callable[[bytes], Text | str]]] = {
 def _decoded(file: bytes, declared: str | None = None) -> str:
     from turbohtml.detect import detect
 
+    if declared is None and file[1:2000:2].count(0) > len(file[:2000]) // 4:
+        declared = "utf-16-le"  # without a BOM
     try:
         text = file.decode(declared or "utf-8-sig")
     except (UnicodeDecodeError, LookupError):
@@ -240,7 +251,7 @@ def _clean(text: str) -> str:
     """Text with LF alone, without control characters, halves of surrogate pairs and data URIs."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins pairs
-    return _DATA_URI.sub("", _CONTROLS.sub("", text))
+    return _DATA_URI.sub("", _CONTROLS.sub("", _TERMINAL.sub("", text)))
 
 
 def _check_length(length: int) -> None:
@@ -382,8 +393,8 @@ def _cell(cell: Any, language: str) -> Iterator[str]:
         data = output.get("data", {})
         if "text/html" in data and "<table" in (html := "".join(data["text/html"])):
             yield read_html(html).text
-        elif printed := "".join(output.get("text", data.get("text/plain", output.get("traceback", ())))):
-            yield _fenced(_TERMINAL.sub("", printed), "")
+        elif printed := "".join(output.get("text", data.get("text/plain", "\n".join(output.get("traceback", ()))))):
+            yield _fenced(printed, "")
 
 
 def _fenced(code: str, language: str) -> str:

@@ -45,6 +45,9 @@ def html(page: str | bytes) -> str:
         ("<blockquote><p>q<pre># no\n  y</pre></blockquote>", "> q\n>\n> ```\n> # no\n>   y\n> ```"),
         ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>", "漢(kan)"),
         ("<p>a<br>b<br><br>c", "a\nb\n\nc"),
+        ("<h1>One<br>two</h1><p>three", "# One two\n\nthree"),
+        ("<math><msup><mi>x</mi><mn>2</mn></msup><mfrac><mn>1</mn><mn>3</mn></mfrac></math>", "x^21/3"),
+        ("<head><title>Emergency: 4711</title></head><body></body>", "Emergency: 4711"),
         ("<p>a\x0cb\x00c", "a bc"),
         ("<select><option>red<option>blue</select>", "red\nblue"),
         (xhtml("<p>hi<br/>you<script src='x'/></p><p>there</p>"), "hi\nyou\n\nthere"),
@@ -103,6 +106,10 @@ def test_csv_is_a_table(file: str, expected: str) -> None:
     assert text(file, "a.CSV") == expected
 
 
+def test_tabs_separate_where_the_name_says_so() -> None:
+    assert text("a\tb,c\n1\t2", "a.tsv") == "| a | b,c |\n| --- | --- |\n| 1 | 2 |"
+
+
 GERMAN, CHINESE, JAPANESE = (
     "Grüße aus Köln, schöne Straße",
     "桥长三百二十米，建于一九八七年",
@@ -117,6 +124,7 @@ GERMAN, CHINESE, JAPANESE = (
         (GERMAN, "utf-8-sig"),
         (GERMAN, "utf-16"),
         ("\ufeff" + GERMAN, "utf-16-be"),
+        pytest.param(GERMAN, "utf-16-le", id="without BOM"),
         (GERMAN, "latin-1"),
         ("“Brand™” – €5", "cp1252"),
         (CHINESE, "gb18030"),
@@ -140,6 +148,7 @@ def test_declarations_come_before_guesses() -> None:
 
 
 def test_line_ends_marks_and_data_uris_are_cleaned() -> None:
+    assert text("\x1b[31mred\x1b[0m", "a.log") == "red"
     assert text("a\r\n  b\rc\n\n    d\x0ce\ufefff\x07", "a.txt") == "a\n  b\nc\n\n    d\nef"
     picture = f"Blue.\n\n![photo](data:image/png;base64,{'QUJD' * 9999}==)\n\n[p]: data:image/svg+xml;utf8,%3Csvg%3E\n"
     assert text(picture, "a.md") == "Blue.\n\n![photo]()\n\n[p]:"
@@ -221,7 +230,7 @@ def test_notebooks_with_outputs() -> None:
             "data": {"text/plain": ["<df>"], "text/html": ["<table><tr><td>a<td>b<tr><td>1<td>2"]},
         },
         {"output_type": "display_data", "data": {"image/png": "iVBO"}},
-        {"output_type": "error", "traceback": ["\x1b[0;31mValueError\x1b[0m: no"]},
+        {"output_type": "error", "traceback": ["\x1b[0;31mValueError\x1b[0m: no", "line 2"]},
     ]
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n", "Half \ud83d and \ud83d\ude00."]},
@@ -230,7 +239,7 @@ def test_notebooks_with_outputs() -> None:
     notebook = {"metadata": {"kernelspec": {"language": "python"}}, "cells": cells}
     assert text(json.dumps(notebook), "a.ipynb") == (
         "# Title\nHalf \ufffd and 😀.\n\n````python\ndef f():\n    return '```'\n````\n\n```\nout 42\n```\n\n"
-        "| a | b |\n| --- | --- |\n| 1 | 2 |\n\n```\nValueError: no\n```"
+        "| a | b |\n| --- | --- |\n| 1 | 2 |\n\n```\nValueError: no\nline 2\n```"
     )
 
 
