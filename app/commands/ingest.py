@@ -154,6 +154,8 @@ class _Ingestion:
     def _count(self, line: dict[str, Any]) -> None:
         if "summary" in line:
             self._passages.update({key: line["summary"][key] for key in _COUNTED})
+            if (problem := line["summary"].get("search")) is not None and problem not in self._failed:
+                self._failed.append(problem)
         elif "index" not in line:
             self._statuses[line["status"]] += 1
             if line["status"] == "failed":

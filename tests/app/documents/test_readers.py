@@ -2,6 +2,7 @@
 """Files of all types are read as people read them."""
 
 import io
+import itertools
 import json
 
 import pytest
@@ -272,6 +273,8 @@ def test_source_code_keeps_its_lines() -> None:
         (b"text", "a.rtf", "this is not an RTF file"),
         (b"<script>x</script>", "a.html", "no text in the file"),
     ],
+    # Files of some libraries differ each time, and tests must have the same names in all of pytest's processes.
+    ids=itertools.count(),
 )
 def test_what_has_no_text_says_why(file: bytes, name: str, message: str) -> None:
     with pytest.raises(UnreadableFileError, match=message):
