@@ -156,7 +156,10 @@ class Oracle:
     ) -> Answer:
         """Like the strategy's method, but forced to follow `tokens`; `blocks` are arguments of `attend_to_blocks`."""
         if blocks is not None:
-            context = self._read(strategy, segments)
+            # Where vLLM has them, the question at its index: which channels of a key are large depends on its rotation.
+            _, first = chunk_places(strategy, len(segments[0]), segments[1])
+            moved_by = len(segments[0]) + sum(map(len, segments[1])) - first
+            context = self._compose(strategy, segments, segments[0], moved_by=moved_by)
             return self._decode(context._replace(blocks=blocks), forced=tokens)
         if opening is None and links is None and kept is None:
             return self._decode(self._read(strategy, segments), forced=tokens)
@@ -223,16 +226,20 @@ class Oracle:
         links: tuple[int, str] | None = None,
         last: int = 1,
         kept: Sequence[int] | None = None,
+        moved_by: int = 0,
     ) -> Context:
-        """A context composed of parts, each chunk computed behind `opening` and moved to its place."""
+        """A context composed of parts, each chunk computed behind `opening` and moved to its place.
+
+        All is `moved_by` so many positions.
+        """
         system, chunks, question = segments
         start = len(system)
         places, first = chunk_places(strategy, start, chunks)
-        system_at = max(0, first - start - window_of(strategy, chunks))
+        system_at = max(0, first - start - window_of(strategy, chunks)) + moved_by
         parts = [self._keys_and_values(system, moved_by=system_at)] if system else []
         for chunk, place in zip(chunks, places, strict=True):
             skip = len(opening)
-            computed = self._keys_and_values([*opening, *chunk], moved_by=place - skip)
+            computed = self._keys_and_values([*opening, *chunk], moved_by=place - skip + moved_by)
             parts.append([(k[:, :, skip:], v[:, :, skip:]) for k, v in computed])
         if links is not None:
             assert strategy == "offset"
@@ -243,7 +250,7 @@ class Oracle:
         composed = in_a_row(parts)
         before = start + sum(map(len, chunks))
         assert composed.get_seq_length() == before
-        positions = range(first, first + len(question))
+        positions = range(first + moved_by, first + moved_by + len(question))
         return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before, last)
 
     def _linked(self, parts: list[Part], system_tokens: int, chunks, number: int, context: str) -> list[Part]:

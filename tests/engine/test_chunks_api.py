@@ -149,7 +149,7 @@ BAD_BODIES = [
     ({"chunks": "a"}, "chunks"),
     ({"chunks": [["a"]]}, "chunks.0"),
     ({"chunks": [{"id": "", "text": "a"}]}, "chunks.0"),
-    ({"chunks": [{"id": "x" * 513, "text": "a"}]}, "chunks.0"),
+    ({"chunks": [{"id": "x" * 1025, "text": "a"}]}, "chunks.0"),
     ({"ttl_s": 0}, "ttl_s"),
     ({"ttl_s": -1}, "ttl_s"),
     ({"ttl_s": "soon"}, "ttl_s"),
