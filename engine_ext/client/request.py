@@ -7,8 +7,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from vllm.sampling_params import SamplingParams
-
 from cache.errors import FullAttentionError
 from cache.lease import Lease
 from cache.positions.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
@@ -17,12 +15,14 @@ from cache.segments.hashing import CacheScope, ChunkHasher
 from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
 from cache.sparse import Sparse
-from engine_ext.client.adapters import Adapters
-from engine_ext.wire.plan import Composition
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the router reads requests, too, and has no engine
     from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+
+    from engine_ext.client.adapters import Adapters
+    from engine_ext.wire.plan import Composition
 
 REQUEST_KEY: Final = "tessera_request"
 """Key under which a rendered prompt carries its :class:`ChunkedRequest` to :class:`ChunkEngine`."""
@@ -217,10 +217,12 @@ class ResolvedRequest:
             parts += ["links", options.link_context, options.link_tokens]
         return hasher.layout_salt(self.scope, parts)
 
-    def composition(self, hasher: ChunkHasher, layout: Layout) -> Composition | None:
+    def composition(self, hasher: ChunkHasher, layout: Layout) -> "Composition | None":
         """The blocks that the request shares in ``layout``; ``None`` if its chunks are not in place."""
         if layout.placement != "in-place":
             return None
+        from engine_ext.wire.plan import Composition
+
         lengths = (layout.system.length, *(chunk.length for chunk in layout.chunks))
         return Composition(lengths, plain_salt(hasher, self.scope))
 
@@ -238,8 +240,8 @@ class ResolvedRequest:
 
 def resolve(
     request: ChunkedRequest,
-    adapters: Adapters,
-    params: SamplingParams,
+    adapters: "Adapters",
+    params: "SamplingParams",
     lora_request: "LoRARequest | None" = None,
 ) -> ResolvedRequest:
     """Decides everything about ``request`` that needs no look at the cache."""
@@ -270,7 +272,7 @@ def scope_salt(hasher: ChunkHasher, scope: CacheScope) -> str:
 
 
 def _refusal(
-    prompt: ChunkedPrompt | None, options: CacheOptions, params: SamplingParams, adapter_reason: str | None
+    prompt: ChunkedPrompt | None, options: CacheOptions, params: "SamplingParams", adapter_reason: str | None
 ) -> tuple[str, str] | None:
     checks: list[tuple[Any, str, str | None]] = [
         (prompt is None, "no chunks", "the request has no chunks"),
