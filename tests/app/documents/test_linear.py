@@ -14,6 +14,8 @@ from tests.app.documents.files import cell, docx, epub, message, paragraph, pptx
 from tests.app.pdfs import make_pdf
 from tests.support.words import words
 
+pytestmark = pytest.mark.matrix
+
 LEAST_SECONDS = 0.02
 """Of the smallest size: below that, other things weigh more than the file."""
 MOST_RATIO = 8.0
