@@ -22,7 +22,7 @@ from app.documents.openai_documents import EXTRACTORS, DocumentsRequest, dumped
 from app.documents.rag_request import RagChatRequest, RagRequest, documents_of, documents_request
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
-from app.http.messages import is_event_stream, path_of, read_body, replay
+from app.http.messages import is_event_stream, object_in, path_of, read_body, replay
 from app.http.sse import ReportInserter
 from cache.report import Found
 from engine_ext.client.engine import ChunkEngine
@@ -134,11 +134,7 @@ def _parsed(body: bytes, separator: str | None) -> dict[str, Any] | None:
     """The body if it may have documents; ``None`` for others, and for malformed ones, which vLLM answers."""
     if not any(hint in body for hint in _hints(separator)):
         return None
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return parsed if isinstance(parsed, dict) else None
+    return object_in(body)
 
 
 @cache

@@ -39,7 +39,7 @@ _SELF_CLOSED: Final = re.compile(
     rb"<(?!(?:br|hr|img|input|link|meta|col|wbr)\b)([a-zA-Z][\w:.-]*+)((?:[^<>/]|/(?!>))*+)/>"
 )
 _MARKS: Final = {"sup, msup > :nth-child(2)": "^", "mfrac > :nth-child(2)": "/"}
-"""What stands before elements whose place on the page changes what is read."""
+"""Text before elements whose place on the page changes what is read."""
 _TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
 _ROW: Final = re.compile(r"[^\n|]*\|[^\n]*\|")
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registry keys of a request's documents, the same in routers and replicas."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,6 +8,7 @@ from typing import Any, Final
 from app.documents.cache_options import cache_salt_of, parse_cache_field
 from app.documents.document import BadRequestError, Document
 from app.documents.openai_documents import EXTRACTORS, dumped, system_texts
+from app.http.messages import object_in
 from cache.report import ScopeName
 from cache.segments.holdings import DocumentKey
 from engine_ext.client.request import CacheOptions
@@ -37,11 +37,7 @@ def parse_body(path: str, body: bytes) -> dict[str, Any] | None:
     """The JSON object in a request that may have documents; ``None`` for any other request."""
     if path not in RAG_PATHS and path not in EXTRACTORS:
         return None
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return parsed if isinstance(parsed, dict) else None
+    return object_in(body)
 
 
 def wanted_documents(path: str, body: dict[str, Any], reading: Reading = _USUAL) -> list[Wanted]:

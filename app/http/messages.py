@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of HTTP messages that middleware reads: the path, the body, and whether the response is a stream of events."""
 
+import json
+from typing import Any
+
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
@@ -8,6 +11,15 @@ from starlette.types import Message, Receive, Scope
 def path_of(scope: Scope) -> str:
     """The path relative to ``--root-path``, whether or not a proxy has removed that prefix."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+def object_in(body: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a body; ``None`` for anything else."""
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
 
 
 async def read_body(receive: Receive) -> bytes | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the system tells of the processor."""
+"""The processor's instruction sets, read from the system."""
 
 import platform
 from pathlib import Path

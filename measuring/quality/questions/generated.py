@@ -64,7 +64,7 @@ _JOBS: Final = {
     "the sailor": "has gone round the world on a cargo boat",
     "the gardener": "plants roses and mows lawns",
 }
-"""What someone does, as a passage tells it, and what one is who does it."""
+"""Occupations as a passage tells them, and the nouns for who has them."""
 
 _TOLD: Final = {
     "people": (

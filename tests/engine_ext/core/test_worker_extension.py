@@ -46,7 +46,7 @@ LOCAL = ChunkedLocalAttentionSpec(
 
 
 def prepared(outcome: Any, monkeypatch: pytest.MonkeyPatch, spec: Any = FULL, half: WorkerHalf | None = None) -> Any:
-    """What the app is told when preparing the pool comes to ``outcome``."""
+    """The answer to the app when preparing the pool ends in ``outcome``."""
 
     class Extension(ChunkCacheWorkerExtension):
         def _prepare(self, half: WorkerHalf) -> PoolDescription:
