@@ -80,9 +80,9 @@ def test_files_are_split_as_the_server_splits_them(tmp_path: Path, tokenizer: An
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({}, "0 passages of at most 64 tokens; 16 are needed: give more .txt"),
+        ({}, "0 passages of at most 64 tokens; 16 are needed: give more files"),
         ({"a_txt": b"One."}, "1 passages"),
-        ({"a_txt": b"\xff\xff"}, "a.txt: the file is not UTF-8 text"),
+        ({"a_txt": b"\x00\x01\xfe"}, "a.txt: the file is not text"),
         ({"a_pdf": b"no"}, "a.pdf: this is not a PDF"),
     ],
 )
