@@ -192,10 +192,11 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
     async with _started_engine(AsyncEngineArgs.from_cli_args(args), options, renderer, quotas) as engine:
         with exported(engine, wanted=settings.chunk_cache != "off"):
             app = await build_tessera_app(engine, args, settings, profile, marks, tenants)
+            extraction = app.state.tessera.extraction  # vLLM's HTTP server deletes app.state when it ends
             try:
                 yield app, engine
             finally:
-                app.state.tessera.extraction.close()
+                extraction.close()
 
 
 def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOptions:

@@ -149,6 +149,7 @@ class _Ingestion:
             raise
         except (OSError, httpx.HTTPError, _FileError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
+            reason = reason.removeprefix(f"{found.name}: ")  # an answer about several files says which
             self._count({"file": found.name, "status": "failed", "error": reason or type(error).__name__})
 
     def _count(self, line: dict[str, Any]) -> None:

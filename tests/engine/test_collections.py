@@ -100,7 +100,7 @@ def test_bad_files_fail_alone_and_lose_nothing(server: TesseraServer) -> None:
     put(server, "careful", {"owls.txt": OWLS}, max_tokens="48")
     bad = {
         "owls.txt": b"\x00\x01\x02",
-        "new\nline.txt": "x",
+        "new\nline.txt": "x",  # its name is sent as new%0Aline.txt
         "scan.pdf": make_pdf([]),
         "archive.zip": b"PK\x03\x04",
         "empty.md": "",
@@ -112,7 +112,7 @@ def test_bad_files_fail_alone_and_lose_nothing(server: TesseraServer) -> None:
     assert "OCR" in errors["scan.pdf"]
     assert "files of the type '.zip' can't be read" in errors["archive.zip"]
     assert "no text" in errors["empty.md"]
-    assert summary["files"] == {"added": 1, "changed": 0, "unchanged": 0, "failed": 4}
+    assert summary["files"] == {"added": 2, "changed": 0, "unchanged": 0, "failed": 4}
     assert ask(server, "careful", "barn owl", 1)["cache"]["retrieved"][0]["file"] == "owls.txt"
     assert ask(server, "careful", "heron grey", 1)["cache"]["retrieved"][0]["title"] == "Heron"
     answer = server.client.post("/v1/rag/collections/careful", files=[("files", ("a.zip", b"PK"))])

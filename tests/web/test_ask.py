@@ -163,7 +163,7 @@ def test_errors_are_told_in_words(example):
     example.get_by_role("button", name="Ask", exact=True).click()
     expect(problem).to_contain_text("cannot be greater than max_model_len=")
     drop(example, "#chunks-card", "a.docx", "x")
-    expect(example.locator("#chunks-problem")).to_contain_text("a.docx: 'a.docx' can't be split")
+    expect(example.locator("#chunks-problem")).to_contain_text("a.docx: this is not a docx file that can be read")
     drop(example, "#chunks-card", "a.pdf", "x")
     expect(example.locator("#chunks-problem")).to_contain_text("this is not a PDF that can be read")
     example.get_by_label("Maximum answer tokens").fill("16")

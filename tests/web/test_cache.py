@@ -68,7 +68,7 @@ def test_errors_of_files_are_told(cache):
     cache.get_by_role("button", name="Compute ahead").click()
     expect(cache.locator("#ingest-problem")).to_have_text("Choose files first.")
     ingest(cache, "blank.txt", " \n")
-    expect(cache.locator("#ingest-problem")).to_contain_text("blank.txt: there is no text in 'blank.txt'")
+    expect(cache.locator("#ingest-problem")).to_contain_text("blank.txt: there is no text in the file")
 
 
 @pytest.fixture
