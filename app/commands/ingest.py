@@ -149,8 +149,10 @@ class _Ingestion:
             raise
         except (OSError, httpx.HTTPError, _FileError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            reason = reason.removeprefix(f"{found.name}: ")  # an answer about several files says which
-            self._count({"file": found.name, "status": "failed", "error": reason or type(error).__name__})
+            reason = (reason or type(error).__name__).removeprefix(
+                f"{found.name}: "
+            )  # an answer about several files says which
+            self._count({"file": found.name, "status": "failed", "error": reason})
 
     def _count(self, line: dict[str, Any]) -> None:
         if "summary" in line:

@@ -122,7 +122,7 @@ class ChunkAttentionImpl(CPUAttentionBackendImpl):
         plan = _plan_of(attn_metadata)
         attending, probes, decoding = readers().attending, readers().probes, readers().decoding
         if plan is not None and plan.probing and probes is not None:
-            probes.score(layer.layer_name, query, plan.probing, self.scale)
+            probes.measure(layer.layer_name, query, key, plan.probing, self.scale)
         is_sparse = decoding is not None and layer.layer_name in decoding.layers
         if plan is None or (plan.attending is None and (plan.sparse is None or not is_sparse)):
             result: Tensor = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
