@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.commands.doctor.environment import PACKAGES
-from tools.server_process import ROOT, free_port
+from machine.server_process import ROOT, free_port
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 _SITE = [path for path in sys.path if Path(path).name == "site-packages"]

@@ -28,7 +28,7 @@ from engine_ext.wire.vllm_compat import IS_ASCENDS, draft_model_of
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
 from kernels.selection import POLICIES
-from tools.process_watch import unlink_shared_memory
+from machine.process_watch import unlink_shared_memory
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -21,10 +21,10 @@ from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.startup import ChunkCacheOptions, start_chunk_engine
 from engine_ext.wire.vllm_compat import tokens_input
+from machine.server_process import python_path
 from tests.engine.asking import ask_engine, input_of
 from tests.families import FAMILIES, MAX_POSITIONS
 from tests.oracle import Oracle
-from tools.server_process import python_path
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.http.refusals import RETRY_AFTER_S
+from machine.server_process import ROOT
 from tests.engine.server import TesseraServer
-from tools.server_process import ROOT
 
 Text = Callable[[int], str]
 REFUSING = ("--no-chunk-cache", "--max-num-queued-reqs", "0")

@@ -18,12 +18,12 @@ import httpx
 import pytest
 
 from app.server import claim_address
+from machine.server_process import ROOT, group_members, reserved_port
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
 from tests.processes import end
 from tests.support.exactness import ask, assert_exact, statuses
 from tests.support.waiting import until
-from tools.server_process import ROOT, group_members, reserved_port
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:

@@ -16,7 +16,7 @@ from engine_ext.wire.plan import BlockTransfer, Span
 from kernels.dispatch import copier_for
 from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, make_pool, pools_of
-from measuring.device.memory import frequencies
+from kernels.reference import frequencies
 
 PAGES, PAGE_TOKENS, HEADS, SIZE = 12, 4, 2, 6
 

@@ -26,7 +26,7 @@ from engine_ext.wire.chunk_file import pack_file
 from engine_ext.wire.prefix import BlockCommand, PrefixTag, blocks_address, is_block, namespace_digest
 from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, make_pool
-from measuring.device.memory import frequencies
+from kernels.reference import frequencies
 
 BLOCK, HEADS, SIZE, BLOCKS, WORKERS = 64, 2, 4, 24, 2
 PER_FILE = 2
