@@ -4,13 +4,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from engine_ext.core.attention.readers import Readers, install
+from engine_ext.core.attention.readers import Readers
 from engine_ext.core.attention.requests import AttendingRequests
 from engine_ext.core.layers import AttentionLayer, BlockTable, KVCaches
 from engine_ext.core.moves import MovedTokens, Moves, moved_tokens
@@ -85,7 +85,7 @@ class WorkerHalf:
 
         They may have attended to other KV: imports write to pages while the model runs.
         """
-        attending = self.readers.attending
+        attending = self.readers.get(AttendingRequests)
         ran = attending.take_ran() if attending is not None else []
         if not ran:
             return
@@ -136,13 +136,7 @@ class WorkerHalf:
         numbers = {name: number for number, name in enumerate(layers)}
         block_tokens = self.copier.layers[0].key_blocks.shape[1]
         attention = attention_for(self.copier.layers)
-        attending = AttendingRequests(attention, numbers, request_ids, self.page_tokens, block_tokens)
-        self.install(replace(self.readers, attending=attending))
-
-    def install(self, readers: Readers) -> None:
-        """Makes this worker's attention layers serve ``readers``."""
-        self.readers = readers
-        install(readers)
+        self.readers.register(AttendingRequests(attention, numbers, request_ids, self.page_tokens, block_tokens))
 
     def probe(self, layer: AttentionLayer) -> BlockLayout:
         """Finds the layout of K and V in a layer's cache through the engine's writer."""

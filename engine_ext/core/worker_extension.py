@@ -5,20 +5,19 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from engine_ext.core import ascend
 from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSelection
 from engine_ext.core.attention.probes import Probes
 from engine_ext.core.attention.requests import attention_reason
-from engine_ext.core.connector import ChunkCacheConnector
+from engine_ext.core.connector import chunk_connector
 from engine_ext.core.file_server import TransferServer, listen, make_chain, on_all_cores
 from engine_ext.core.layers import UnsupportedModelError, attention_layers, specs_of
 from engine_ext.core.pages import WrongPagesError
@@ -131,8 +130,7 @@ class ChunkCacheWorkerExtension:
         if unknown := [number for number in layers if not 0 <= number < len(names)]:
             return f"the model has no layer {unknown[0]}, but {len(names)} layers, from 0 on"
         probed = {names[number]: half.copier.layers[number] for number in layers}
-        probes = Probes(probed, half.tags, POLICIES["attention"], self._request_ids)
-        half.install(replace(half.readers, probes=probes))
+        half.readers.register(Probes(probed, half.tags, POLICIES["attention"], self._request_ids))
         return None
 
     def chunk_cache_prepare_decoding(self, budget_tokens: int) -> str | None:
@@ -144,8 +142,8 @@ class ChunkCacheWorkerExtension:
         block_tokens = next(iter(layers.values())).key_blocks.shape[1]
         if budget_tokens < (least := LEAST_BLOCKS * block_tokens):
             return f"{budget_tokens} tokens are less than {LEAST_BLOCKS} blocks: give it {least}, or a --block-size"
-        decoding = DecodingSelection(layers, POLICIES["channels"], budget_tokens // block_tokens, self._batch)
-        half.install(replace(half.readers, decoding=decoding))
+        num_blocks = budget_tokens // block_tokens
+        half.readers.register(DecodingSelection(layers, POLICIES["channels"], num_blocks, self._batch))
         return None
 
     def chunk_cache_represent(
@@ -234,13 +232,6 @@ def _unsupported_groups(groups: Sequence[Any]) -> str | None:
     return None
 
 
-def chunk_connector() -> ChunkCacheConnector:
-    """The chunk cache's connector in this worker, alone or in vLLM's ``MultiConnector``."""
-    group: Any = get_kv_transfer_group()
-    connectors = [group] if isinstance(group, ChunkCacheConnector) else group.sub_connectors
-    return next(each for each in connectors if isinstance(each, ChunkCacheConnector))
-
-
 def _worker_half() -> WorkerHalf:
     half = chunk_connector().worker
     assert half is not None
@@ -248,6 +239,6 @@ def _worker_half() -> WorkerHalf:
 
 
 def _probes() -> Probes:
-    probes = _worker_half().readers.probes
+    probes = _worker_half().readers.get(Probes)
     assert probes is not None
     return probes
