@@ -103,7 +103,7 @@ def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, m
         make_retrieval(settings),
         marks,
         Extraction(engine.renderer.tokenizer_json, ocr=settings.ocr),
-        profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out),
+        profile and profile.placed(engine.cache.placement, measures_attention=engine.cache.no_attention is None),
         RedisRegistry(settings.registry) if settings.registry is not None else None,
     )
 
@@ -209,7 +209,8 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         eviction=settings.chunk_cache_eviction,
         tiers=tuple(parse_tiers(settings.chunk_cache_tiers or "")),
         tier_timeout_s=settings.chunk_cache_tier_timeout,
-        scoring_layers=settings.scoring_layers(),
+        probe_layers=settings.probe_layers(),
+        needs_attention=settings.chunk_sparse_budget is not None or settings.chunk_recompute > 0,
         decode_budget=settings.decode_sparse_budget,
         shares=settings.registry is not None and settings.peer_secret is not None,
     )

@@ -148,9 +148,9 @@ class _Ingestion:
         except httpx.ConnectError:
             raise
         except (OSError, httpx.HTTPError, _FileError) as error:
-            reason = (isinstance(error, OSError) and error.strerror) or str(error)
+            reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
             reason = reason.removeprefix(f"{found.name}: ")  # an answer about several files says which
-            self._count({"file": found.name, "status": "failed", "error": reason or type(error).__name__})
+            self._count({"file": found.name, "status": "failed", "error": reason})
 
     def _count(self, line: dict[str, Any]) -> None:
         if "summary" in line:

@@ -20,7 +20,6 @@ from engine_ext.core.attention.requests import attention_reason
 from engine_ext.core.connector import chunk_connector
 from engine_ext.core.file_server import TransferServer, listen, make_chain, on_all_cores
 from engine_ext.core.layers import UnsupportedModelError, attention_layers, specs_of
-from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
 from engine_ext.wire.prefix import blocks_address
 from engine_ext.wire.vllm_compat import IS_ASCENDS, draft_model_of
@@ -122,15 +121,17 @@ class ChunkCacheWorkerExtension:
         return None
 
     def chunk_cache_prepare_probes(self, layers: Sequence[int]) -> str | None:
-        """Lets probes score segments in these layers, by number; returns the reason if they can't."""
+        """Let probes measure attention in these layers, by number, or in the middle third of this worker's.
+
+        Returns the reason if they can't. After :meth:`chunk_cache_prepare_attention`.
+        """
         half = _worker_half()
-        if reason := self._attention_reason(half):
-            return reason
         names = list(half.kv_caches)
         if unknown := [number for number in layers if not 0 <= number < len(names)]:
             return f"the model has no layer {unknown[0]}, but {len(names)} layers, from 0 on"
-        probed = {names[number]: half.copier.layers[number] for number in layers}
-        half.readers.register(Probes(probed, half.tags, POLICIES["attention"], self._request_ids))
+        third = len(names) // 3
+        measured = {names[i]: half.copier.layers[i] for i in layers or range(third, len(names) - third)}
+        half.readers.register(Probes(measured, self._request_ids))
         return None
 
     def chunk_cache_prepare_decoding(self, budget_tokens: int) -> str | None:
@@ -146,24 +147,11 @@ class ChunkCacheWorkerExtension:
         half.readers.register(DecodingSelection(layers, POLICIES["channels"], num_blocks, self._batch))
         return None
 
-    def chunk_cache_represent(
-        self, segments: Sequence[tuple[int, Sequence[int], int, int]], forgotten: Sequence[int]
-    ) -> list[int] | None:
-        """Keeps representations of segments, and drops those of ``forgotten`` ones.
-
-        Segments are number, pages, tag and length. Returns the bytes of each representation; ``None`` if a segment's
-        pages have another tag.
-        """
-        probes = _probes()
-        probes.forget(forgotten)
-        try:
-            return [probes.represent(*segment) for segment in segments]
-        except WrongPagesError:
-            return None
-
-    def chunk_cache_take_scores(self, probe: int) -> list[float] | None:
+    def chunk_cache_take_attention(self, probe: int) -> tuple[int, list[float]] | None:
         """See :meth:`engine_ext.core.attention.probes.Probes.take`."""
-        return _probes().take(probe)
+        probes = _worker_half().readers.get(Probes)
+        assert probes is not None
+        return probes.take(probe)
 
     def chunk_cache_describe(self) -> dict[str, str | None]:
         """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks.
@@ -236,9 +224,3 @@ def _worker_half() -> WorkerHalf:
     half = chunk_connector().worker
     assert half is not None
     return half
-
-
-def _probes() -> Probes:
-    probes = _worker_half().readers.get(Probes)
-    assert probes is not None
-    return probes

@@ -40,14 +40,14 @@ class _Dense(NamedTuple):
     metadata: CPUAttentionMetadata
 
 
-class _Scored(NamedTuple):
-    """Tokens of probes, which vLLM computes; their queries score segments."""
+class _Measured(NamedTuple):
+    """Tokens of probes, whose attention is measured beside its computation."""
 
     probes: Probes
     rows: list[ProbingRow]
 
-    def score(self, layer: str, query: Tensor, scale: float) -> None:
-        self.probes.score(layer, query, self.rows, scale)
+    def measure(self, layer: str, query: Tensor, key: Tensor, scale: float) -> None:
+        self.probes.measure(layer, query, key, self.rows, scale)
 
 
 class _Attended(NamedTuple):
@@ -80,12 +80,12 @@ class _Sparse(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """A step beyond vLLM's attention: ``computed`` tokens, if any, ``dense`` ones beside them, and ``scored`` ones.
+    """A step beyond vLLM's attention: ``computed`` tokens, if any, ``dense`` ones beside them, and ``measured`` ones.
 
     A server has one kind of computed tokens at most: attending to the pool excludes a budget of blocks.
     """
 
-    scored: _Scored | None
+    measured: _Measured | None
     computed: _Attended | _Sparse | None
     dense: _Dense | None
 
@@ -107,7 +107,7 @@ class ChunkAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
             return None
         starts, lengths = (each.tolist() for each in (common.query_start_loc_cpu, common.seq_lens))
         rows = rows_of(starts, lengths, common.block_table_tensor)
-        scored: _Scored | None = None
+        measured: _Measured | None = None
         computed: _Attended | _Sparse | None = None
         dense = None
         for reader in readers:
@@ -115,12 +115,12 @@ class ChunkAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
                 continue
             match reader:
                 case Probes():
-                    scored = _Scored(reader, step)
+                    measured = _Measured(reader, step)
                 case AttendingRequests():
                     computed, dense = _Attended(reader, step), self._dense(common, step.dense)
                 case DecodingSelection():
                     computed, dense = self._sparse(common, reader, step), self._dense(common, step.dense)
-        return _Plan(scored, computed, dense) if scored or computed else None
+        return _Plan(measured, computed, dense) if measured or computed else None
 
     def _dense(self, common: CommonAttentionMetadata, rows: Sequence[tuple[int, BatchRow]]) -> _Dense | None:
         if not rows:
@@ -164,8 +164,8 @@ class ChunkAttentionImpl(CPUAttentionBackendImpl):
     ) -> Tensor:
         """As vLLM's."""
         plan = _plan_of(attn_metadata)
-        if plan is not None and plan.scored is not None:
-            plan.scored.score(layer.layer_name, query, self.scale)
+        if plan is not None and plan.measured is not None:
+            plan.measured.measure(layer.layer_name, query, key, self.scale)
         if plan is None or plan.computed is None or not plan.computed.concerns(layer.layer_name):
             result: Tensor = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
             return result
