@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector's worker half: the pool's memory, and copies to and from KV blocks."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,11 +18,13 @@ from engine_ext.core.moves import MovedTokens, Moves, moved_tokens
 from engine_ext.core.pages import PARTLY_SAVED, PageTags, check_tensors, copy_tokens, fill_pages, largest_difference
 from engine_ext.core.stats import TransferStats
 from engine_ext.wire.chunk_file import Forms
-from engine_ext.wire.plan import BlockTransfer, LoadRefused, TransferPlan
+from engine_ext.wire.plan import BlockTransfer, LoadRefused, Span, TransferPlan
 from kernels.dispatch import attention_for, copier_for
 from kernels.layout import BlockLayout, probe_layout
 from kernels.npu_copier import ReshapeAndCache
 from kernels.paged import KVCopier, LayerKV, pools_of
+
+logger = logging.getLogger(__name__)
 
 
 class PoolSizeError(ValueError):
@@ -92,7 +95,7 @@ class WorkerHalf:
         missing = self.tags.missing_now(span for _, spans in ran for span in spans)
         for block, spans in ran:
             if refused := missing & {span.tag for span in spans}:
-                self._refuse({block}, refused)
+                self._refuse(spans, refused, {block})
 
     def prepare(
         self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: ReshapeAndCache | None = None
@@ -165,11 +168,12 @@ class WorkerHalf:
                     loads.append(transfer)
                 elif self.tables:  # block ids alone don't tell the request
                     if transfer.request_id not in self._failed:  # of all its tables, counted once
-                        self._refuse((), refused)
+                        self._refuse(transfer.spans, refused, ())
                     self._failed.add(transfer.request_id)
                 else:
                     # Blocks before the first token to load are shared with other requests, and valid.
-                    self._refuse(transfer.block_ids[transfer.first_token // self.engine_block_size :], refused)
+                    first = transfer.first_token // self.engine_block_size
+                    self._refuse(transfer.spans, refused, transfer.block_ids[first:])
             for copier, moved in self._moved(loads):
                 copier.load(*moved)
                 num_tokens = max(num_tokens, len(moved.slots))
@@ -285,8 +289,9 @@ class WorkerHalf:
             of_table = [transfer for transfer in transfers if transfer.table == number]
             yield copier, moved_tokens(of_table, self.page_tokens, self.tables[number].block_tokens)
 
-    def _refuse(self, blocks: Iterable[int], tags: set[int]) -> None:
-        """Fails the requests of ``blocks``, whose KV is wrong since pages don't have ``tags``."""
+    def _refuse(self, spans: Iterable[Span], tags: set[int], blocks: Iterable[int]) -> None:
+        """Fail the requests of ``blocks``, whose KV is wrong: pages of ``spans`` don't have their ``tags``."""
+        logger.warning("a load is refused: %s", self.tags.difference(spans, tags))
         self._stats.refused()
         self._refusal = LoadRefused()
         self.refused_tags.update(tags)
