@@ -59,6 +59,7 @@ def settled(server: TesseraServer, *names: str) -> dict[str, float]:
 
 
 @pytest.mark.serve_with("--chunk-cache-tiers", "host://?size=8MiB")
+@pytest.mark.matrix
 def test_every_metric_is_documented_and_every_documented_one_exists(server: TesseraServer, text: Text) -> None:
     # Reasons appear once counted.
     server.chat(chunks=[text(50)], question="?", max_tokens=1, cache={"mode": "full"})
