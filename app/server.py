@@ -54,8 +54,8 @@ from engine_ext.start.startup import ChunkCacheOptions, MakeRenderer, Quotas, no
 from engine_ext.start.support import check_flags
 from engine_ext.start.vllm_log import log_file
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
+from machine.progress import progress, say
 from replicas.redis_registry import RedisRegistry
-from tools.progress import progress, say
 from web import page
 from web.example import example_file
 

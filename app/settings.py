@@ -44,7 +44,7 @@ class ChunkSettings(BaseSettings):
     )
     profile: Path | None = Field(None, description="file of tessera calibrate; decides what requests leave open")
     chunk_position_strategy: PositionStrategy | None = Field(
-        None, description="offset, shared, parallel or window (default: the profile's or the model's)"
+        None, description=f"{', '.join(PositionStrategy)} (default: the profile's or the model's)"
     )
     chunk_scope: ScopeName = Field("system", description="isolated: reuse chunks behind any system prompt")
     chunk_separator: str | None = Field(
@@ -108,7 +108,7 @@ class TuningSettings(BaseSettings):
     chunk_cache_placement: PlacementName = Field(
         "copy", description="in-place: share vLLM's blocks; attend: read chunks in the pool"
     )
-    chunk_cache_eviction: EvictionPolicyName = Field("s3fifo", description="s3fifo or lru")
+    chunk_cache_eviction: EvictionPolicyName = Field("s3fifo", description=" or ".join(get_args(EvictionPolicyName)))
     chunk_window: int | None = Field(
         None, ge=1, description="of positions window, in tokens (default: half of the trained ones)"
     )

@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
+from app.models.random_model import build_preset
 from tests.oracle import Oracle, mask
-from tools.random_model import build_preset
 
 TOLERANCE = 1e-5
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.documents.readers import READERS, suffix_of
-from tools.http_client import http_client
-from tools.progress import say
+from machine.http_client import http_client
+from machine.progress import say
 
 _COUNTED: Final = ("hit", "loaded", "filled", "waited", "failed", "displaced")
 _ABOUT_ONE_FILE: Final = (
@@ -148,10 +148,8 @@ class _Ingestion:
         except httpx.ConnectError:
             raise
         except (OSError, httpx.HTTPError, _FileError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            reason = (reason or type(error).__name__).removeprefix(
-                f"{found.name}: "
-            )  # an answer about several files says which
+            reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+            reason = reason.removeprefix(f"{found.name}: ")  # an answer about several files says which
             self._count({"file": found.name, "status": "failed", "error": reason})
 
     def _count(self, line: dict[str, Any]) -> None:

@@ -171,8 +171,12 @@ class Reporter:
         tokens.reused = output.num_cached_tokens or 0
         tokens.computed = tokens.prompt - tokens.left_out - tokens.reused
         tokens.fill_computed = self._num_computed
-        for name in ("reused", "computed", "fill_computed", "left_out"):
-            metrics.tokens[name] += getattr(tokens, name)
+        metrics.tokens.update(
+            reused=tokens.reused,
+            computed=tokens.computed,
+            fill_computed=tokens.fill_computed,
+            left_out=tokens.left_out,
+        )
 
 
 def _engine_timings_ms(output: RequestOutput) -> dict[str, Any]:

@@ -5,20 +5,19 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from engine_ext.core import ascend
 from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSelection
 from engine_ext.core.attention.probes import Probes
 from engine_ext.core.attention.requests import attention_reason
-from engine_ext.core.connector import ChunkCacheConnector
+from engine_ext.core.connector import chunk_connector
 from engine_ext.core.file_server import TransferServer, listen, make_chain, on_all_cores
 from engine_ext.core.layers import UnsupportedModelError, attention_layers, specs_of
 from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
@@ -27,7 +26,7 @@ from engine_ext.wire.vllm_compat import IS_ASCENDS, draft_model_of
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
 from kernels.selection import POLICIES
-from tools.process_watch import unlink_shared_memory
+from machine.process_watch import unlink_shared_memory
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -132,7 +131,7 @@ class ChunkCacheWorkerExtension:
             return f"the model has no layer {unknown[0]}, but {len(names)} layers, from 0 on"
         third = len(names) // 3
         measured = {names[i]: half.copier.layers[i] for i in layers or range(third, len(names) - third)}
-        half.install(replace(half.readers, probes=Probes(measured, self._request_ids)))
+        half.readers.register(Probes(measured, self._request_ids))
         return None
 
     def chunk_cache_prepare_decoding(self, budget_tokens: int) -> str | None:
@@ -144,13 +143,13 @@ class ChunkCacheWorkerExtension:
         block_tokens = next(iter(layers.values())).key_blocks.shape[1]
         if budget_tokens < (least := LEAST_BLOCKS * block_tokens):
             return f"{budget_tokens} tokens are less than {LEAST_BLOCKS} blocks: give it {least}, or a --block-size"
-        decoding = DecodingSelection(layers, POLICIES["channels"], budget_tokens // block_tokens, self._batch)
-        half.install(replace(half.readers, decoding=decoding))
+        num_blocks = budget_tokens // block_tokens
+        half.readers.register(DecodingSelection(layers, POLICIES["channels"], num_blocks, self._batch))
         return None
 
     def chunk_cache_take_attention(self, probe: int) -> tuple[int, list[float]] | None:
         """See :meth:`engine_ext.core.attention.probes.Probes.take`."""
-        probes = _worker_half().readers.probes
+        probes = _worker_half().readers.get(Probes)
         assert probes is not None
         return probes.take(probe)
 
@@ -219,13 +218,6 @@ def _unsupported_groups(groups: Sequence[Any]) -> str | None:
         if type(spec) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec):
             return f"KV of some layers can't be read from vLLM's blocks ({type(spec).__name__})"
     return None
-
-
-def chunk_connector() -> ChunkCacheConnector:
-    """The chunk cache's connector in this worker, alone or in vLLM's ``MultiConnector``."""
-    group: Any = get_kv_transfer_group()
-    connectors = [group] if isinstance(group, ChunkCacheConnector) else group.sub_connectors
-    return next(each for each in connectors if isinstance(each, ChunkCacheConnector))
 
 
 def _worker_half() -> WorkerHalf:

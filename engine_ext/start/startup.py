@@ -36,7 +36,7 @@ from engine_ext.start.sparse import prepare_decoding, refused, workers_reason
 from engine_ext.start.stages import CHECKING
 from engine_ext.start.support import drops_blocks, in_place_reason, is_quantized, turning_reason, unsupported_reason
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
-from tools.process_watch import mark_engine
+from machine.process_watch import mark_engine
 
 logger = logging.getLogger(__name__)
 

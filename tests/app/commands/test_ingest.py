@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.commands import ingest
-from tools.http_client import http_client
+from machine.http_client import http_client
 
 Answer = Callable[[str, bytes], httpx.Response]
 

@@ -5,12 +5,12 @@ from contextlib import nullcontext
 
 import pytest
 
+from app.models.random_model import build_preset
 from app.profile import Profile, ProfileError
 from measuring.quality import calibration
 from measuring.quality.calibration import LEAST_ANSWERS, kinds, main
 from measuring.quality.summary import rows_by_chunks
 from tests.measuring.quality.helpers import Reply, asked_mode, make_report, make_result, write_questions
-from tools.random_model import build_preset
 
 MODES = {"full": 1.0, "shared": 0.1, "offset": 0.105, "offset+15%": 0.2, "offset+25%": 0.3}
 """With times to first token."""

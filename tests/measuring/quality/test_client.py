@@ -6,8 +6,8 @@ import pytest
 from app.documents.document import Document
 from measuring.kit.client import RefusedError, ServerError, SetupError
 from measuring.quality.client import FORCED_TOKENS, LEAD, AskOptions, ServerInfo, TesseraClient
+from measuring.quality.divergence import TOP
 from tests.measuring.quality.helpers import TEMPLATE_ERROR, Reply, make_question, make_report
-from tools.divergence import TOP
 
 OPTIONS = AskOptions("m", 32, "No idea")
 
