@@ -14,6 +14,7 @@ import posixpath
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from email.headerregistry import HeaderRegistry
 from functools import cache
 from pathlib import PurePath
 from typing import Any, Final, Literal, NamedTuple
@@ -31,6 +32,8 @@ _OCR_SCALE: Final = 2.0
 """Pixels per point of a page: 144 DPI."""
 _MAX_SPAN: Final = 100
 """Rows or columns that a cell may span."""
+_HEADER_CHARACTERS: Final = 2000
+"""Of an e-mail's header; the rest of a longer one is left out."""
 _DATA_URI: Final = re.compile(r"data:[\w.+-]++/[\w.+-]++(?:;(?!base64,)[\w.+=-]++)*+(?:;base64)?+,[^\s\"'()<>]*+")
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufeff\ufffe\uffff]")
 _HYPHEN: Final = re.compile("[\x02\ufffe]\\s*(\\S?)")
@@ -38,8 +41,13 @@ _HYPHEN: Final = re.compile("[\x02\ufffe]\\s*(\\S?)")
 _SELF_CLOSED: Final = re.compile(
     rb"<(?!(?:br|hr|img|input|link|meta|col|wbr)\b)([a-zA-Z][\w:.-]*+)((?:[^<>/]|/(?!>))*+)/>"
 )
-_MARKS: Final = {"sup, msup > :nth-child(2)": "^", "mfrac > :nth-child(2)": "/"}
-"""Text before elements whose place on the page changes what is read."""
+_MARKS: Final = {"sup": "^", "sub": "_", "msup": "^", "mfrac": "/"}
+"""Text for what only its place on the page tells: before an element's text, in formulas before its second part."""
+_HEADERS: Final = HeaderRegistry()
+_MAIL: Final = email.policy.default.clone(
+    header_factory=lambda name, value: _HEADERS(name, value[:_HEADER_CHARACTERS])
+)
+"""The standard library's parser of headers is quadratic."""
 _TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
 _ROW: Final = re.compile(r"[^\n|]*\|[^\n]*\|")
 
@@ -106,14 +114,14 @@ def read_html(file: bytes | str) -> Text:
     page = turbohtml.parse(file, detect_encoding=True, positions=False)
     for unread in page.select("noscript, iframe, rp, annotation, annotation-xml"):
         unread.decompose()
-    for elements, mark in _MARKS.items():
-        for element in page.select(elements):
-            element.insert(0, turbohtml.Text(mark))
-    for element in page.select("sub"):
+    for element in page.select("sup, sub, msup, mfrac"):
         before = element.previous_sibling
+        marked = element if element.tag.startswith("s") else next(itertools.islice(_elements(element), 1, None), None)
         # Only behind a number a subscript changes what is read: 101₂, but H₂O.
-        if isinstance(before, turbohtml.Text) and before.text[-1:].isdigit():
-            element.insert(0, turbohtml.Text("_"))
+        if element.tag == "sub" and not (isinstance(before, turbohtml.Text) and before.text[-1:].isdigit()):
+            continue
+        if marked is not None:
+            marked.insert(0, turbohtml.Text(_MARKS[element.tag]))
     for element in page.select(":is(h1, h2, h3, h4, h5, h6) br"):
         element.replace_with(turbohtml.Text(" "))
     for element in page.select("rt"):
@@ -176,7 +184,7 @@ def read_epub(file: bytes) -> Text:
 
 def read_email(file: bytes) -> Text:
     """A message and its attachments."""
-    return Text(_message(email.message_from_bytes(file, policy=email.policy.default)), is_markdown=True)
+    return Text(_message(email.message_from_bytes(file, policy=_MAIL)), is_markdown=True)
 
 
 def read_notebook(file: bytes) -> Text:
