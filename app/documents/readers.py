@@ -30,6 +30,10 @@ _TABLE_CHARACTERS: Final = 800
 """Longer tables are written as several, each with the header, since a passage rarely holds all of one."""
 _OCR_SCALE: Final = 2.0
 """Pixels per point of a page: 144 DPI."""
+_IN_LAYOUT: Final = "table, h1, h2, h3, h4, h5, h6"
+"""What is in tables that only lay out a page."""
+_MOST_EMPTY: Final = 20
+"""Places per cell of a table, which the cells don't span."""
 _MAX_SPAN: Final = 100
 """Rows or columns that a cell may span."""
 _HEADER_CHARACTERS: Final = 2000
@@ -283,18 +287,19 @@ def _paged(pages: Iterable[str]) -> Text:
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
-    """Rows as a Markdown table, without empty rows and columns."""
+    """Rows as a Markdown table, without empty rows and columns. Rows shorter than others stay so: most may be."""
     cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows]
     cells = [row for row in cells if any(row)]
-    used = [any(column) for column in itertools.zip_longest(*cells, fillvalue="")]
-    width = len(used)
-    lines = [f"| {' | '.join(itertools.compress([*row, *[''] * (width - len(row))], used))} |\n" for row in cells]
-    if not lines:
+    if not cells:
         return ""
-    header = f"{lines[0]}|{' --- |' * sum(used)}\n"
+    used = {column for row in cells for column, cell in enumerate(row) if cell}
+    cells[0].extend([""] * (max(used) + 1 - len(cells[0])))
+    kept = ((cell for column, cell in enumerate(row) if column in used) for row in cells)
+    first, *lines = (f"| {' | '.join(row)} |\n" for row in kept)
+    header = f"{first}|{' --- |' * len(used)}\n"
     tables, room = [header], _TABLE_CHARACTERS
-    for line in lines[1:]:
-        if room < len(line) and room < _TABLE_CHARACTERS:
+    for line in lines:
+        if room < len(line) and room < _TABLE_CHARACTERS and len(header) < _TABLE_CHARACTERS:
             tables.append(f"\n{header}")
             room = _TABLE_CHARACTERS
         tables.append(line)
@@ -309,9 +314,10 @@ def _prepare_table(table: Any) -> None:
     if (caption := next((each for each in _elements(table) if each.tag == "caption"), None)) is not None:
         caption.tag = "p"
         table.insert_before(caption.extract())
-    rows = [row for part in _elements(table) for row in _elements(part)]
-    cells = [cell for row in rows for cell in _elements(row)]
-    if len(rows) == 1 or len(cells) == len(rows) or table.select_one("table, h1, h2, h3, h4, h5, h6") is not None:
+    rows = [[*_elements(row)] for part in _elements(table) for row in _elements(part)]
+    cells = [cell for row in rows for cell in row]
+    is_sparse = len(rows) * max(map(len, rows), default=0) > _MOST_EMPTY * len(cells)
+    if len(rows) == 1 or len(cells) == len(rows) or is_sparse or table.select_one(_IN_LAYOUT) is not None:
         for element in (table, *cells):
             element.tag = "div"
         return

@@ -100,7 +100,7 @@ def test_each_part_of_a_long_table_has_the_header() -> None:
         ('a,b\n1,"x ""q"" | y"', '| a | b |\n| --- | --- |\n| 1 | x "q" \\| y |'),
         ("a\tb\n1\t2", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
         ("sep=|\na|b\n1|2", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
-        ("a,b\r\n1\r\n1,2,3\r\n", "| a | b |  |\n| --- | --- | --- |\n| 1 |  |  |\n| 1 | 2 | 3 |"),
+        ("a,b\r\n1\r\n1,2,3\r\n", "| a | b |  |\n| --- | --- | --- |\n| 1 |\n| 1 | 2 | 3 |"),
     ],
 )  # fmt: skip
 def test_csv_is_a_table(file: str, expected: str) -> None:
