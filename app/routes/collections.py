@@ -24,7 +24,7 @@ from app.http.answers import (
     PassageList,
     StoredFile,
 )
-from app.http.openapi import JsonLines, answers
+from app.http.openapi import JsonLines, JsonList, answers
 from app.routes.dependencies import AppState, Manager, RequestRetrieval, RequestSettings
 from engine_ext.client.request import NamespaceRefusedError, own_namespace
 
@@ -111,14 +111,12 @@ async def list_collections(retrieval: RequestRetrieval, namespace: Namespace = N
     response_model=None,
     responses=answers(Collection, HTTPStatus.NOT_FOUND),
 )
-async def get_collection(name: Name, retrieval: RequestRetrieval, namespace: Namespace = None) -> dict[str, Any]:
+async def get_collection(name: Name, retrieval: RequestRetrieval, namespace: Namespace = None) -> JsonList:
     """Files by name, without their texts."""
     corpus = await asyncio.to_thread(retrieval.collections.corpus, _own(namespace), name)
-    files = [
-        {"file": each.file, "bytes": each.bytes, "passages": len(each.passages)}
-        for _, each in sorted(corpus.files.items())
-    ]
-    return {**corpus.summary(), "data": files}
+    files = (corpus.files[file] for file in sorted(corpus.files))
+    listed = ({"file": each.file, "bytes": each.bytes, "passages": len(each.passages)} for each in files)
+    return JsonList(await asyncio.to_thread(corpus.summary), "data", listed)
 
 
 @router.get(
@@ -130,10 +128,10 @@ async def get_collection(name: Name, retrieval: RequestRetrieval, namespace: Nam
 )
 async def list_passages(
     name: Name, file: Annotated[str, Query(min_length=1)], retrieval: RequestRetrieval, namespace: Namespace = None
-) -> dict[str, Any]:
+) -> JsonList:
     """In the file's order, with their texts."""
     corpus = await asyncio.to_thread(retrieval.collections.corpus, _own(namespace), name)
-    return {"object": "list", "data": [each.to_dict() for each in corpus.file(file).passages]}
+    return JsonList({"object": "list"}, "data", (each.to_dict() for each in corpus.file(file).passages))
 
 
 @router.delete(
