@@ -13,6 +13,8 @@ from markdown_it import MarkdownIt
 from app.documents.document import Document
 from app.documents.readers import Text
 
+LEAST_TOKENS: Final = 16
+"""That a caller may ask for as the most of a passage."""
 CountTokens = Callable[[Document], int]
 _FRONT_MATTER: Final = re.compile(r"---[ \t]*\n(?=[\w-]+:)(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
 _CLOSING: Final = r"[\p{SB=Close}--[\p{Ps}\p{Pi}]]*+"

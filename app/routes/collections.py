@@ -14,6 +14,7 @@ from app.catalog.collection_ingestion import CollectionIngestion, IngestionRefus
 from app.documents.cache_options import NAMESPACE
 from app.documents.document import BadRequestError
 from app.documents.retrieve_field import COLLECTION_NAME
+from app.documents.splitting import LEAST_TOKENS
 from app.errors import error_response
 from app.http.answers import (
     Collection,
@@ -60,7 +61,7 @@ async def ingest_files(
     manager: Manager,
     retrieval: RequestRetrieval,
     system: Annotated[str | None, Form(description="system prompt of its questions; the first call's stays")] = None,
-    max_tokens: Annotated[int | None, Form(ge=16, description="most tokens of a passage; default: 256")] = None,
+    max_tokens: Annotated[int | None, Form(ge=LEAST_TOKENS, description="most tokens of a passage; default: 256")] = None,
     namespace: Namespace = None,
 ) -> JsonLines | JSONResponse:
     """Answers with JSON lines: per file one, with one per computed passage behind it, then a summary.

@@ -6,11 +6,11 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from vllm.exceptions import VLLMValidationError
 
-from app.collections.passages import piece_id
+from app.collections.passages import LONGEST_NAME, piece_id
+from app.documents.document import BadRequestError
 from app.documents.readers import READERS, UnreadableFileError, suffix_of
-from app.documents.splitting import Piece
+from app.documents.splitting import LEAST_TOKENS, Piece
 from app.http.answers import Split
 from app.http.openapi import JsonList, answers
 from app.routes.dependencies import FileExtraction, RequestSettings
@@ -36,8 +36,8 @@ async def split(
     request: Request,
     settings: RequestSettings,
     extraction: FileExtraction,
-    filename: Annotated[str, Query(min_length=1, max_length=255, description="its extension determines the file type")],
-    max_tokens: Annotated[int | None, Query(ge=16, description="most tokens in a chunk; default: 512")] = None,
+    filename: Annotated[str, Query(min_length=1, max_length=LONGEST_NAME, description="its extension determines the file type")],
+    max_tokens: Annotated[int | None, Query(ge=LEAST_TOKENS, description="most tokens in a chunk; default: 512")] = None,
 ) -> JsonList:
     """The body is the file. Markdown is split at its headings, which become titles; other text at paragraphs.
 
@@ -54,7 +54,7 @@ async def split(
     try:
         pieces = await extraction.split(file, filename, limit)
     except UnreadableFileError as error:
-        raise VLLMValidationError(str(error), parameter="body") from error
+        raise BadRequestError(str(error), "body") from error
     return JsonList({}, "chunks", (_chunk(filename, *each) for each in enumerate(pieces, start=1)))
 
 

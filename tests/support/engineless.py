@@ -16,7 +16,6 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from vllm.exceptions import VLLMValidationError
 
 from app.access.client_limits import ClientLimitsMiddleware
 from app.catalog import collection_ingestion
@@ -47,8 +46,7 @@ def make_app(folder: Path) -> FastAPI:
     app.include_router(collections.router)
     app.include_router(split.router)
     answer_errors(app)
-    for error in (RequestValidationError, VLLMValidationError):
-        app.add_exception_handler(error, _refused)
+    app.add_exception_handler(RequestValidationError, _refused)
     app.add_middleware(ClientLimitsMiddleware, max_body_size=context.settings.max_body_size)
     app.add_middleware(RefusalMiddleware)
     app.state.tessera = context
@@ -59,7 +57,7 @@ def make_app(folder: Path) -> FastAPI:
 
 
 async def _refused(_: Request, error: Exception) -> JSONResponse:
-    """As vLLM's own handlers answer."""
+    """As vLLM's own handler answers."""
     return refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error))
 
 
