@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _collection(name: str) -> str:
     if not re.fullmatch(COLLECTION_NAME, name):
-        raise argparse.ArgumentTypeError("a name has letters, digits, '.', '_' and '-', at most 64, a letter or digit first")
+        raise argparse.ArgumentTypeError("a name has 1 to 64 letters, digits, '.', '_' or '-', and no sign first")
     return name
 
 
@@ -164,9 +164,9 @@ class _Ingestion:
         except _UNREACHABLE:
             raise
         except (OSError, httpx.HTTPError, _FileError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
+            reason = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
             reason = reason.removeprefix(f"{found.name}: ")  # an answer about several files says which
-            self._count({"file": found.name, "status": "failed", "error": reason or type(error).__name__})
+            self._count({"file": found.name, "status": "failed", "error": reason})
 
     def _count(self, line: dict[str, Any]) -> None:
         if "summary" in line:

@@ -28,7 +28,7 @@ class Document:
     def render(self) -> str:
         """The chunk's text in the prompt. A function of the document alone, never of its neighbours.
 
-        Blank lines before it are left out, but the first line keeps its indentation: in code it says where that belongs.
+        Blank lines before it are left out, but its first line keeps its indentation: code needs it.
         """
         title = f"{self.title.strip()}\n" if self.title and self.title.strip() else ""
         return f"{title}{_BLANK_LINES.sub('', self.text)}".rstrip() + "\n\n"

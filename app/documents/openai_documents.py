@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.documents.document import BadRequestError, Document, checked_document, parse_documents, separated, split_by_separator
+from app.documents.document import (
+    BadRequestError,
+    Document,
+    checked_document,
+    parse_documents,
+    separated,
+    split_by_separator,
+)
 
 Body = dict[str, Any]
 

@@ -61,7 +61,7 @@ async def ingest_files(
     manager: Manager,
     retrieval: RequestRetrieval,
     system: Annotated[str | None, Form(description="system prompt of its questions; the first call's stays")] = None,
-    max_tokens: Annotated[int | None, Form(ge=LEAST_TOKENS, description="most tokens of a passage; default: 256")] = None,
+    max_tokens: Annotated[int | None, Form(ge=LEAST_TOKENS, description="most of a passage; default: 256")] = None,
     namespace: Namespace = None,
 ) -> JsonLines | JSONResponse:
     """Answers with JSON lines: per file one, with one per computed passage behind it, then a summary.

@@ -36,8 +36,8 @@ async def split(
     request: Request,
     settings: RequestSettings,
     extraction: FileExtraction,
-    filename: Annotated[str, Query(min_length=1, max_length=LONGEST_NAME, description="its extension determines the file type")],
-    max_tokens: Annotated[int | None, Query(ge=LEAST_TOKENS, description="most tokens in a chunk; default: 512")] = None,
+    filename: Annotated[str, Query(min_length=1, max_length=LONGEST_NAME, description="its suffix tells the type")],
+    max_tokens: Annotated[int | None, Query(ge=LEAST_TOKENS, description="most in a chunk; default: 512")] = None,
 ) -> JsonList:
     """The body is the file. Markdown is split at its headings, which become titles; other text at paragraphs.
 

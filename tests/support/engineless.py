@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's routes of files and collections, without an engine: passages are stored and found, but not computed.
 
-    python -m tests.support.engineless FOLDER PORT
+python -m tests.support.engineless FOLDER PORT
 """
 
 import sys

@@ -96,7 +96,10 @@ def test_the_first_line_keeps_its_indentation():
 
 def test_blanks_behind_a_separator_are_indentation_only_if_it_ends_its_line():
     assert split_by_separator("  a\n  b | c | d", "|", "p")[0] == [Document("a\n  b "), Document("c ")]
-    assert split_by_separator("  a\n  b\n---\n  c\n---\nd", "\n---\n", "p")[0] == [Document("  a\n  b"), Document("  c")]
+    assert split_by_separator("  a\n  b\n---\n  c\n---\nd", "\n---\n", "p")[0] == [
+        Document("  a\n  b"),
+        Document("  c"),
+    ]
 
 
 def test_text_without_the_separator_is_the_question_unchanged():

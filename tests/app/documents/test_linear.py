@@ -80,6 +80,8 @@ HTML: dict[str, Callable[[int], str]] = {
     "options": lambda n: "<select><option>x" * n,
     "superscripts": lambda n: "<sup>" * n + "x",
     "subscripts": lambda n: "1<sub>2</sub>" * n,
+    "inputs": lambda n: "<input value=x>" * n,
+    "formulas": lambda n: "<math>" + "<msup><mi>x<mn>2</msup>" * n,
     "ruby": lambda n: "<ruby>a<rt>b" * n,
     "breaks": lambda n: "<br>" * n + "x",
     "brackets": lambda n: "<" * n,
@@ -133,6 +135,8 @@ FILES: dict[str, tuple[str, Callable[[int], str | bytes]]] = {
     "e-mail: lines": ("a.eml", lambda n: message("x", "a line\n" * n)),
     "e-mail: a header": ("a.eml", lambda n: ("Subject: " + "=?utf-8?q?a?= " * (n // 8) + "\n\nx").encode()),
     "e-mail: parts": ("a.eml", lambda n: message("x", "y", **{f"f{i}_txt": b"z" for i in range(n // 99)})),
+    "e-mail: headers": ("a.eml", lambda n: "To: a@b.c\n" * n + "\nx"),
+    "e-mail: nested": ("a.eml", lambda n: _nested_message(n // 200)),
     "notebook: cells": ("a.ipynb", _notebook),
     "document: paragraphs": ("a.docx", lambda n: docx(paragraph("x") * n)),
     "document: rows": ("a.docx", lambda n: docx(_rows(n))),
@@ -144,6 +148,10 @@ FILES: dict[str, tuple[str, Callable[[int], str | bytes]]] = {
     "PDF: pages": ("a.pdf", lambda n: make_pdf(*[["text"]] * (n // 40))),
     "PDF: lines": ("a.pdf", lambda n: make_pdf(["text"] * n)),
 }
+
+
+def _nested_message(depth: int) -> str:
+    return "".join(f"Content-Type: multipart/mixed; boundary=b{i}\n\n--b{i}\n" for i in range(depth)) + "\nx"
 
 
 def _book(chapters: int) -> bytes:
