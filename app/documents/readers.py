@@ -5,6 +5,7 @@ Runs in the processes of ``extraction.py``: a file may make any parser fail, han
 """
 
 import csv
+import ctypes
 import email
 import email.policy
 import io
@@ -407,13 +408,37 @@ def _style() -> Any:
 
 def _page_text(document: Any, number: int, *, has_form: bool, ocr: bool) -> str:
     page = document[number]
+    boxes = ""
     if has_form:
+        boxes = "".join(f"\n{box}" for box in _boxes(document.formenv, page))
         page.flatten()  # draws the fields' values into the page
         page = document[number]
-    text = page.get_textpage().get_text_range()
+    text = page.get_textpage().get_text_range() + boxes
     if ocr and not text.strip():
         return "\n".join(_ocr()(page.render(scale=_OCR_SCALE).to_numpy()).txts or ())
     return _clean(_HYPHEN.sub(lambda match: match[1] if match[1].islower() else f"-{match[1]}", text))
+
+
+def _boxes(form: Any, page: Any) -> Iterator[str]:
+    """A form's boxes by their names: on the page, a tick is behind all other text."""
+    from pypdfium2 import raw
+
+    for number in range(raw.FPDFPage_GetAnnotCount(page)):
+        field = raw.FPDFPage_GetAnnot(page, number)
+        kind = raw.FPDFAnnot_GetFormFieldType(form, field)
+        if kind in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON):
+            names = (raw.FPDFAnnot_GetFormFieldAlternateName, raw.FPDFAnnot_GetFormFieldName)
+            name = next(filter(None, (_field_text(get, form, field) for get in names)), "")
+            if kind == raw.FPDF_FORMFIELD_RADIOBUTTON:  # a group has one name
+                name = f"{name}: {_field_text(raw.FPDFAnnot_GetFormFieldExportValue, form, field)}"
+            yield f"[{'x' if raw.FPDFAnnot_IsChecked(form, field) else ' '}] {name}"
+        raw.FPDFPage_CloseAnnot(field)
+
+
+def _field_text(get: Callable[..., int], form: Any, field: Any) -> str:
+    text = ctypes.create_string_buffer(get(form, field, None, 0))
+    get(form, field, ctypes.cast(text, ctypes.POINTER(ctypes.c_ushort)), len(text))
+    return text.raw.decode("utf-16-le", "replace").rstrip("\0")
 
 
 @cache

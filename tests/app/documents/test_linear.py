@@ -146,6 +146,7 @@ FILES: dict[str, tuple[str, Callable[[int], str | bytes]]] = {
     "presentation: slides": ("a.pptx", lambda n: pptx(*[shape("x")] * (n // 99))),
     "book: chapters": ("a.epub", lambda n: _book(n // 40)),
     "PDF: pages": ("a.pdf", lambda n: make_pdf(*[["text"]] * (n // 40))),
+    "PDF: boxes": ("a.pdf", lambda n: make_pdf(["text"], boxes={f"b{i}": True for i in range(n // 8)})),
     "PDF: lines": ("a.pdf", lambda n: make_pdf(["text"] * n)),
 }
 

@@ -183,6 +183,8 @@ def test_pdf_pages_forms_and_hyphens() -> None:
     assert [made.text[start : start + 4] for start in made.page_starts] == ["Head", "\n\nHe", "Head"]
     assert text(make_pdf(["The clean-", "ing of the x-", "Ray"]), "a.pdf") == "The cleaning of the x-Ray"
     assert text(make_pdf(["Your policy number:"], field="Number 7342"), "a.pdf").split("\n")[-1] == "Number 7342"
+    boxes = make_pdf(["Smoker:", "Driver:"], field="7342", boxes={"smoker": True, "driver": False})
+    assert text(boxes, "a.pdf").split("\n")[-3:] == ["7342", "[x] smoker", "[ ] driver"]
     assert text(make_pdf(["Locked."], password=""), "a.pdf") == "Locked."
     assert text(make_pdf(["Turned."], rotate=90), "a.pdf") == "Turned."
 
