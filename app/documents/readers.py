@@ -101,7 +101,9 @@ def read(file: bytes, name: str, *, ocr: bool = False) -> Text:
 
 def read_text(file: bytes) -> str:
     """Text in UTF-8 or UTF-16, else in the encoding that fits its bytes best."""
-    return _clean(_decoded(file))
+    text = _clean(_decoded(file))
+    _check_length(len(text))  # before anything is made of it, which takes more memory
+    return text
 
 
 def read_markdown(file: bytes) -> Text:
