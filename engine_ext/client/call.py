@@ -102,7 +102,7 @@ class EngineCall:
         await self.llm.notify_kv_transfer_request_rejected(self.request_id, dict(address))
 
     async def take_attention(self, probe: int) -> Sequence[tuple[int, list[float]] | None]:
-        """What each worker measured in a probe (:meth:`engine_ext.core.attention.probes.Probes.take`)."""
+        """The measurements of each worker in a probe (:meth:`engine_ext.core.attention.probes.Probes.take`)."""
         measured: Sequence[tuple[int, list[float]] | None] = await self.llm.collective_rpc(
             "chunk_cache_take_attention", args=(probe,)
         )
