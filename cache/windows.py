@@ -4,12 +4,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
 from cache.positions.layout import Place
-
-WINDOW_TOKENS: Final = 32
-"""Windows start at each chunk's first token; the last one of a chunk may be shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +22,32 @@ class Window:
         return self.start + self.length
 
 
-def choose_windows(attention: Sequence[float], chunks: Sequence[Place], share: float) -> list[tuple[int, int]]:
-    """Choose the windows that get most attention, until they have a ``share`` of the tokens of ``chunks``.
+def recomputed_tokens(share: float, chunks: Sequence[Place]) -> int:
+    """The number of tokens that is a ``share`` of all tokens of ``chunks``."""
+    return int(share * sum(chunk.length for chunk in chunks))
 
-    ``attention`` is that of each token of all chunks in a row. Returns first and end of runs of adjacent windows, as
-    indices in the sequence, in its order.
+
+def choose_windows(
+    attention: Sequence[float], chunks: Sequence[Place], budget: int, window_tokens: int
+) -> list[tuple[int, int]]:
+    """Choose the windows of ``chunks`` that get most attention, as many as ``budget`` tokens can be.
+
+    ``attention`` is that of each token of all chunks in a row. Windows start at each chunk's first token; its last one
+    may be shorter. Returns first and end of runs of adjacent windows, as indices in the sequence, in its order.
     """
     offset = chunks[0].start
     windows = [
-        (first, min(first + WINDOW_TOKENS, chunk.start + chunk.length))
+        (first, min(first + window_tokens, chunk.start + chunk.length))
         for chunk in chunks
-        for first in range(chunk.start, chunk.start + chunk.length, WINDOW_TOKENS)
+        for first in range(chunk.start, chunk.start + chunk.length, window_tokens)
     ]
     totals = [sum(attention[first - offset : end - offset]) for first, end in windows]
-    left, chosen = int(share * sum(chunk.length for chunk in chunks)), []
+    chosen = []
     for number in sorted(range(len(windows)), key=lambda number: (-totals[number], number)):
         first, end = windows[number]
-        if end - first <= left:
+        if end - first <= budget:
             chosen.append((first, end))
-            left -= end - first
+            budget -= end - first
     return _joined(sorted(chosen), {chunk.start for chunk in chunks})
 
 

@@ -9,7 +9,7 @@ from pydantic import ByteSize
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.messages import read_body, replay
+from app.http.messages import read_parts, replay
 from app.http.refusals import refusal
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class ClientLimitsMiddleware:
             declared = Headers(scope=scope).get("content-length", "")
             if declared.isdigit() and int(declared) > most:
                 raise _TooLargeError
-            body = await read_body(_limited(receive, most))
+            parts = await read_parts(_limited(receive, most))
         except _TooLargeError:
             words = f"the body is larger than {most.human_readable()} (--max-body-size)"
             answer = refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", words, headers=_CLOSE)
@@ -46,8 +46,8 @@ class ClientLimitsMiddleware:
             words = f"nothing of the body came for {CLIENT_TIMEOUT_S:g} s"
             answer = refusal(HTTPStatus.REQUEST_TIMEOUT, "client_too_slow", words, headers=_CLOSE)
             return await answer(scope, receive, send)
-        if body is not None:
-            connection = _Connection(replay(body, receive), send, CLIENT_TIMEOUT_S)
+        if parts is not None:
+            connection = _Connection(replay(parts, receive), send, CLIENT_TIMEOUT_S)
             await self._app(scope, connection.receive, connection.send)
         return None
 

@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.documents.document import BadRequestError, Document, checked_document, parse_documents, split_by_separator
+from app.documents.document import (
+    BadRequestError,
+    Document,
+    checked_document,
+    parse_documents,
+    separated,
+    split_by_separator,
+)
 
 Body = dict[str, Any]
 
@@ -74,7 +81,7 @@ def from_completion(body: Body, separator: str | None) -> DocumentsRequest | Non
     if not isinstance(prompt, str) or not separator or separator not in prompt:
         return _refuse_cache_without_documents(cache)
     system, *chunks, question = prompt.split(separator)
-    documents = [checked_document(chunk, None, None, "prompt") for chunk in chunks if chunk.strip()]
+    documents = separated(chunks, separator, "prompt")
 
     def insert(marked: str) -> None:
         body["prompt"] = system + marked + question

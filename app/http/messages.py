@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of HTTP messages that middleware reads: the path, the body, and whether the response is a stream of events."""
 
+import asyncio
 import json
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -24,6 +27,12 @@ def object_in(body: bytes) -> dict[str, Any] | None:
 
 async def read_body(receive: Receive) -> bytes | None:
     """The whole body; ``None`` if the client disconnects first."""
+    parts = await read_parts(receive)
+    return None if parts is None else b"".join(parts)
+
+
+async def read_parts(receive: Receive) -> list[bytes] | None:
+    """The whole body, in the parts in which it came; ``None`` if the client disconnects first."""
     parts = []
     while True:
         message = await receive()
@@ -31,15 +40,21 @@ async def read_body(receive: Receive) -> bytes | None:
             return None
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
-            return b"".join(parts)
+            return parts
 
 
-def replay(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that yields ``body`` first, then later messages (a disconnect)."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+def replay(parts: Iterable[bytes], receive: Receive) -> Receive:
+    """A ``receive`` that yields a body's parts first, then later messages (a disconnect).
+
+    The event loop goes on between them: who reads a large file as one part would hold it.
+    """
+    coming = deque(parts)
 
     async def replayed() -> Message:
-        return pending.pop() if pending else await receive()
+        if not coming:
+            return await receive()
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": coming.popleft(), "more_body": bool(coming)}
 
     return replayed
 

@@ -17,8 +17,7 @@ from cache.errors import CapacityError, FullAttentionError
 from cache.lease import LeasedSegment
 from cache.positions.layout import ChunkedPrompt, Place, pack
 from cache.segments.index import SegmentIdentity
-from cache.windows import Window, choose_windows
-from engine_ext.chunks.chunk_cache import FillResult
+from cache.windows import Window, choose_windows, recomputed_tokens
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.client.call import EngineCall, Stages
 from engine_ext.client.segments import FilledSegments
@@ -27,25 +26,26 @@ from engine_ext.wire.plan import TransferPlan
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Windows that were computed anew, and their leased KV; ``result`` counts their tokens."""
+    """Windows that were computed anew, and their leased KV."""
 
     windows: Sequence[Window]
     segments: Sequence[LeasedSegment]
-    result: FillResult
 
 
 def windows_of(filled: FilledSegments, attention: Sequence[Sequence[float]]) -> list[Window]:
     """Choose the windows of a request by the attention to each token of its chunks.
 
-    A chunk that directly follows what it was computed behind has none: nothing would change.
+    A window is a page of the pool. A chunk that directly follows what it was computed behind has none: nothing would
+    change.
     """
     layout, prompt = filled.placed.layout, filled.placed.request.chunked()
     first = 1 if prompt.opening is None else 0
     chunks, leased = layout.chunks[first:], filled.lease.chunks[first:]
     if not chunks:
         return []
-    share = filled.placed.request.options.recompute
-    chosen = choose_windows([each for chunk in attention[first:] for each in chunk], chunks, share)
+    budget = recomputed_tokens(filled.placed.request.options.recompute, layout.chunks)
+    paid = [each for chunk in attention[first:] for each in chunk]
+    chosen = choose_windows(paid, chunks, budget, filled.cache.config.page_tokens)
     windows = []
     for start, end in chosen:
         at, segment = next(pair for pair in zip(chunks, leased, strict=True) if start < pair[0].start + pair[0].length)
@@ -84,8 +84,7 @@ async def recomputed(
                 raise FullAttentionError("recompute failed", f"windows were not computed: {error}") from error
         for job in lease.fills:
             manager.fill_succeeded(job, "recomputed")
-        num_tokens = sum(map(len, tokens))
-        yield Recomputed(windows, lease.chunks, FillResult(num_tokens, num_tokens))
+        yield Recomputed(windows, lease.chunks)
     finally:
         for job in lease.fills:
             if job.is_under_way:

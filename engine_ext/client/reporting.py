@@ -13,13 +13,14 @@ from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
 from cache.report import Decided, Found, Handed, Report, ReportedChunk, explain_segments
 from cache.segments.index import ChunkKVCache
+from cache.sparse import shares
 from engine_ext.chunks.chunk_cache import FillResult
 from engine_ext.chunks.source import SourceResult
 from engine_ext.client.call import Stages
 from engine_ext.client.recompute import Recomputed
 from engine_ext.client.request import ResolvedRequest
 from engine_ext.client.segments import FilledSegments
-from engine_ext.client.sparse import Selection, shares_of
+from engine_ext.client.sparse import Selection
 from engine_ext.client.tracing import TraceSpan
 from engine_ext.wire.plan import LOST_KEY
 
@@ -69,7 +70,7 @@ class Reporter:
 
     def measured(self, attention: Sequence[Sequence[float]]) -> None:
         """Describes the question's attention to each chunk."""
-        for chunk, share in zip(self.report.chunks, shares_of(attention), strict=True):
+        for chunk, share in zip(self.report.chunks, shares([sum(each) for each in attention]), strict=True):
             chunk.share = share
 
     def computed(self, results: Iterable[FillResult]) -> None:
@@ -99,10 +100,13 @@ class Reporter:
             if (origin := origins.get(entry)) is not None:
                 chunk.status, chunk.origin, chunk.why = origin
         if fresh is not None:
-            self.computed([fresh.result])
             for chunk, at in zip(kept, layout.chunks, strict=True):
                 within = [each for each in fresh.windows if at.start <= each.start < at.start + at.length]
                 chunk.recomputed = [(each.start - at.start, each.end - at.start) for each in within]
+                num_tokens = sum(each.length for each in within)
+                self._num_computed += num_tokens
+                if chunk.status is not ChunkStatus.FILLED:  # else they are counted as the chunk's
+                    self._num_computed_of_saved += num_tokens
         # Segments that were computed to be chosen from: reused from the pool, but not from before this request.
         self._num_computed_of_saved += sum(
             entry.num_tokens

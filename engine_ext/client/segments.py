@@ -4,13 +4,12 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from math import ceil
 
 from cache.errors import CapacityError, FullAttentionError
 from cache.lease import ChunkStatus, Lease
 from cache.positions.layout import Layout
 from cache.segments.index import ChunkKVCache, Fit, Lookup
-from cache.windows import WINDOW_TOKENS
+from cache.windows import recomputed_tokens
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache, FillError, FillResult
 from engine_ext.chunks.source import SourceResult
@@ -32,8 +31,12 @@ class PlacedSegments:
     @property
     def most_windows(self) -> int:
         """The number of windows that the request may compute anew."""
-        num_tokens = sum(chunk.length for chunk in self.layout.chunks)
-        return ceil(self.request.options.recompute * num_tokens / WINDOW_TOKENS) if len(self.layout.chunks) > 1 else 0
+        config, chunks, share = self.cache.config, self.layout.chunks, self.request.options.recompute
+        if share == 0 or len(chunks) == 1:
+            return 0
+        # Each chunk has at most one window that is shorter than a page.
+        at_most = recomputed_tokens(share, chunks) // config.page_tokens + len(chunks)
+        return min(sum(config.pages_for(chunk.length) for chunk in chunks[1:]), at_most)
 
     def fit(self) -> Fit:
         """Room for what is missing; changes nothing. Raises :class:`FullAttentionError` if there can't be enough."""

@@ -51,14 +51,7 @@ async def selected(
         with stages.stage("select"):
             attention = await attention_to_chunks(filled, call)
         filled.name_documents()
-        kept = choose(shares_of(attention), lengths, sparse)
+        kept = choose([sum(chunk) for chunk in attention], lengths, sparse)
         origins = {each.entry: SourceResult(each.status) for each in filled.lease.segments}
         chosen = request.keeping(kept, closes_gaps=sparse.closes_gaps)
         return Selection(chosen, attention, filled.fills, {**origins, **filled.sources()})
-
-
-def shares_of(attention: Sequence[Sequence[float]]) -> list[float]:
-    """Each chunk's share of the attention to all chunks that the question pays beyond one without content."""
-    totals = [max(0.0, sum(chunk)) for chunk in attention]
-    everything = sum(totals)
-    return [total / everything if everything else 1 / len(totals) for total in totals]

@@ -30,7 +30,7 @@ def cache_with(manager: ChunkCacheManager, *, running: int = 0, queued: int = 0)
         config=manager.config,
         metrics=manager.metrics,
         placement="copy",
-        leaves_out=False,
+        no_attention=None,
         fills=SimpleNamespace(num_running=running, num_queued=queued),
         tier_writer=TierWriter(None, manager, manager.release, {}, lambda: None),
         num_waiting=0,

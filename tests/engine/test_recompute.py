@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 
 from cache.positions.layout import Place
+from cache.sparse import shares
 from cache.windows import choose_windows
+from engine_ext.start.startup import PAGE_TOKENS
 from tests.engine.server import TesseraServer
+from tests.support.attention import attention
 from tests.support.concurrently import rag_body
 from tests.support.exactness import ask, assert_exact, segments, statuses, token_logprobs
 from tests.support.small_pool import SMALL
 
 Text = Callable[[int], str]
 
-PROBED = ("--chunk-probe-layers", "1")
+LAYER = 1
+PROBED = ("--chunk-probe-layers", str(LAYER))
 LENGTHS = (50, 130, 70, 25)
 
 
@@ -50,27 +54,22 @@ def test_the_windows_are_those_of_the_oracles_attention(server: TesseraServer, o
     chunks = [text(n) for n in LENGTHS]
     response = recomputed(server, 0.4, chunks, text(40))
     report = response["cache"]
-    system, given, question = segments(report)
-    nothing = server.post(
-        "/v1/rag/chat", {"chunks": chunks, "question": "N/A", "max_tokens": 1, "cache": {"explain": True}}
-    )
-    blank = segments(nothing["cache"])[2]
-    paid, at_least = (
-        oracle("tiny-llama").attention("offset", (system, given, each), [1]) for each in (question, blank)
-    )
-    attention = [[a - b for a, b in zip(*each, strict=True)] for each in zip(paid, at_least, strict=True)]
+    paid = attention(server, oracle("tiny-llama"), report, LAYER)
+    given = segments(report)[1]
     starts = list(itertools.accumulate(map(len, given[1:]), initial=0))
     places = [Place(start, len(chunk), start, 0) for start, chunk in zip(starts, given[1:], strict=False)]
-    expected = choose_windows([each for chunk in attention[1:] for each in chunk], places, 0.4)
+    expected = choose_windows(
+        [each for chunk in paid[1:] for each in chunk], places, int(0.4 * sum(map(len, given))), PAGE_TOKENS
+    )
     found = [
         (start + first, start + end)
         for start, windows in zip(starts, windows_of(report)[1:], strict=False)
         for first, end in windows
     ]
     assert found == expected
-    totals = [max(0.0, sum(chunk)) for chunk in attention]
-    shares = [chunk["share"] for chunk in report["chunks"]]
-    assert shares == pytest.approx([total / sum(totals) for total in totals], abs=1e-4)
+    assert [chunk["share"] for chunk in report["chunks"]] == pytest.approx(
+        shares([sum(each) for each in paid]), abs=1e-3
+    )
 
 
 def test_everything_anew_is_full_attention(server: TesseraServer, oracle: Any, text: Text) -> None:
@@ -157,6 +156,9 @@ def test_what_was_computed_is_counted(server: TesseraServer, text: Text) -> None
     assert 0 < num_anew <= 0.2 * sum(chunk["tokens"] for chunk in report["chunks"])
     assert report["tokens"]["computed"] == question + num_anew
     assert report["timings_ms"]["recompute"] > 0
+    tokens = recomputed(server, 0.2, [text(100), chunks[0], text(90)], text(12))["cache"]["tokens"]
+    assert tokens["reused"] >= 0, "windows of chunks that the request filled itself are counted once"
+    assert tokens["fill_computed"] > tokens["computed"] - question
 
 
 def test_overlapping_chunks_have_nothing_before_them(server: TesseraServer) -> None:

@@ -34,10 +34,10 @@ def describe(server):
     ("mode", "cache"),
     [
         ("full", {"mode": "full"}),
-        ("shared", {"position_strategy": "shared", "link_tokens": 0}),
-        ("parallel", {"position_strategy": "parallel", "link_tokens": 0}),
-        ("offset", {"position_strategy": "offset", "link_tokens": 0}),
-        ("link-16", {"position_strategy": "offset", "link_tokens": 16}),
+        ("shared", {"position_strategy": "shared", "recompute": 0.0}),
+        ("parallel", {"position_strategy": "parallel", "recompute": 0.0}),
+        ("offset", {"position_strategy": "offset", "recompute": 0.0}),
+        ("offset+15%", {"position_strategy": "offset", "recompute": 0.15}),
     ],
 )
 async def test_what_is_sent(server, ask, mode, cache):
