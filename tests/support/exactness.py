@@ -67,6 +67,7 @@ def assert_exact(
         report.get("opening"),
         windows_of(report),
         kept=kept_of(report) if "left_out" in report["tokens"] else None,
+        contexts=contexts_of(report),
     )
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
@@ -84,6 +85,12 @@ def windows_of(report: dict[str, Any]) -> list[list[tuple[int, int]]] | None:
     """The windows computed anew of each chunk that is kept."""
     windows = [chunk.get("recomputed", []) for chunk in report["chunks"] if chunk.get("kept", True)]
     return windows if any(windows) else None
+
+
+def contexts_of(report: dict[str, Any]) -> list[list[int]] | None:
+    """The tokens that each chunk was computed behind, besides the system segment."""
+    contexts = [segment.get("context", []) for segment in report["segments"][1:-1]]
+    return contexts if any(contexts) else None
 
 
 def statuses(response: dict[str, Any]) -> list[str]:
