@@ -20,10 +20,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from tools.server_process import ROOT, free_port
 
 from app.collections.store import Collections
 from app.documents.readers import READERS
+from machine.server_process import ROOT, free_port
 from tests.app.documents.files import docx, epub, message, paragraph, pptx, shape, xhtml, xlsx
 from tests.app.pdfs import make_pdf
 from tests.processes import started
