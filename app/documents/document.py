@@ -8,6 +8,9 @@ from typing import Any, Final
 
 _BLANK_LINES: Final = re.compile(r"\A(?:[^\S\n]*+\n)++")
 
+CONTEXT_TOKENS: Final = 512
+"""Tokens of a document's context that count: its last ones."""
+
 
 class BadRequestError(ValueError):
     """A request that can't be served as sent. ``parameter`` is the path of the field at fault."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from vllm.exceptions import VLLMValidationError
 
-from app.documents.document import Document
+from app.documents.document import CONTEXT_TOKENS, Document
 from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.prompt.tokenization import SegmentTokenizer
 from cache.positions.layout import Chunk, ChunkedPrompt, ChunkTokens, pack, packed_length, split_packed, take, unpack
@@ -18,8 +18,6 @@ from engine_ext.client.request import REQUEST_KEY, ChunkedRequest
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
 _NONE: Final = ChunkTokens()
-CONTEXT_TOKENS: Final = 512
-"""Tokens of a chunk's context that count: its last ones."""
 _BLANK: Final = "N/A"
 """A question without content: attention to chunks is compared with what it pays."""
 

@@ -14,6 +14,8 @@ QWEN3, LLAMA_MHA, QWEN3_MHA = (
     pytest.param(name, marks=pytest.mark.matrix) for name in ("tiny-qwen3", "tiny-llama-mha", "tiny-qwen3-mha")
 )
 STRATEGIES = ["shared", "parallel", "offset"]
+ONE_OF_STRATEGIES = [*(pytest.param(each, marks=pytest.mark.matrix) for each in STRATEGIES[:2]), STRATEGIES[2]]
+"""In `make test`, the default one: `test_every_order_of_four` has all of them there."""
 
 
 # Two line feeds follow a chunk's text, and one byte is one token: a chunk of n tokens has n - 2 characters.
