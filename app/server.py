@@ -55,6 +55,7 @@ from engine_ext.start.support import check_flags
 from engine_ext.start.vllm_log import log_file
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from replicas.redis_registry import RedisRegistry
+from replicas.signing import PeerKey
 from tools.progress import progress, say
 from web import page
 from web.example import example_file
@@ -78,7 +79,7 @@ async def build_tessera_app(
     supported_tasks = await engine.llm.get_supported_tasks()
     app: FastAPI = build_app(args, supported_tasks, engine.model_config)
     app.title = "Tessera"
-    for module in (rag, collections, split, chunks, cache, cluster, peer):
+    for module in (rag, collections, split, chunks, cache, cluster, *([peer] if settings.peer_secret else [])):
         app.include_router(module.router)
     app.include_router(page.pages(page.read(example_file(args.model))))
     answer_errors(app)
@@ -104,8 +105,15 @@ def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, m
         marks,
         Extraction(engine.renderer.tokenizer_json, ocr=settings.ocr),
         profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out),
-        RedisRegistry(settings.registry) if settings.registry is not None else None,
+        _registry(settings),
     )
+
+
+def _registry(settings: Settings) -> RedisRegistry | None:
+    if settings.registry is None:
+        return None
+    secret = settings.peer_secret
+    return RedisRegistry(settings.registry, PeerKey(secret.get_secret_value()) if secret is not None else None)
 
 
 async def _check_model(profile: Profile, engine: ChunkEngine) -> None:

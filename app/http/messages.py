@@ -2,15 +2,33 @@
 """Parts of HTTP messages that middleware reads: the path, the body, and whether the response is a stream of events."""
 
 import json
-from typing import Any
+import re
+from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
+_AMBIGUOUS: Final = re.compile(r"//|/\.\.?(?:/|$)|\\")
+
 
 def path_of(scope: Scope) -> str:
-    """The path relative to ``--root-path``, whether or not a proxy has removed that prefix."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+    """The path relative to ``--root-path``, whether or not a proxy has removed that prefix: the one that is routed."""
+    path, root = str(scope["path"]), scope.get("root_path", "")
+    return path[len(root) :] if path == root or path.startswith(f"{root}/") else path
+
+
+def is_plain(scope: Scope) -> bool:
+    """Whether a request's path means the same to all who read it: normalising or decoding it again changes nothing."""
+    path: str = scope["path"]
+    raw = bytes(scope.get("raw_path") or quote(path).encode())
+    return (
+        path.startswith("/")
+        and path.isprintable()
+        and unquote(path) == path == unquote(raw)
+        and not _AMBIGUOUS.search(path)
+        and not any(code in raw.lower() for code in (b"%2e", b"%2f", b"%5c"))
+    )
 
 
 def object_in(body: bytes) -> dict[str, Any] | None:

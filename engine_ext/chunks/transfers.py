@@ -58,14 +58,14 @@ class PoolTransfers:
         assert file is not None
         return file
 
-    async def fetch(self, entry: ChunkKVCache, url: str, headers: dict[str, str], limit_s: float) -> list[Answer]:
-        """Fills a segment from another replica's files at ``url``.
+    async def fetch(self, entry: ChunkKVCache, url: str, secret: str, limit_s: float) -> list[Answer]:
+        """Fills a segment from another replica's files at ``url``, which the peers' ``secret`` signs.
 
         It may be loaded only if every worker fetched its own. It returns, even if cancelled, only when all workers have
         stopped writing: the pages may then be reused. Raises :class:`TransferError` for files of something else.
         """
         async with self._lane() as workers:
-            return await self._all("fetch", entry, workers, limit_s=limit_s, url=url, headers=headers)
+            return await self._all("fetch", entry, workers, limit_s=limit_s, url=url, secret=secret)
 
     async def load(self, entry: ChunkKVCache, tiers: Sequence[str], limit_s: float = 0.0) -> list[Answer]:
         """Imports a segment that is being filled from ``tiers``; returns like :meth:`fetch`.

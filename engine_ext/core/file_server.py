@@ -29,6 +29,7 @@ from engine_ext.wire.file_transfer import Answer, Transfer, send_file
 from engine_ext.wire.id_record import LARGEST_RECORD, is_record_of
 from kernels.threads import use_one_thread
 from replicas.peer_file import PeerFileError, fetch_file
+from replicas.signing import PeerKey
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +154,8 @@ class TransferServer:
         largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
         url = f"{transfer.url}?rank={transfer.label.rank}"
         try:
-            file = fetch_file(url, transfer.headers, largest, transfer.limit_s, self._memory.take)
+            key, engine = PeerKey(transfer.secret), transfer.label.fingerprint
+            file = fetch_file(url, key, engine, largest, transfer.limit_s, self._memory.take)
         except PeerFileError as error:
             logger.warning("a replica's chunk: %s", error)
             answer.fetched = "failed"

@@ -21,7 +21,7 @@ class Transfer:
     """A command for the pages of a segment.
 
     ``read``: send them as a file, which follows the answer. ``fetch``: fill them from the replica's file at ``url``
-    and the worker's rank, asked for with ``headers``, within ``limit_s``. ``load``: import them from one of
+    and the worker's rank, signed with the peers' ``secret``, within ``limit_s``. ``load``: import them from one of
     ``tiers``, each of which gets ``limit_s`` (0: no limit). ``store``: export them to every tier. ``drop``: remove
     them from every tier. Of records of ids (:mod:`engine_ext.wire.id_record`), which have no pages: ``keep``: store
     the file that follows in every tier, instead of an earlier one. ``find``: send the file, which is empty if no
@@ -35,7 +35,7 @@ class Transfer:
     tiers: tuple[str, ...] = ()
     limit_s: float = 0.0
     url: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
+    secret: str = field(default="", repr=False)
 
     @property
     def takes_file(self) -> bool:

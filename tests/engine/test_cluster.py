@@ -17,13 +17,17 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from app.access.middleware import AccessMiddleware
 from app.documents.request_documents import wanted_documents
+from replicas.peer_file import FINGERPRINT_HEADER
 from replicas.registry import Replica
+from replicas.signing import PeerAuth, PeerKey
 from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer
 from tests.redis_server import RedisServer
@@ -168,12 +172,12 @@ def test_what_both_want_at_once_one_of_them_computes(cluster: Cluster, text: Cal
 
 
 def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int], str]) -> None:
-    """A peer with the right fingerprint sends another document's KV, damaged KV, or none."""
+    """A peer with the secret and the right fingerprint sends another document's KV, damaged KV, or none."""
     a = cluster.replicas["a"]
     (other,) = a.chat(chunks=[text(400)], **ASKED)["cache"]["chunks"]
     me = next(each for each in cluster.router.cluster()["replicas"] if each["name"] == "a")
-    headers = {"authorization": f"Bearer {SECRET}", "x-tessera-fingerprint": me["fingerprint"]}
-    file = a.client.get(f"/peer/chunks/{other['key']}", params={"rank": 0}, headers=headers).content
+    key, headers = PeerKey(SECRET), {FINGERPRINT_HEADER: me["fingerprint"]}
+    file = a.client.get(f"/peer/chunks/{other['key']}?rank=0", headers=headers, auth=PeerAuth(key)).content
     damaged = bytearray(file)
     damaged[-100] ^= 1
     lies = {"of another": file, "damaged": bytes(damaged), "nothing": b"", "half": file[: len(file) // 2]}
@@ -183,16 +187,18 @@ def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int]
         told.append(lie)
         return Response(lies[lie])
 
-    with served(Starlette(routes=[Route("/peer/chunks/{key}", answer)])) as url:
+    liars = Starlette(routes=[Route("/peer/chunks/{key}", answer)])
+    with served(AccessMiddleware(liars, None, SecretStr(SECRET))) as url:
         liar = Replica("ff" * 6, "liar", url, tuple(me["models"]), me["fingerprint"], load=1000)
-        cluster.redis.client.set("tessera:r:" + liar.id, json.dumps(liar.to_dict()), px=120_000)
-        cluster.redis.client.sadd("tessera:replicas", liar.id)
-        time.sleep(1.2)  # replicas poll the registry once a second
         for lie in lies:
+            heartbeat = key.seal("heartbeat", json.dumps(liar.to_dict()).encode())
+            cluster.redis.client.set("tessera:r:" + liar.id, heartbeat, px=120_000)
+            cluster.redis.client.sadd("tessera:replicas", liar.id)
+            time.sleep(1.2)  # replicas poll the registry once a second
             document = text(400)
             wanted = wanted_documents("/v1/rag/chat", {"chunks": [document], "question": "?"})
-            for key in [each.key.digest for each in wanted]:
-                cluster.redis.client.hset(b"tessera:d:" + key, bytes.fromhex(liar.id), bytes(13))
+            for digest in [each.key.digest for each in wanted]:
+                cluster.redis.client.hset(b"tessera:d:" + digest, bytes.fromhex(liar.id), bytes(13))
             answered = cluster.replicas["b"].chat(chunks=[document], **ASKED)
             assert (statuses(answered), lie in told) == (["filled"], True)
             assert words(answered) == words(a.chat(chunks=[document], **ASKED, cache={"mode": "chunked"}))

@@ -8,6 +8,7 @@ import httpx
 from starlette.types import Scope
 
 from replicas.registry import Replica
+from replicas.signing import HEADER
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -25,8 +26,8 @@ _HOP_BY_HOP: Final = frozenset(
         b"upgrade",
     }
 )
-# The client of the replica sets these.
-_OWN: Final = (b"host", b"content-length", REPLICA_HEADER)
+# The client of the replica sets these, or the router.
+_OWN: Final = (b"host", b"content-length", REPLICA_HEADER, HEADER.encode())
 
 
 def forwarded(scope: Scope, replica: Replica, body: bytes, more: Headers = ()) -> httpx.Request:
