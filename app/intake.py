@@ -22,7 +22,7 @@ from app.documents.openai_documents import EXTRACTORS, DocumentsRequest, dumped
 from app.documents.rag_request import RagChatRequest, RagRequest, documents_of, documents_request
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
-from app.http.messages import is_event_stream, object_in, path_of, read_body, replay
+from app.http.messages import is_event_stream, is_form, object_in, path_of, read_body, replay
 from app.http.sse import ReportInserter
 from cache.report import Found
 from engine_ext.client.engine import ChunkEngine
@@ -38,7 +38,7 @@ class DocumentsMiddleware:
         self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        is_post = scope["type"] == "http" and scope["method"] == "POST" and not is_form(scope)
         if not is_post or (path := path_of(scope)) not in EXTRACTORS:
             return await self._app(scope, receive, send)
         if (body := await read_body(receive)) is None:

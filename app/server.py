@@ -193,7 +193,8 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
     def renderer(vllms: Any, block_tokens: int | None) -> SegmentRenderer:
         model = vllms.model_config
         most_tokens = min(settings.chunk_max_tokens, longest_chunk(model))
-        return SegmentRenderer(vllms, marks, most_tokens, block_tokens, ChunkTokens.of(model.hf_config))
+        chunk_tokens = ChunkTokens.of(model.hf_config)
+        return SegmentRenderer(vllms, marks, most_tokens, block_tokens, chunk_tokens, model.max_model_len)
 
     options = _cache_options(settings, profile)
     quotas = tenants.quota_of if tenants is not None else no_quotas

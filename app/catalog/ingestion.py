@@ -96,6 +96,7 @@ async def ingestion_of(request: IngestRequest, state: State, manager: ChunkCache
     assert engine.background is not None
     context: ServerContext = state.tessera
     taken, ticket = await take_in(context, request)
+    engine.renderer.check_documents(taken.documents)
     rendered = await _frame(taken, ticket, context.marks, state)
     if isinstance(rendered, ErrorResponse):
         return rendered

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of HTTP messages that middleware reads: the path, the body, and whether the response is a stream of events."""
 
+import asyncio
 import json
 import re
 from typing import Any, Final
@@ -9,6 +10,7 @@ from urllib.parse import quote, unquote
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
+_PART_BYTES: Final = 1 << 16
 _AMBIGUOUS: Final = re.compile(r"//|/\.\.?(?:/|$)|\\")
 
 
@@ -50,6 +52,25 @@ async def read_body(receive: Receive) -> bytes | None:
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+def is_form(scope: Scope) -> bool:
+    """Whether a request's body is a form, with files perhaps, and not to be read as JSON."""
+    return Headers(scope=scope).get("content-type", "").lower().startswith("multipart/")
+
+
+def replay_in_parts(body: bytes, receive: Receive) -> Receive:
+    """As :func:`replay`, in parts between which others run: forms are parsed on the event loop, byte by byte."""
+    starts = iter(range(0, max(len(body), 1), _PART_BYTES))
+
+    async def replayed() -> Message:
+        if (start := next(starts, None)) is None:
+            return await receive()
+        await asyncio.sleep(0)
+        end = start + _PART_BYTES
+        return {"type": "http.request", "body": body[start:end], "more_body": end < len(body)}
+
+    return replayed
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
