@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from starlette.datastructures import State
@@ -20,7 +21,7 @@ from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.access.client_limits import ClientLimitsMiddleware
-from app.access.exposure import checked_host, known_tenants
+from app.access.exposure import browser_check, checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
 from app.advice import off_message
@@ -89,7 +90,8 @@ async def build_tessera_app(
     app.add_middleware(DocumentsMiddleware, context=context)
     app.add_middleware(CutOffMiddleware, engine=engine)
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
-    app.add_middleware(AccessMiddleware, tenants=tenants, secret=settings.peer_secret)
+    browsers = browser_check(tenants, [args.host, _advertised(settings), *settings.names()], args.allowed_origins)
+    app.add_middleware(AccessMiddleware, tenants=tenants, secret=settings.peer_secret, browsers=browsers)
     app.add_middleware(RefusalMiddleware)
     app.state.tessera = context
     await init_app_state(engine, app.state, args, supported_tasks)
@@ -107,6 +109,11 @@ def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, m
         profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out),
         _registry(settings),
     )
+
+
+def _advertised(settings: Settings) -> str | None:
+    """The name by which routers ask."""
+    return urlsplit(settings.advertise_url).hostname if settings.advertise_url else None
 
 
 def _registry(settings: Settings) -> RedisRegistry | None:

@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.access.browsers import BrowserCheck
 from app.access.limits import LimitExceededError, TenantLimits
 from app.access.policy import required_role
 from app.access.signed import signing, target_of, with_digest
@@ -26,8 +27,16 @@ class AccessMiddleware:
     sends on: paths that could be read in two ways are refused.
     """
 
-    def __init__(self, app: ASGIApp, tenants: Tenants | None, secret: SecretStr | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tenants: Tenants | None,
+        secret: SecretStr | None = None,
+        browsers: BrowserCheck | None = None,
+    ) -> None:
+        """``browsers`` may send what it doesn't refuse; it is for servers without keys."""
         self._app = app
+        self._browsers = browsers
         self._tenants = tenants
         self._key = PeerKey(secret.get_secret_value()) if secret is not None else None
         self._signed = SignedRequests(self._key) if self._key is not None else None
@@ -53,6 +62,8 @@ class AccessMiddleware:
 
     async def _authenticated(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenants = self._tenants
+        if self._browsers is not None and not IS_PEER.get() and (answer := self._browsers.refusal(scope)):
+            return await answer(scope, receive, send)
         role = None if _is_preflight(scope) else required_role(scope.get("method", "GET"), path_of(scope))
         if role == "peer":
             if not IS_PEER.get():

@@ -7,10 +7,12 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from app.access.client_limits import ClientLimitsMiddleware
+from app.access.exposure import browser_check
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
 from app.cluster.router.broadcast import Broadcast
@@ -43,8 +45,10 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
 
     app = FastAPI(title="Tessera router", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_endpoints(registry, directory, chooser, metrics))
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
-    app.add_middleware(AccessMiddleware, tenants=tenants)  # outside, before anything reads the body
+    browsers = browser_check(tenants, [settings.host, *settings.names()])
+    app.add_middleware(AccessMiddleware, tenants=tenants, browsers=browsers)  # outside, before anything reads the body
     app.include_router(page.pages())
     prefill = Prefill(chooser, client, metrics, key)
     app.mount("/", Broadcast(directory, client, Proxy(chooser, prefill, directory, client, metrics)))

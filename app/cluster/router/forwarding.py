@@ -26,8 +26,8 @@ _HOP_BY_HOP: Final = frozenset(
         b"upgrade",
     }
 )
-# The client of the replica sets these, or the router.
-_OWN: Final = (b"host", b"content-length", REPLICA_HEADER, HEADER.encode())
+# The client of the replica sets these, or the router, which deals with browsers itself.
+_OWN: Final = (b"host", b"origin", b"sec-fetch-site", b"content-length", REPLICA_HEADER, HEADER.encode())
 
 
 def forwarded(scope: Scope, replica: Replica, body: bytes, more: Headers = ()) -> httpx.Request:
