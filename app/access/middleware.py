@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.access.browsers import BrowserCheck
-from app.access.limits import LimitExceededError, TenantLimits
+from app.access.limits import LIMITS, LimitExceededError, TenantLimits
 from app.access.policy import required_role
 from app.access.signed import signing, target_of, with_digest
 from app.access.tenants import Role, Tenant, Tenants
@@ -88,11 +88,13 @@ class AccessMiddleware:
         limits = self._limits_of(tenant)
         try:
             with limits.request():
-                token = CALLER.set(Caller(tenant.name, tenant.namespaces, "admin" in tenant.roles, limits.charge))
+                caller = CALLER.set(Caller(tenant.name, tenant.namespaces, "admin" in tenant.roles, limits.charge))
+                limited = LIMITS.set(limits)
                 try:
                     await self._app(scope, receive, send)
                 finally:
-                    CALLER.reset(token)
+                    LIMITS.reset(limited)
+                    CALLER.reset(caller)
         except LimitExceededError as error:
             headers = {"retry-after": str(error.retry_after_s)}
             answer = refusal(HTTPStatus.TOO_MANY_REQUESTS, "limit_exceeded", str(error), headers=headers)
