@@ -34,7 +34,7 @@ from app.errors import answer_errors
 from app.http.cut_off import CutOffMiddleware
 from app.http.openapi import correct_openapi
 from app.http.refusals import RefusalMiddleware
-from app.intake import DocumentsMiddleware
+from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware
 from app.logs import configure_logging
 from app.profile import Profile, ProfileError
 from app.prometheus import exported
@@ -87,6 +87,7 @@ async def build_tessera_app(
     correct_openapi(app)
     app.middleware_stack = None  # vLLM has built its own; the first request builds it again
     # Each wraps those before it, and vLLM's.
+    app.add_middleware(CheckedFieldsMiddleware)
     app.add_middleware(DocumentsMiddleware, context=context)
     app.add_middleware(CutOffMiddleware, engine=engine)
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)

@@ -24,7 +24,7 @@ from redis.exceptions import ReadOnlyError, RedisError
 
 from cache.segments.holdings import DocumentKey, Holding, Tier
 from replicas.registry import FILL_S, Claim, Found, RegistryError, Replica
-from replicas.signing import PeerKey
+from replicas.signing import PeerKey, unverified
 
 PREFIX = b"tessera:"
 _PURPOSE = "heartbeat"
@@ -140,7 +140,7 @@ class RedisRegistry:
         return heartbeat if self._key is None else self._key.seal(_PURPOSE, heartbeat)
 
     def _unsealed(self, value: bytes) -> bytes:
-        return value if self._key is None else self._key.unseal(_PURPOSE, value)
+        return unverified(value) if self._key is None else self._key.unseal(_PURPOSE, value)
 
     def _replica(self, id: bytes, value: bytes) -> Replica | None:
         try:

@@ -154,6 +154,16 @@ async def test_what_is_not_sealed_with_the_secret_is_ignored_and_counted(redis_s
     await sealed.close()
 
 
+async def test_who_has_no_secret_reads_sealed_heartbeats_unchecked(redis_server, redis_registry):
+    """A router that only routes."""
+    sealed = RedisRegistry(redis_server.url, PeerKey("the replicas' secret"), timeout_s=PATIENT_S)
+    await sealed.beat(replica(1))
+    await redis_registry.beat(replica(2))
+    assert await redis_registry.replicas() == [replica(1), replica(2)]
+    assert await sealed.replicas() == [replica(1)]
+    await sealed.close()
+
+
 @pytest.mark.parametrize(
     ("url", "origin"),
     [
