@@ -46,7 +46,7 @@ def checked_host(host: str | None, tenants: Tenants | None, *, allow_anonymous: 
 def browser_check(
     tenants: Tenants | None, names: Iterable[str | None], origins: Iterable[str] = ()
 ) -> BrowserCheck | None:
-    """What browsers may send to a server of these and this machine's names; ``None`` with keys, which pages lack."""
+    """The check of browsers for a server of these and this machine's names; ``None`` with keys, which pages lack."""
     if tenants is not None:
         return None
     return BrowserCheck([*filter(None, names), socket.gethostname(), socket.getfqdn()], origins)

@@ -44,7 +44,7 @@ def check_fields(body: Mapping[str, Any], *, keeps_responses_apart: bool = True)
 
 
 def check_request_id(value: Any) -> str | None:
-    """What is wrong with a request's id, which goes into logs."""
+    """The fault of a request's id, which goes into logs; ``None`` if it has none."""
     if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST_REQUEST_ID:
         return f"a request's id is text of at most {LONGEST_REQUEST_ID} printable characters"
     return None
