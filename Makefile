@@ -112,7 +112,7 @@ eval-demo: setup ## measure the tiny demo model's accuracy with and without chun
 	$(BIN)/tessera eval --demo $(ARGS)
 
 train-demo: setup ## retrain the tiny demo model (hours on two cores); TRAIN_STEPS=20 stops after 20 steps
-	$(BIN)/python -m training.demo.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
+	$(BIN)/python -m research.demo_model.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
 clean: ## remove environments, builds and caches
 	rm -rf .venv .venv-audit .venv-compose .venv-integrations build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache

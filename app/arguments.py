@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from tools.progress import first_line
+from machine.progress import first_line
 
 _USAGE: Final = """\
 usage: {} [MODEL] [flags]

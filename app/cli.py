@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from tools.process_watch import end_with_starter
-from tools.progress import say
+from machine.process_watch import end_with_starter
+from machine.progress import say
 
 
 class Command(NamedTuple):

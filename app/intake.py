@@ -55,7 +55,7 @@ class CheckedFieldsMiddleware:
             await asyncio.to_thread(check) if len(body) > _QUICK_BYTES else check()
         except BadRequestError as error:
             return await refusal_of(error)(scope, receive, send)
-        return await self._app(scope, replay(body, receive), send)
+        return await self._app(scope, replay([body], receive), send)
 
 
 class DocumentsMiddleware:
@@ -77,7 +77,7 @@ class DocumentsMiddleware:
             parameter = "retrieve" if isinstance(error, RetrieverFailedError) else "retrieve.collection"
             return await refusal_of(error, parameter)(scope, receive, send)
         if taken is None:
-            return await self._app(scope, replay(body, receive), send)
+            return await self._app(scope, replay([body], receive), send)
         request, ticket = taken
         with self._context.marks.issue(ticket, request.documents) as marked:
             request.insert(marked)
@@ -88,7 +88,7 @@ class DocumentsMiddleware:
             MutableHeaders(scope=scope)["content-length"] = str(len(body))
             if request.body.get("stream"):
                 send = _reporting(send, ReportInserter(ticket, "kv_transfer_params"))
-            return await self._app(scope, replay(body, receive), send)
+            return await self._app(scope, replay([body], receive), send)
 
     async def _taken(self, path: str, body: bytes) -> tuple[DocumentsRequest, Ticket] | None:
         """The request, if it has anything of ours, and its ticket."""

@@ -1,58 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the ways to answer over chunks: full, shared, offset, parallel, link-16, offset%25."""
+"""Names of the ways to answer over chunks: full, shared, offset, parallel, offset+15%, offset%25, offset%25+15%."""
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from cache.positions.layout import PositionStrategy
-from engine_ext.client.request import MAX_LINK_TOKENS
 
 MODES: Final = ("full", "shared", "parallel", "offset")
 """Modes of an evaluation by default."""
 _WAYS: Final = ("full", *(strategy.value for strategy in PositionStrategy))
-CALIBRATED: Final = (*MODES, "link-8", "link-16", "link-32")
-SPARSE: Final = ("offset%25", "offset%50")
-"""Calibrated as well where chunks can be left out."""
-_LINK: Final = re.compile(r"link-([1-9]\d{0,3})")
-_SHARE: Final = re.compile(r"[1-9]\d?")
+MEASURING: Final = ("offset+15%", "offset+25%", "offset%25", "offset%50", "offset%50+15%")
+"""Calibrated as well where attention to chunks can be measured."""
+_MODE: Final = re.compile(rf"({'|'.join(_WAYS)})(?:%([1-9]\d?))?(?:\+([1-9]\d?|100)%)?")
 
 
 def is_mode(name: str) -> bool:
     """Whether a mode exists.
 
-    ``link-N`` is ``offset`` with N link tokens. ``%P`` behind a strategy keeps P percent of the chunks' tokens.
+    ``%P`` behind a strategy keeps P percent of the chunks' tokens; ``+P%`` behind ``offset`` computes P percent anew.
     """
-    way, percent, share = name.partition("%")
-    if percent and (way == "full" or link_tokens(way) or not _SHARE.fullmatch(share)):
+    if (match := _MODE.fullmatch(name)) is None:
         return False
-    return way in _WAYS or 0 < link_tokens(way) <= MAX_LINK_TOKENS
+    way, kept, recomputed = match.groups()
+    return (way != "full" or not kept) and (way == "offset" or not recomputed)
 
 
 def special(stats: Mapping[str, Any]) -> tuple[str, ...]:
     """Calibrated modes that not every server has, of a server with these statistics."""
-    return SPARSE if stats.get("leaves_out") else ()
+    return MEASURING if stats.get("measures_attention") else ()
 
 
 def evaluated(calibrates: bool, special: Iterable[str]) -> tuple[str, ...]:
     """Modes of an evaluation or a calibration of a server with these :func:`special` ones."""
-    return tuple(in_order((*CALIBRATED, *special))) if calibrates else MODES
+    return tuple(in_order((*MODES, *special))) if calibrates else MODES
 
 
-def link_tokens(mode: str) -> int:
-    """Number of link tokens of a mode."""
-    match = _LINK.fullmatch(_way(mode))
-    return int(match[1]) if match else 0
+def recompute_of(mode: str) -> float:
+    """Share of the chunks' tokens that a mode computes anew."""
+    return int(_parts(mode)[2] or 0) / 100
 
 
 def budget_share_of(mode: str) -> float:
     """Share of the chunks' tokens that a mode keeps."""
-    return int(mode.partition("%")[2] or 100) / 100
+    return int(_parts(mode)[1] or 100) / 100
+
+
+def needs_attention(mode: str) -> bool:
+    """Whether the mode needs a server that measures attention to chunks."""
+    return recompute_of(mode) > 0 or budget_share_of(mode) < 1
 
 
 def strategy_of(mode: str) -> PositionStrategy:
     """The position strategy of a mode that reuses chunks."""
-    return PositionStrategy.OFFSET if link_tokens(mode) else PositionStrategy(_way(mode))
+    return PositionStrategy(_parts(mode)[0])
 
 
 def cache_field(mode: str) -> dict[str, Any]:
@@ -60,28 +61,30 @@ def cache_field(mode: str) -> dict[str, Any]:
     if mode == "full":
         return {"mode": "full"}
     sparse = {"sparse": {"budget_share": budget_share_of(mode)}} if budget_share_of(mode) < 1 else {}
-    return {"position_strategy": strategy_of(mode).value, "link_tokens": link_tokens(mode), **sparse}
+    return {"position_strategy": strategy_of(mode).value, "recompute": recompute_of(mode), **sparse}
 
 
 def mode_of(report: Mapping[str, Any]) -> str:
     """The mode of an answer with this cache report."""
     if report["mode"] == "full":
         return "full"
-    way = f"link-{links['tokens']}" if (links := report.get("links")) else str(report["position_strategy"])
-    share = report.get("budget_share", 1)
-    return way + (f"%{100 * share:.0f}" if share < 1 else "")
+    kept, recomputed = report.get("budget_share", 1), report.get("recompute", 0)
+    name = str(report["position_strategy"])
+    name += f"%{100 * kept:.0f}" if kept < 1 else ""
+    return name + (f"+{100 * recomputed:.0f}%" if recomputed else "")
 
 
 def in_order(modes: Iterable[str]) -> list[str]:
     """Distinct modes; full attention first, then by cost."""
 
-    def cost(mode: str) -> tuple[int, int, float]:
-        way = _way(mode)
-        place = _WAYS.index(way) if way in _WAYS else 0
-        return link_tokens(way), place, -budget_share_of(mode)
+    def cost(mode: str) -> tuple[float, int, float]:
+        return recompute_of(mode), _WAYS.index(_parts(mode)[0]), -budget_share_of(mode)
 
     return sorted(set(modes), key=cost)
 
 
-def _way(mode: str) -> str:
-    return mode.partition("%")[0]
+def _parts(mode: str) -> tuple[str, str | None, str | None]:
+    match = _MODE.fullmatch(mode)
+    assert match is not None, mode
+    way, kept, recomputed = match.groups()
+    return way, kept, recomputed

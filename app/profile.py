@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from app.modes import budget_share_of, is_mode, link_tokens, strategy_of
+from app.modes import budget_share_of, is_mode, needs_attention, recompute_of, strategy_of
 from cache.positions.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
 from cache.sparse import Sparse
 from engine_ext.client.request import CacheOptions, Decision
@@ -75,12 +75,13 @@ class Kind(_Part):
     holds: tuple[Mode, ...] = ()
     measured: tuple[Measured, ...]
 
-    def placed(self, placement: str | None, *, leaves_out: bool = False) -> Self:
+    def placed(self, placement: str | None, *, measures_attention: bool = False) -> Self:
         """The kind on a server with this placement, among the modes that hold.
 
-        In place it is a mode with shared chunks, if one holds. A budget needs a server that ``leaves_out`` chunks.
+        In place it is a mode with shared chunks, if one holds. Budgets and windows need a server that measures
+        attention to chunks.
         """
-        possible = [each for each in (self.mode, *self.holds) if budget_share_of(each) == 1 or leaves_out]
+        possible = [each for each in (self.mode, *self.holds) if measures_attention or not needs_attention(each)]
         shareable = [each for each in _SHARED_IN_PLACE if each in self.holds] if placement == "in-place" else []
         chosen = [*shareable, *possible, "full"] if self.mode != "full" else ["full"]
         return self.model_copy(update={"mode": chosen[0]})
@@ -136,9 +137,9 @@ class Profile(_Part):
             where = ".".join(map(str, fault["loc"])) or "it"
             raise ProfileError(f"{path} is not a profile of tessera calibrate: {where}: {fault['msg']}") from error
 
-    def placed(self, placement: str | None, *, leaves_out: bool = False) -> Self:
-        """The profile for a server with this placement of chunks, which may leave chunks out."""
-        kinds = tuple(kind.placed(placement, leaves_out=leaves_out) for kind in self.kinds)
+    def placed(self, placement: str | None, *, measures_attention: bool = False) -> Self:
+        """The profile for a server with this placement of chunks, which may measure attention to them."""
+        kinds = tuple(kind.placed(placement, measures_attention=measures_attention) for kind in self.kinds)
         return self.model_copy(update={"kinds": kinds})
 
     @property
@@ -172,7 +173,7 @@ class Profile(_Part):
         return replace(
             options,
             position_strategy=strategy_of(decision.mode),
-            link_tokens=link_tokens(decision.mode),
+            recompute=recompute_of(decision.mode),
             sparse=Sparse(budget_share=share) if (share := budget_share_of(decision.mode)) < 1 else options.sparse,
             decision=decision,
         )

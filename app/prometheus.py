@@ -109,7 +109,7 @@ def _counters(counted: ChunkCacheMetrics) -> Iterator[Metric]:
         "kind",
         _with_zeros(counted.tokens, "reused", "computed", "left_out", "fill_computed"),
     )
-    outcomes = _with_zeros(counted.fills, "succeeded", "fetched", "loaded", "linked", "failed", "aborted")
+    outcomes = _with_zeros(counted.fills, "succeeded", "fetched", "loaded", "recomputed", "failed", "aborted")
     yield _counter_by("fills", "Fills ended, by outcome", "outcome", outcomes)
     handovers = _with_zeros(counted.handovers, "taken", "refused", "failed", "lost")
     yield _counter_by("handovers", "Prompts that another replica had computed, by outcome", "outcome", handovers)

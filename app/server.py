@@ -55,9 +55,9 @@ from engine_ext.start.startup import ChunkCacheOptions, MakeRenderer, Quotas, no
 from engine_ext.start.support import check_flags
 from engine_ext.start.vllm_log import log_file
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
+from machine.progress import progress, say
 from replicas.redis_registry import RedisRegistry
 from replicas.signing import PeerKey
-from tools.progress import progress, say
 from web import page
 from web.example import example_file
 
@@ -107,7 +107,7 @@ def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, m
         make_retrieval(settings),
         marks,
         Extraction(engine.renderer.tokenizer_json, ocr=settings.ocr),
-        profile and profile.placed(engine.cache.placement, leaves_out=engine.cache.leaves_out),
+        profile and profile.placed(engine.cache.placement, measures_attention=engine.cache.no_attention is None),
         _registry(settings),
     )
 
@@ -226,7 +226,8 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         eviction=settings.chunk_cache_eviction,
         tiers=tuple(parse_tiers(settings.chunk_cache_tiers or "")),
         tier_timeout_s=settings.chunk_cache_tier_timeout,
-        scoring_layers=settings.scoring_layers(),
+        probe_layers=settings.probe_layers(),
+        needs_attention=settings.chunk_sparse_budget is not None or settings.chunk_recompute > 0,
         decode_budget=settings.decode_sparse_budget,
         shares=settings.registry is not None and settings.peer_secret is not None,
     )

@@ -20,7 +20,7 @@ from cache.positions.strategy import UNKNOWN
 from cache.report import ScopeName
 from cache.sparse import Sparse
 from cache.tiers.config import parse_tiers
-from engine_ext.client.request import MAX_LINK_TOKENS, CacheOptions
+from engine_ext.client.request import CacheOptions
 from replicas.registry import Role, origin_of
 
 LogFormat = Literal["text", "json"]
@@ -44,7 +44,7 @@ class ChunkSettings(BaseSettings):
     )
     profile: Path | None = Field(None, description="file of tessera calibrate; decides what requests leave open")
     chunk_position_strategy: PositionStrategy | None = Field(
-        None, description="offset, shared, parallel or window (default: the profile's or the model's)"
+        None, description=f"{', '.join(PositionStrategy)} (default: the profile's or the model's)"
     )
     chunk_scope: ScopeName = Field("system", description="isolated: reuse chunks behind any system prompt")
     chunk_separator: str | None = Field(
@@ -113,16 +113,16 @@ class TuningSettings(BaseSettings):
     chunk_cache_placement: PlacementName = Field(
         "copy", description="in-place: share vLLM's blocks; attend: read chunks in the pool"
     )
-    chunk_cache_eviction: EvictionPolicyName = Field("s3fifo", description="s3fifo or lru")
+    chunk_cache_eviction: EvictionPolicyName = Field("s3fifo", description=" or ".join(get_args(EvictionPolicyName)))
     chunk_window: int | None = Field(
         None, ge=1, description="of positions window, in tokens (default: half of the trained ones)"
     )
-    chunk_link_tokens: int = Field(
-        0, ge=0, le=MAX_LINK_TOKENS, description="first tokens of each chunk that are recomputed in context"
+    chunk_recompute: float = Field(
+        0.0, ge=0, le=1, description="share of the chunks' tokens that is computed anew, where the question attends"
     )
     chunk_sparse_budget: int | None = Field(None, ge=1, description="tokens of chunks that an answer may use")
-    chunk_sparse_layers: str | None = Field(
-        None, pattern=r"^\d+(,\d+)*$", description="layers that choose these chunks, e.g. 14,17"
+    chunk_probe_layers: str | None = Field(
+        None, pattern=r"^\d+(,\d+)*$", description="layers that measure attention to chunks (default: the middle third)"
     )
     decode_sparse_budget: int | None = Field(None, ge=1, description="tokens that a generated token attends to")
 
@@ -132,11 +132,9 @@ class Settings(TuningSettings, LogSettings, ClusterSettings, AccessSettings, Chu
 
     model_config = SettingsConfigDict(env_prefix="TESSERA_", env_ignore_empty=True, extra="forbid", frozen=True)
 
-    def scoring_layers(self) -> tuple[int, ...] | None:
-        """Layers that score chunks; ``None`` without sparse requests, empty for the default one."""
-        if self.chunk_sparse_budget is None:
-            return None
-        return tuple(map(int, self.chunk_sparse_layers.split(","))) if self.chunk_sparse_layers else ()
+    def probe_layers(self) -> tuple[int, ...]:
+        """Layers that measure attention to chunks; empty for the default ones."""
+        return tuple(map(int, self.chunk_probe_layers.split(","))) if self.chunk_probe_layers else ()
 
     def cache_defaults(self) -> CacheOptions:
         """The default cache options of requests."""
@@ -144,7 +142,7 @@ class Settings(TuningSettings, LogSettings, ClusterSettings, AccessSettings, Chu
         return CacheOptions(
             position_strategy=strategy,
             scope=self.chunk_scope,
-            link_tokens=self.chunk_link_tokens,
+            recompute=self.chunk_recompute,
             sparse=Sparse(self.chunk_sparse_budget) if self.chunk_sparse_budget else None,
         )
 

@@ -97,15 +97,15 @@ class ChunkCacheManager:
         """The system segment (if not empty) and each chunk, found or missing; changes nothing."""
         return look_up(prompt, scope, self.hasher, self.index, self.config)
 
-    def fit(self, found: Lookup, owner: str, links: Sequence[Place] = ()) -> Fit:
-        """How the pool can hold the segments of ``found`` now, and ``links`` beside them; changes nothing.
+    def fit(self, found: Lookup, owner: str, num_windows: int = 0) -> Fit:
+        """How the pool can hold the segments of ``found`` now, and windows of a page beside them; changes nothing.
 
         Raises :class:`CapacityError` if it can't.
         """
         if found.is_ambiguous:
             raise CapacityError("two segments of the request have the same hash")
-        if links:
-            self._room.evictions(found, owner, sum(self.config.pages_for(at.length) for at in links), len(links))
+        if num_windows:
+            self._room.evictions(found, owner, num_windows, num_windows)
         return Fit(found, self._room.evictions(found, owner) if found.num_missing else [])
 
     def lease(self, fit: Fit, layout: Layout) -> Lease:

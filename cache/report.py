@@ -13,7 +13,6 @@ from cache.lease import ChunkStatus
 from cache.positions.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds
 
 ScopeName = Literal["system", "isolated"]
-LinkContext = Literal["cached", "chained"]
 Milliseconds = Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
 
 
@@ -41,8 +40,8 @@ class ChunkLabel(Shape):
 class ReportedChunk(ChunkLabel):
     """``key`` and ``status`` are ``null`` in full attention. ``origin``: replica or tier; ``why`` it was computed.
 
-    In a sparse request, ``share`` is the chunk's share of the question's attention, and chunks that are not ``kept``
-    have no status.
+    ``share`` is the chunk's share of the question's attention, if it was measured. In a sparse request, chunks that are
+    not ``kept`` have no status.
     """
 
     key: str | None
@@ -52,6 +51,8 @@ class ReportedChunk(ChunkLabel):
     why: str | None = None
     share: float | None = None
     kept: bool = True
+    recomputed: list[tuple[int, int]] = []
+    """Windows that were computed anew: first token and end, from the chunk's first token on."""
 
     @classmethod
     def of(cls, chunk: Chunk) -> Self:
@@ -105,13 +106,6 @@ class Decided(Shape):
     why: str
 
 
-class Links(Shape):
-    """Recomputed first tokens of each chunk but the first, and how they saw earlier chunks."""
-
-    tokens: int
-    context: LinkContext
-
-
 class Handed(Shape):
     """Blocks that another engine had computed for the request; ``why`` they were not used, or not to the end.
 
@@ -139,7 +133,8 @@ class Report(Shape):
     """Set where keys of a quantized KV cache were turned, and so rounded once more."""
     budget_share: float = 1
     """Share of the chunks' tokens that a sparse request may keep."""
-    links: Links | None = None
+    recompute: float = 0
+    """Share of the chunks' tokens that may be computed anew, behind everything before them."""
     handover: Handed | None = None
     retrieved: list[Retrieved] | None = None
     """The best first; ``None``: the request brought its documents itself."""

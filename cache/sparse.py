@@ -24,19 +24,25 @@ class Sparse:
         return share if self.budget_tokens is None else min(share, self.budget_tokens)
 
 
-def choose(shares: Sequence[float], lengths: Sequence[int], sparse: Sparse) -> list[int]:
-    """Indices of the chunks to keep, in order.
+def shares(attention: Sequence[float]) -> list[float]:
+    """Each chunk's share of the attention to all of them, of what the question pays beyond one without content."""
+    paid = [max(0.0, each) for each in attention]
+    return [each / sum(paid) for each in paid] if any(paid) else [1 / len(paid)] * len(paid)
 
-    Chunks are taken by their share of the attention, the greatest first, as long as they fit the budget. The first one
-    is taken in any case.
+
+def choose(attention: Sequence[float], lengths: Sequence[int], sparse: Sparse) -> list[int]:
+    """Indices of the chunks to keep, in order; ``attention`` is that to each of them, perhaps less than 0.
+
+    Chunks are taken by their attention, the greatest first, as long as they fit the budget. The first one is taken in
+    any case.
     """
     kept: list[int] = []
-    left, mass = sparse.budget(sum(lengths)), 0.0
-    for index in sorted(range(len(shares)), key=lambda index: (-shares[index], index)):
+    left, mass, share = sparse.budget(sum(lengths)), 0.0, shares(attention)
+    for index in sorted(range(len(attention)), key=lambda index: (-attention[index], index)):
+        if kept and sparse.mass < 1 and mass >= sparse.mass:
+            break
         if not kept or lengths[index] <= left:
             kept.append(index)
             left -= lengths[index]
-            mass += shares[index]
-        if mass >= sparse.mass:
-            break
+            mass += share[index]
     return sorted(kept)

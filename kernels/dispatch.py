@@ -110,7 +110,7 @@ def _triton_copier(layers: Sequence[LayerKV]) -> KVCopier:
 
 
 def _npu_copier(layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | None) -> KVCopier:
-    # Triton-Ascend may turn scattered pointers into scalar access; scripts/check_npu.py measures both.
+    # Triton-Ascend may turn scattered pointers into scalar access; research/check_npu.py measures both.
     if reshape_and_cache is None:
         raise UnsupportedKVError(f"on {layers[0].key_blocks.device}, vLLM-Ascend's writer is needed")
     return NpuCopier(layers, reshape_and_cache)

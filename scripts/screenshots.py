@@ -21,11 +21,11 @@ from PIL import Image
 from playwright.sync_api import FilePayload, Page, expect, sync_playwright
 
 from app.models.demo_model import DEMO_MODEL
+from machine.redis_process import RedisProcess
+from machine.server_process import ServerProcess
+from measuring.quality.questions.demo_language import DEFAULT_SYSTEM
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import Replica
-from tools.redis_process import RedisProcess
-from tools.server_process import ServerProcess
-from training.demo.language import DEFAULT_SYSTEM
 from web.example import Example, example_file
 
 EXAMPLE = Example.read(example_file(str(DEMO_MODEL)))

@@ -10,8 +10,8 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tools.random_model import fill_weights
-from tools.random_tokenizer import save_tokenizer, vocabulary_size
+from app.models.random_model import fill_weights
+from app.models.random_tokenizer import save_tokenizer, vocabulary_size
 
 MAX_POSITIONS = 1024
 _COMMON = {

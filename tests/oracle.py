@@ -24,12 +24,12 @@ computed in; for question and answer, the whole prompt. Positions don't count th
 Each is decoded greedily (`Oracle.shared(segments, steps)` and so on), or forced to follow given tokens
 (`Oracle.score(strategy, segments, tokens)`), which compares even where two tokens tie.
 
-Links (`score` with `links=(number, context)`) are for `offset`: the first tokens of each chunk but the first are
-recomputed behind the system segment and all earlier chunks, either as in `offset` (`cached`), or with
-their own first tokens already replaced (`chained`). The question then sees the new K and V in their place.
+Windows (`score` with `windows`, for each chunk a list of first token and end) are recomputed in order behind
+everything before them, earlier windows as recomputed. The question then sees the new K and V in their place.
 
-A sparse request keeps some chunks (`score` with `kept`): the others' K and V are left out, all positions stay. It
-chooses by `shares`: attention of the question, read behind the system segment alone, to each chunk's K.
+A sparse request keeps some chunks (`score` with `kept`): the others' K and V are left out, all positions stay.
+
+Both are chosen by `attention`: that of the question, composed as in the strategy, to each token of its context.
 
 A generated token may read some blocks of the row (`score` with `blocks`): the first, the last two, and for each KV
 head those between that its own query attends to most, in a quarter of the channels. Answers are read token by token.
@@ -150,7 +150,7 @@ class Oracle:
         segments: Segments,
         tokens: Sequence[int],
         opening: Sequence[int] | None = None,
-        links: tuple[int, str] | None = None,
+        windows: Sequence[Sequence[tuple[int, int]]] | None = None,
         kept: Sequence[int] | None = None,
         blocks: dict[str, Any] | None = None,
     ) -> Answer:
@@ -161,32 +161,35 @@ class Oracle:
             moved_by = len(segments[0]) + sum(map(len, segments[1])) - first
             context = self._compose(strategy, segments, segments[0], moved_by=moved_by)
             return self._decode(context._replace(blocks=blocks), forced=tokens)
-        if opening is None and links is None and kept is None:
+        if opening is None and not windows and kept is None:
             return self._decode(self._read(strategy, segments), forced=tokens)
         opening = segments[0] if opening is None else opening
-        context = self._compose(strategy, segments, opening, links, kept=kept)
+        context = self._compose(strategy, segments, opening, windows, kept=kept)
         return self._decode(context, forced=tokens)
 
-    def shares(
-        self, strategy: Strategy, segments: Segments, layer: int, opening: Sequence[int] | None = None
-    ) -> list[float]:
-        """Each chunk's share of the question's attention to all chunks in one layer: heads and tokens are averaged."""
+    def attention(
+        self, strategy: Strategy, segments: Segments, layers: Sequence[int], opening: Sequence[int] | None = None
+    ) -> list[list[float]]:
+        """The question's attention to each token of each chunk: heads, tokens and layers are averaged."""
         system, chunks, question = segments
         opening = system if opening is None else opening
-        places, first = chunk_places(strategy, len(system), chunks)
-        system_at = max(0, first - len(system) - window_of(strategy, chunks))
-        seen = in_a_row([self._keys_and_values(system, moved_by=system_at)] if system else [])
-        masks = self._masks([TAIL] * len(question), [TAIL] * (len(system) + len(question)))
+        _, first = chunk_places(strategy, len(system), chunks)
+        before = len(system) + sum(map(len, chunks))
+        seen = self._compose(strategy, (system, chunks, []), opening).cache
+        masks = self._masks([TAIL] * len(question), [TAIL] * (before + len(question)))
         caught: list[torch.Tensor] = []
-        positions = range(first, first + len(question))
-        self._forward(question, positions, masks, seen, ways={"caught": caught})
-        queries = caught[layer]
-        totals = []
-        for chunk, place in zip(chunks, places, strict=True):
-            keys = self._keys_and_values([*opening, *chunk], moved_by=place - len(opening))[layer][0][0]
-            keys = keys[:, len(opening) :].repeat_interleave(len(queries) // len(keys), dim=0)
-            totals.append((queries @ keys.transpose(1, 2)).logsumexp(-1))
-        return torch.stack(totals).softmax(0).mean((1, 2)).tolist()
+        self._forward(question, range(first, first + len(question)), masks, seen, ways={"caught": caught})
+        causal = torch.full((len(question), before + len(question)), -torch.inf).triu(before + 1)
+        total = torch.zeros(before)
+        for layer in layers:
+            queries, keys = caught[layer], seen.layers[layer].keys[0]
+            keys = keys.repeat_interleave(len(queries) // len(keys), dim=0)
+            total += (queries @ keys.transpose(1, 2) + causal).softmax(-1)[..., :before].mean((0, 1))
+        shares, at = (total / len(layers)).tolist(), len(system)
+        return [
+            shares[start : start + len(chunk)]
+            for start, chunk in zip(running_offsets(at, chunks), chunks, strict=False)
+        ]
 
     def choices(self, strategy: Strategy, segments: Segments, tokens: Sequence[int]) -> list[int]:
         """Distributions at each of `tokens` after its predecessors, in one pass."""
@@ -223,7 +226,7 @@ class Oracle:
         strategy: Strategy,
         segments: Segments,
         opening: Sequence[int],
-        links: tuple[int, str] | None = None,
+        windows: Sequence[Sequence[tuple[int, int]]] | None = None,
         last: int = 1,
         kept: Sequence[int] | None = None,
         moved_by: int = 0,
@@ -241,38 +244,37 @@ class Oracle:
             skip = len(opening)
             computed = self._keys_and_values([*opening, *chunk], moved_by=place - skip + moved_by)
             parts.append([(k[:, :, skip:], v[:, :, skip:]) for k, v in computed])
-        if links is not None:
-            assert strategy == "offset"
-            parts = self._linked(parts, start, chunks, *links)
         if kept is not None:
             parts = [*parts[: len(parts) - len(chunks)], *(parts[len(parts) - len(chunks) + index] for index in kept)]
-            chunks = [chunks[index] for index in kept]
+            chunks, places = [chunks[index] for index in kept], [places[index] for index in kept]
+        if windows:
+            self._recompute(parts, chunks, places, windows)
+        if not question:
+            return Context(in_a_row(parts), torch.empty(0), first)
         composed = in_a_row(parts)
         before = start + sum(map(len, chunks))
         assert composed.get_seq_length() == before
         positions = range(first + moved_by, first + moved_by + len(question))
         return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before, last)
 
-    def _linked(self, parts: list[Part], system_tokens: int, chunks, number: int, context: str) -> list[Part]:
-        """The parts, with the first `number` tokens of each chunk but the first recomputed in place."""
-        has_system = system_tokens > 0
-        linked = parts[: 1 + has_system]
-        for index in range(1, len(chunks)):
-            before = in_a_row(linked if context == "chained" else parts[: index + has_system])
-            start, head = before.get_seq_length(), chunks[index][:number]
-            positions = range(start, start + len(head))
-            computed = self._prefill(head, positions, [TAIL] * len(head), before, [TAIL] * start).cache
-            rest = parts[index + has_system]
-            linked.append(
-                [
+    def _recompute(self, parts: list[Part], chunks, places, windows) -> None:
+        """Recompute windows of the chunks, the last of the parts, in place."""
+        offset = len(parts) - len(chunks)
+        for index, (chunk, place) in enumerate(zip(chunks, places, strict=True)):
+            for first, end in windows[index]:
+                part = parts[offset + index]
+                head = [(keys[:, :, :first], values[:, :, :first]) for keys, values in part]
+                before = in_a_row([*parts[: offset + index], head])
+                start, tokens = before.get_seq_length(), chunk[first:end]
+                positions = range(place + first, place + end)
+                computed = self._prefill(tokens, positions, [TAIL] * len(tokens), before, [TAIL] * start).cache
+                parts[offset + index] = [
                     (
-                        torch.cat([layer.keys[:, :, start:], keys[:, :, len(head) :]], 2),
-                        torch.cat([layer.values[:, :, start:], values[:, :, len(head) :]], 2),
+                        torch.cat([keys[:, :, :first], layer.keys[:, :, start:], keys[:, :, end:]], 2),
+                        torch.cat([values[:, :, :first], layer.values[:, :, start:], values[:, :, end:]], 2),
                     )
-                    for layer, (keys, values) in zip(computed.layers, rest, strict=True)
+                    for layer, (keys, values) in zip(computed.layers, part, strict=True)
                 ]
-            )
-        return linked
 
     def _keys_and_values(self, token_ids: Sequence[int], moved_by: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
         cache = self._read_full(token_ids, moved_by).cache

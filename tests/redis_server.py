@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from machine.redis_process import NoRedisError, RedisProcess
 from tests.processes import frozen
-from tools.redis_process import NoRedisError, RedisProcess
 
 
 class RedisServer(RedisProcess):

@@ -11,7 +11,7 @@ import pytest
 from tests.support.sources import MODULES, PACKAGES, ROOT, parse
 
 ROOMS = (
-    "tools",  # processes, progress, folders: independent of the rest
+    "machine",  # the machine that a command runs on: its processes, terminal, folders; independent of the rest
     "kernels",  # copies and rotates KV in the device's memory
     "cache",  # cached chunks, their places in prompts, eviction
     "cache/tiers",  # host memory, directories, object stores
@@ -45,18 +45,16 @@ ROOMS = (
     "app/arguments.py",
     "app/ray_serve",
     "training/runs.py",
-    "training/demo",
     "measuring/kit",  # servers, clients, texts, statistics, the folder of a run
     "measuring/quality",  # tessera eval, tessera calibrate
     "training/adapt",  # tessera adapt
     "measuring/speed",  # tessera bench
-    "measuring/device",  # is all right on this GPU or NPU?
     "app/commands",
     "app/cli.py",
 )
 """The architecture: a room imports from those above it only."""
 EXTERNAL = {
-    "tools": {"vllm", "fastapi"},
+    "machine": {"vllm", "fastapi"},
     "kernels": {"vllm", "fastapi"},
     "cache": {"vllm", "fastapi", "torch"},
     "cache/tiers": {"vllm", "fastapi", "torch"},
@@ -206,6 +204,11 @@ def test_imports_between_rooms_run_one_way():
     graph = {name: imported_modules(ast.walk(parse(name))) for name in PLACED}
     against = [(name, each) for name in graph for each in sorted(graph[name]) if rank(each) > rank(name)]
     assert against == []
+
+
+def test_the_product_imports_nothing_that_is_not_in_the_wheel():
+    taken = [(name, module) for name in MODULES for module, _ in imports(parse(name))]
+    assert [each for each in taken if each[1].partition(".")[0] in ("research", "scripts", "tests")] == []
 
 
 def test_no_file_imports_itself_by_way_of_others():

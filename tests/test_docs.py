@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "models" / "demo" / "README.md"])
+_PLACES = ("*.md", "docs/**/*.md", "models/**/*.md", "research/*.md")
+PAGES = sorted(page for pattern in _PLACES for page in ROOT.glob(pattern))
 PATH = re.compile(
-    r"`((?:app|cache|docs|engine_ext|kernels|measuring|replicas|scripts|tests|tools|training|web)/[\w/.-]+\.\w+)"
+    r"`((?:app|cache|docs|engine_ext|kernels|machine|measuring|replicas|research|scripts|tests|training|web)/[\w/.-]+\.\w+)"
 )
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([\w-]*))?\)")
 
@@ -22,6 +23,13 @@ def anchors(page: Path) -> set[str]:
 def test_files_that_are_named_exist() -> None:
     named = [(page.name, name) for page in PAGES for name in PATH.findall(page.read_text(encoding="utf-8"))]
     assert [(page, name) for page, name in named if not (ROOT / name).exists()] == []
+
+
+def test_each_program_of_research_is_described() -> None:
+    described = (ROOT / "research" / "README.md").read_text(encoding="utf-8")
+    programs = [path.name for path in (ROOT / "research").iterdir() if path.suffix in (".py", ".sh", ".json")]
+    packages = [f"{path.parent.name}/" for path in (ROOT / "research").glob("*/__init__.py")]
+    assert [name for name in [*programs, *packages] if name not in described and name != "__init__.py"] == []
 
 
 def test_links_lead_somewhere() -> None:

@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
+from app.models.random_model import build_preset
 from tests.oracle import Oracle, mask
-from tools.random_model import build_preset
 
 TOLERANCE = 1e-5
 
@@ -187,15 +187,26 @@ def test_bfloat16_weights_can_be_read_as_either_type(tmp_path):
     assert 1e-4 < difference(exact, rounded) < 1.0
 
 
-def test_whole_chunks_linked_in_a_chain_are_full_attention(oracle):
+def test_whole_chunks_computed_anew_are_full_attention(oracle):
     following = tokens(5, 9)
     full = oracle.score("full", SEGMENTS, following)
-    assert difference(oracle.score("offset", SEGMENTS, following, links=(40, "chained")), full) < TOLERANCE
-    assert difference(oracle.score("offset", SEGMENTS, following, links=(40, "cached")), full) > 1e-3
+    whole = [[(0, len(chunk))] for chunk in CHUNKS]
+    assert difference(oracle.score("offset", SEGMENTS, following, windows=whole), full) < TOLERANCE
+    halves = [[(0, len(chunk) // 2), (len(chunk) // 2, len(chunk))] for chunk in CHUNKS]
+    assert difference(oracle.score("offset", SEGMENTS, following, windows=halves), full) < TOLERANCE
+    some = [[], [(2, 5)], *[[] for _ in CHUNKS[2:]]]
+    assert difference(oracle.score("offset", SEGMENTS, following, windows=some), full) > 1e-3
+    partly = oracle.score("offset", SEGMENTS, following, windows=some)
+    assert difference(partly, oracle.score("offset", SEGMENTS, following)) > 1e-3
 
 
-def test_two_chunks_are_linked_alike_in_both_contexts(oracle):
-    following, segments = tokens(5, 9), (SYSTEM, CHUNKS[:2], QUESTION)
-    cached, chained = (oracle.score("offset", segments, following, links=(8, how)) for how in ("cached", "chained"))
-    assert difference(cached, chained) < TOLERANCE
-    assert difference(cached, oracle.score("offset", segments, following)) > 1e-3
+def test_attention_of_a_question_is_the_models_own(oracle):
+    """Over what is computed anew as a whole, it is that of plain eager attention."""
+    system, chunks, question = SEGMENTS
+    got = oracle.attention("offset", (system, chunks[:1], question), [1])
+    model = oracle.model
+    model.config._attn_implementation = "eager"
+    ids = torch.tensor([[*system, *chunks[0], *question]])
+    weights = model(ids, output_attentions=True).attentions[1][0, :, -len(question) :].mean((0, 1))
+    expected = weights[len(system) : len(system) + len(chunks[0])].tolist()
+    assert got[0] == pytest.approx(expected, abs=1e-5)

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from machine.server_process import group_members
 from tests.processes import let_children_be_interrupted, started
 from tests.support.waiting import until
-from tools.server_process import group_members
 
 STUBBORN = """
 import signal, subprocess, sys, time

@@ -9,12 +9,16 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from app.commands.doctor.environment import PACKAGES
-from tools.server_process import ROOT, free_port
+from machine.http_client import http_client
+from machine.server_process import ROOT, free_port
+from tests.support.waiting import until
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+FACT = "The access code of Falcon is 7342. The owner of Falcon is Mira Tolan. The budget of Falcon is 64 euros."
 _SITE = [path for path in sys.path if Path(path).name == "site-packages"]
 _WATCH = """
 import os, sys
@@ -63,13 +67,24 @@ def scripts(tmp_path_factory: pytest.TempPathFactory, opened: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(scripts: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a program in another project's folder, which has a package `app`."""
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of another project, whose modules have names of Tessera's packages."""
     other = tmp_path_factory.mktemp("other")
-    (other / "app").mkdir()
-    (other / "app" / "__init__.py").write_text("raise RuntimeError('of another project')\n")
+    (other / "web").mkdir()
+    for module in ("app.py", "cache.py", "web/__init__.py"):
+        (other / module).write_text("raise RuntimeError('of another project')\n")
+    return other
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"TESSERA_HOME": str(tmp_path_factory.mktemp("home")), "PIP_NO_INDEX": "1", "COLUMNS": "140"}
+    return environment | {"TESSERA_HOME": str(tmp_path_factory.mktemp("home")), "PIP_NO_INDEX": "1", "COLUMNS": "140"}
+
+
+@pytest.fixture(scope="module")
+def run(scripts: Path, other: Path, environment: dict[str, str]) -> Run:
+    """Runs a program in the other project's folder."""
 
     def run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [str(scripts / program), *arguments]
@@ -85,6 +100,13 @@ def test_a_file_of_the_checkout_would_be_noticed(run: Run, opened: Path) -> None
     assert ran.returncode == 0, ran.stderr
     assert opened.read_text().splitlines() == [file]
     opened.write_text("")
+
+
+@pytest.mark.matrix
+def test_the_other_projects_modules_would_be_noticed(run: Run) -> None:
+    """Where Python looks into the folder first, as `python -m` does."""
+    ran = run("python", "-m", "app.cli")
+    assert "of another project" in ran.stderr
 
 
 @pytest.mark.matrix
@@ -110,3 +132,40 @@ def test_the_demo_answers_from_its_documents(run: Run, opened: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count("The access code of Falcon is 7342.") == 2  # with chunks reused, and in full attention
     assert opened.read_text() == ""
+
+
+@pytest.mark.engine
+@pytest.mark.matrix
+def test_a_server_answers(scripts: Path, other: Path, environment: dict[str, str], opened: Path) -> None:
+    (model,) = (scripts.parent / "lib").glob("python*/site-packages/models/demo")
+    port = str(free_port())
+    command = [
+        str(scripts / "tessera"),
+        "serve",
+        str(model),
+        "--port",
+        port,
+        "--enforce-eager",
+        "--chunk-cache",
+        "require",
+    ]
+    log = other / "log"
+    with log.open("w") as output, http_client(f"http://127.0.0.1:{port}", timeout=60) as client:
+        server = subprocess.Popen(command, cwd=other, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            until(lambda: _is_ready(client) or server.poll() is not None, 300)
+            assert server.poll() is None, log.read_text()
+            asked = {"chunks": [FACT], "question": "What is the access code of Falcon?"}
+            answer = client.post("/v1/rag/chat", json={**asked, "max_tokens": 16, "cache": {"mode": "chunked"}}).json()
+        finally:
+            server.terminate()
+            server.wait(60)
+    assert "7342" in answer["choices"][0]["message"]["content"], answer
+    assert opened.read_text() == ""
+
+
+def _is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -27,7 +27,7 @@ from app.documents.document import Document
 from app.documents.document_tokenizer import DocumentTokenizer
 from app.documents.readers import read
 from app.documents.splitting import split
-from tools.http_client import http_client
+from machine.http_client import http_client
 
 SMOLLM2 = Path("~/.cache/tessera/models/SmolLM2-135M-Instruct/tokenizer.json").expanduser()
 Seen = tuple[bool, Any]

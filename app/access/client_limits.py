@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.json_size import MOST_CONTAINERS, MOST_VALUES, is_too_complex
-from app.http.messages import is_form, read_body, replay, replay_in_parts
+from app.http.messages import is_form, read_parts, replay
 from app.http.refusals import refusal
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class ClientLimitsMiddleware:
             if declared.isdigit() and int(declared) > most:
                 raise _TooLargeError
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await read_body(_limited(receive, most))
+                parts = await read_parts(_limited(receive, most))
         except _TooLargeError:
             words = f"the body is larger than {most.human_readable()} (--max-body-size)"
             answer = refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", words, headers=_CLOSE)
@@ -52,13 +52,14 @@ class ClientLimitsMiddleware:
             words = f"nothing of the body came for {CLIENT_TIMEOUT_S:g} s, or not all of it in {BODY_TIMEOUT_S:g} s"
             answer = refusal(HTTPStatus.REQUEST_TIMEOUT, "client_too_slow", words, headers=_CLOSE)
             return await answer(scope, receive, send)
-        if body is None:
+        if parts is None:
             return None
-        if not (form := is_form(scope)) and len(body) > _QUICK_BYTES and await asyncio.to_thread(is_too_complex, body):
-            words = f"the body has more than {MOST_CONTAINERS} arrays and objects, or {MOST_VALUES} values"
-            return await refusal(HTTPStatus.BAD_REQUEST, "bad_request", words)(scope, receive, send)
-        again = replay_in_parts if form else replay
-        connection = _Connection(again(body, receive), send, CLIENT_TIMEOUT_S)
+        if not is_form(scope) and sum(map(len, parts)) > _QUICK_BYTES:
+            parts = [b"".join(parts)]
+            if await asyncio.to_thread(is_too_complex, parts[0]):
+                words = f"the body has more than {MOST_CONTAINERS} arrays and objects, or {MOST_VALUES} values"
+                return await refusal(HTTPStatus.BAD_REQUEST, "bad_request", words)(scope, receive, send)
+        connection = _Connection(replay(parts, receive), send, CLIENT_TIMEOUT_S)
         await self._app(scope, connection.receive, connection.send)
         return None
 

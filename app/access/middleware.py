@@ -70,7 +70,7 @@ class AccessMiddleware:
                 return await self._not_a_peer()(scope, receive, send)
             return await self._app(scope, receive, send)
         if role is None:
-            return await self._app(scope, replay(b"", receive), send)  # nobody's body is kept
+            return await self._app(scope, replay([b""], receive), send)  # nobody's body is kept
         if tenants is None:
             return await self._app(scope, receive, send)
         key = _key(Headers(scope=scope))

@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, StringConstraints, ValidationError
 
 from cache.eviction.quotas import Quota
-from tools.progress import first_line
+from machine.progress import first_line
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from starlette.datastructures import State, UploadFile
 
 from app.catalog.ingestion import ingestion_of
 from app.catalog.segments import Catalog
-from app.collections.passages import FileRecord, Passage, dropped_ids, passages_of
+from app.collections.passages import LONGEST_NAME, FileRecord, Passage, dropped_ids, passages_of
 from app.collections.store import About, Collections
 from app.documents.document import BadRequestError
 from app.documents.extraction import Extraction
@@ -27,7 +27,6 @@ from engine_ext.wire.vllm_compat import ErrorResponse
 
 logger = logging.getLogger(__name__)
 _STATUSES: Final = ("added", "changed", "unchanged", "failed")
-_LONGEST_NAME: Final = 512
 _BATCH: Final = 256
 """Passages that are handed to the engine at once: more would hold the event loop."""
 
@@ -115,8 +114,8 @@ class CollectionIngestion:
 
     async def _stored(self, file: UploadFile) -> FileResult:
         name = file.filename or ""
-        if not 1 <= len(name) <= _LONGEST_NAME or any(unicodedata.category(each) in ("Cc", "Cs") for each in name):
-            words = f"a file needs a name of 1 to {_LONGEST_NAME} characters, none of them control characters"
+        if not 1 <= len(name) <= LONGEST_NAME or any(unicodedata.category(each) in ("Cc", "Cs") for each in name):
+            words = f"a file needs a name of 1 to {LONGEST_NAME} characters, none of them control characters"
             return FileResult(name, "failed", None, words)
         content = await file.read()
         most = self._about.max_tokens

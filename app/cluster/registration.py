@@ -23,12 +23,12 @@ from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import num_unfinished_requests
+from machine.progress import say
 from replicas.peer_file import FINGERPRINT_HEADER
 from replicas.publisher import Publisher
 from replicas.registry import Registry, Replica
 from replicas.signing import PeerAuth, PeerKey
 from replicas.storage import storage_ids
-from tools.progress import say
 
 logger = logging.getLogger(__name__)
 

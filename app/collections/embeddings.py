@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from xxhash import xxh3_64
 
-from tools.http_client import async_http_client
+from machine.http_client import async_http_client
 
 Matrix = NDArray[np.float32]
 _PER_CALL: Final = 64

@@ -3,13 +3,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from xxhash import xxh3_64_hexdigest
 
 from app.documents.document import Document
 from app.documents.readers import EDITION
 from app.documents.splitting import Piece
+
+LONGEST_NAME: Final = 512
+"""Characters of a file's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from app.settings import Settings
 from cache.report import Found, Retrieved
 from cache.tiers.config import parse_tiers
 from engine_ext.client.request import NamespaceRefusedError, own_namespace
-from tools.folders import tessera_home
+from machine.folders import tessera_home
 
 logger = logging.getLogger(__name__)
 Request = TypeVar("Request", bound=RagChatRequest)

@@ -26,7 +26,7 @@ from xxhash import xxh3_128_hexdigest
 from app.collections.passages import FileRecord, Passage
 from app.documents.retrieve_field import COLLECTION_NAME
 from cache.errors import ChunkCacheError
-from tools.folders import is_on_network
+from machine.folders import is_on_network
 
 logger = logging.getLogger(__name__)
 _SUFFIX: Final = ".sqlite3"

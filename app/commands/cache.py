@@ -19,7 +19,7 @@ from cache.positions.layout import packed_length
 from cache.tiers.directory import DirectoryTier, address_of
 from cache.tiers.tier import Address, Stored, TierConfigError, TierError
 from engine_ext.wire.chunk_file import ChunkFileError, ChunkFileLabel, label_of, unpack_file
-from tools.progress import say
+from machine.progress import say
 
 Run = Callable[[DirectoryTier, argparse.Namespace], int]
 

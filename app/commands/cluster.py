@@ -17,12 +17,12 @@ from typing import Final
 from app import cluster
 from app.models.default_model import DEFAULT_MODEL_FLAGS, default_model
 from app.models.packaged_models import PackagedModelError, local_model
+from machine.folders import tessera_home
+from machine.followed import echoed
+from machine.progress import progress, say
+from machine.redis_process import NoRedisError, local_redis
+from machine.server_process import ServerProcess, ended_by_signals, free_port, last_words
 from replicas.registry import Role
-from tools.folders import tessera_home
-from tools.followed import echoed
-from tools.progress import progress, say
-from tools.redis_process import NoRedisError, local_redis
-from tools.server_process import ServerProcess, ended_by_signals, free_port, last_words
 
 ALERTS: Final = Path(cluster.__file__).with_name("alerts.yml")
 _ROUTE = ("app.cli", "route")

@@ -14,13 +14,13 @@ from app.advice import off_message
 from app.documents.document import Document
 from app.models.default_model import DEFAULT_MODEL_FLAGS, default_model
 from app.models.packaged_models import MODELS, PackagedModelError, local_model
+from machine.folders import tessera_home
+from machine.progress import say
+from machine.server_process import ServerProcess
 from measuring.kit.client import Answer, ServerError
 from measuring.kit.servers import started_server
 from measuring.quality.client import AskOptions, ServerInfo, TesseraClient
 from measuring.quality.questions.questions import Question
-from tools.folders import tessera_home
-from tools.progress import say
-from tools.server_process import ServerProcess
 from web.example import Example, example_file
 
 _MAX_TOKENS = 24

@@ -4,6 +4,7 @@
 import argparse
 import json
 import os
+import re
 import stat
 import unicodedata
 from collections import Counter
@@ -17,8 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.documents.readers import READERS, suffix_of
-from tools.http_client import http_client
-from tools.progress import say
+from app.documents.retrieve_field import COLLECTION_NAME
+from app.documents.splitting import LEAST_TOKENS
+from machine.http_client import http_client
+from machine.progress import say
 
 _COUNTED: Final = ("hit", "loaded", "filled", "waited", "failed", "displaced")
 _ABOUT_ONE_FILE: Final = (
@@ -29,6 +32,7 @@ _ABOUT_ONE_FILE: Final = (
     HTTPStatus.INTERNAL_SERVER_ERROR,
 )
 """Other refusals concern all files."""
+_UNREACHABLE: Final = (httpx.ConnectError, httpx.UnsupportedProtocol)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("give a --collection, or --dry-run")
     try:
         return _Ingestion(args).run()
-    except (httpx.ConnectError, _RefusedError) as error:
+    except (*_UNREACHABLE, _RefusedError) as error:
         say(f"{args.server}: {error or type(error).__name__}")
         return 2
     except KeyboardInterrupt:
@@ -66,18 +70,30 @@ class _Found(NamedTuple):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tessera ingest", description=__doc__.partition(": ")[2])
     parser.add_argument("folder", type=Path, help=f"a folder, or one file; types: {', '.join(READERS)}")
-    parser.add_argument("--collection", help="name of the collection; made if it is new")
+    parser.add_argument("--collection", type=_collection, help="name of the collection; made if it is new")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the passages that the server would make, and store nothing"
     )
     parser.add_argument("--server", default="http://127.0.0.1:8000", help="the server's or router's URL")
     parser.add_argument("--system", help="system prompt of the collection's questions")
-    parser.add_argument("--max-tokens", type=int, help="most tokens of a passage")
+    parser.add_argument("--max-tokens", type=_max_tokens, help="most tokens of a passage")
     parser.add_argument("--namespace", help="namespace of the collection; default: the API key's")
     parser.add_argument(
         "--api-key", default=os.environ.get("TESSERA_API_KEY"), help="a key with the role ingest; or TESSERA_API_KEY"
     )
     return parser
+
+
+def _collection(name: str) -> str:
+    if not re.fullmatch(COLLECTION_NAME, name):
+        raise argparse.ArgumentTypeError("a name has 1 to 64 letters, digits, '.', '_' or '-', and no sign first")
+    return name
+
+
+def _max_tokens(number: str) -> int:
+    if int(number) < LEAST_TOKENS:
+        raise argparse.ArgumentTypeError(f"at least {LEAST_TOKENS}")
+    return int(number)
 
 
 def _files(folder: Path) -> Iterator[_Found]:
@@ -145,12 +161,12 @@ class _Ingestion:
                 for line in self._sent(client, found.name, content):
                     self._count(line)
                     yield line
-        except httpx.ConnectError:
+        except _UNREACHABLE:
             raise
         except (OSError, httpx.HTTPError, _FileError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
+            reason = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
             reason = reason.removeprefix(f"{found.name}: ")  # an answer about several files says which
-            self._count({"file": found.name, "status": "failed", "error": reason or type(error).__name__})
+            self._count({"file": found.name, "status": "failed", "error": reason})
 
     def _count(self, line: dict[str, Any]) -> None:
         if "summary" in line:
@@ -184,7 +200,7 @@ class _Ingestion:
         for number, chunk in enumerate(answer.json()["chunks"], 1):
             page = f", page {chunk['metadata']['page']}" if chunk["metadata"]["page"] else ""
             title = f", {chunk['title']}" if chunk["title"] else ""
-            print(f"{name} #{number}: {chunk['tokens']} tokens{page}{title}")
+            print(f"{_shown(name)} #{number}: {chunk['tokens']} tokens{page}{title}")
             print("".join(f"    {line}\n" for line in chunk["text"].split("\n")))
         self._statuses["read"] += 1
 
@@ -224,7 +240,9 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _shown(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    """A name on one line of a terminal, which its control characters don't steer."""
+    text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return "".join(repr(each)[1:-1] if unicodedata.category(each) == "Cc" else each for each in text)
 
 
 def _check(answer: httpx.Response) -> None:

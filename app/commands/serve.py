@@ -7,8 +7,8 @@ from pathlib import Path
 
 from app.arguments import parse, refusal
 from engine_ext.start.vllm_log import log_file, log_to_file, telling_lines
-from tools.progress import first_line, say, show
-from tools.server_process import FAILED
+from machine.progress import first_line, say, show
+from machine.server_process import FAILED
 
 
 def main(arguments: list[str]) -> int:

@@ -8,10 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.documents.document import BadRequestError
 from cache.positions.layout import PositionStrategy
-from cache.report import LinkContext, ScopeName
+from cache.report import ScopeName
 from cache.sparse import Sparse
 from engine_ext.client.request import (
-    MAX_LINK_TOKENS,
     CacheMode,
     CacheOptions,
     NamespaceRefusedError,
@@ -74,30 +73,24 @@ class CacheField(BaseModel):
         description="chunks never match across namespaces; default: that of the API key's tenant, else 'default'",
     )
     explain: bool = Field(False, strict=True, description="report each segment's token ids and first position")
-    link_tokens: int | None = Field(
+    recompute: float | None = Field(
         None,
         ge=0,
-        le=MAX_LINK_TOKENS,
-        description="number of first tokens of each chunk but the first that are recomputed behind everything before "
-        "them, with chunks one after another (offset); 0: none; default: the server's",
-    )
-    link_context: LinkContext = Field(
-        "chained",
-        description="how link tokens see earlier chunks. chained: with their link tokens; cached: as cached, so that "
-        "all link tokens can be computed at once",
+        le=1,
+        description="share of the chunks' tokens that is computed anew behind everything before them, in windows that "
+        "the question attends to, with chunks one after another (offset); 0: none; default: the server's",
     )
     sparse: SparseField | None = Field(
         None,
         description="keep the chunks that the question attends to most, and leave out the others (docs/sparse.md). "
-        "Needs a server with --chunk-sparse-budget, whose budget is the default",
+        "The budget of a server with --chunk-sparse-budget is the default",
     )
 
     @property
     def leaves_the_choice(self) -> bool:
         """Whether a profile may decide: the request sets none of the profile's options."""
-        is_open = all(each is None for each in (self.position_strategy, self.link_tokens, self.sparse))
-        is_usual = (self.mode, self.scope or "system", self.link_context) == ("auto", "system", "chained")
-        return is_open and is_usual
+        is_open = all(each is None for each in (self.position_strategy, self.recompute, self.sparse))
+        return is_open and (self.mode, self.scope or "system") == ("auto", "system")
 
     def salted_namespace(self, cache_salt: str | None) -> str:
         """The namespace of the request's chunks; raises :class:`BadRequestError` for a foreign one."""
@@ -111,23 +104,22 @@ class CacheField(BaseModel):
 
         ``cache_salt`` is the request's field of that name.
 
-        Raises :class:`BadRequestError` for a foreign namespace, and for link tokens with chunks that overlap.
+        Raises :class:`BadRequestError` for a foreign namespace, and for windows of chunks that overlap.
         """
         defaults = defaults or CacheOptions()
-        link_tokens, overlap = self.link_tokens, self.position_strategy not in (None, PositionStrategy.OFFSET)
-        if link_tokens is None:
-            link_tokens = 0 if overlap else defaults.link_tokens
-        if link_tokens and overlap:
-            raise BadRequestError("link tokens need the position strategy offset", "cache.link_tokens")
-        strategy = PositionStrategy.OFFSET if link_tokens else self.position_strategy or defaults.position_strategy
+        recompute, overlap = self.recompute, self.position_strategy not in (None, PositionStrategy.OFFSET)
+        if recompute is None:
+            recompute = 0.0 if overlap else defaults.recompute
+        if recompute and overlap:
+            raise BadRequestError("recomputing needs the position strategy offset", "cache.recompute")
+        strategy = PositionStrategy.OFFSET if recompute else self.position_strategy or defaults.position_strategy
         return CacheOptions(
             self.mode,
             strategy,
             self.scope or defaults.scope,
             self.salted_namespace(cache_salt),
             self.explain,
-            link_tokens,
-            self.link_context,
+            recompute,
             defaults.sparse if self.sparse is None else self.sparse.completed(defaults.sparse),
         )
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents of a request, and their text in the prompt."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 MOST_DOCUMENTS: Final = 5000
 """Documents that one call may bring."""
+_BLANK_LINES: Final = re.compile(r"\A(?:[^\S\n]*+\n)++")
 
 
 class BadRequestError(ValueError):
@@ -26,9 +28,12 @@ class Document:
     title: str | None = None
 
     def render(self) -> str:
-        """The chunk's text in the prompt. A function of the document alone, never of its neighbours."""
+        """The chunk's text in the prompt. A function of the document alone, never of its neighbours.
+
+        Blank lines before it are left out, but its first line keeps its indentation: code needs it.
+        """
         title = f"{self.title.strip()}\n" if self.title and self.title.strip() else ""
-        return f"{title}{self.text.strip()}\n\n"
+        return f"{title}{_BLANK_LINES.sub('', self.text)}".rstrip() + "\n\n"
 
 
 def checked_document(text: Any, id: Any, title: Any, path: str) -> Document:
@@ -103,5 +108,13 @@ def pieces_of(text: str, separator: str, path: str) -> list[str]:
 def split_by_separator(text: str, separator: str, path: str) -> tuple[list[Document], str]:
     """Splits ``chunk separator chunk separator question`` into documents and question; an empty piece is neither."""
     *chunks, question = pieces_of(text, separator, path)
-    documents = [checked_document(chunk, None, None, path) for chunk in chunks if chunk.strip()]
-    return documents, question.strip() if chunks else question
+    return separated(chunks, separator, path), question.strip() if chunks else question
+
+
+def separated(chunks: Sequence[str], separator: str, path: str) -> list[Document]:
+    """The documents between separators; an empty one is none.
+
+    Blanks behind a separator are no indentation, unless it ends its line.
+    """
+    texts = chunks if separator.endswith("\n") else [chunk.lstrip(" \t") for chunk in chunks]
+    return [checked_document(text, None, None, path) for text in texts if text.strip()]

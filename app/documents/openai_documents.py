@@ -17,6 +17,7 @@ from app.documents.document import (
     checked_document,
     parse_documents,
     pieces_of,
+    separated,
     split_by_separator,
 )
 
@@ -82,7 +83,7 @@ def from_completion(body: Body, separator: str | None) -> DocumentsRequest | Non
     if not isinstance(prompt, str) or not separator or separator not in prompt:
         return _refuse_cache_without_documents(cache)
     system, *chunks, question = pieces_of(prompt, separator, "prompt")
-    documents = [checked_document(chunk, None, None, "prompt") for chunk in chunks if chunk.strip()]
+    documents = separated(chunks, separator, "prompt")
 
     def insert(marked: str) -> None:
         body["prompt"] = system + marked + question

@@ -5,6 +5,7 @@ Runs in the processes of ``extraction.py``: a file may make any parser fail, han
 """
 
 import csv
+import ctypes
 import email
 import email.policy
 import io
@@ -13,33 +14,56 @@ import json
 import posixpath
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from email.headerregistry import HeaderRegistry
 from functools import cache
 from pathlib import PurePath
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-EDITION: Final = 1
+EDITION: Final = 2
 """Of what the readers and the splitter make of a file. Greater: files are read again, whose passages may differ."""
 MAX_PAGES = 2000
 MAX_CHARACTERS = 16 << 20
 MAX_ATTACHMENTS = 100
 _TABLE_CHARACTERS: Final = 800
 """Longer tables are written as several, each with the header, since a passage rarely holds all of one."""
+_FIRST_LINES: Final = 50
+"""Of a table, which tell what separates its cells."""
 _OCR_SCALE: Final = 2.0
 """Pixels per point of a page: 144 DPI."""
+_IN_LAYOUT: Final = "table, h1, h2, h3, h4, h5, h6"
+"""What is in tables that only lay out a page."""
+_MOST_EMPTY: Final = 20
+"""Places per cell of a table, which the cells don't span."""
 _MAX_SPAN: Final = 100
 """Rows or columns that a cell may span."""
+_HEADER_CHARACTERS: Final = 2000
+"""Of an e-mail's header; the rest of a longer one is left out."""
 _DATA_URI: Final = re.compile(r"data:[\w.+-]++/[\w.+-]++(?:;(?!base64,)[\w.+=-]++)*+(?:;base64)?+,[^\s\"'()<>]*+")
-_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufeff\ufffe\uffff]")
+_INTACT: Final = 4
+"""Letters beyond ASCII for each damaged one, in text that is UTF-8 nevertheless."""
+_BYTES_PER_STOP: Final = 100
+_HEAD_BYTES: Final = 4096
+"""Of a page, where its encoding is declared."""
+_INVISIBLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff]")
+"""Control characters and soft hyphens."""
 _HYPHEN: Final = re.compile("[\x02\ufffe]\\s*(\\S?)")
 """How PDFium writes a hyphen at the end of a line."""
 _SELF_CLOSED: Final = re.compile(
     rb"<(?!(?:br|hr|img|input|link|meta|col|wbr)\b)([a-zA-Z][\w:.-]*+)((?:[^<>/]|/(?!>))*+)/>"
 )
-_MARKS: Final = {"sup, msup > :nth-child(2)": "^", "mfrac > :nth-child(2)": "/"}
-"""Text before elements whose place on the page changes what is read."""
+_MARKS: Final = {"sup": "^", "sub": "_", "msqrt": "√", "msup": "^", "msub": "_", "mfrac": "/"}
+"""Text for what only its place on the page tells: before an element."""
+_BEFORE_SECOND: Final = ("msup", "msub", "mfrac")
+"""Elements whose mark is before their second part."""
+_UNSEEN_INPUTS: Final = ("hidden", "password", "image", "file", "color", "range")
+_HEADERS: Final = HeaderRegistry()
+_MAIL: Final = email.policy.default.clone(header_factory=lambda name, value: _HEADERS(name, value[:_HEADER_CHARACTERS]))
+"""The standard library's parser of headers is quadratic."""
 _TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
 _ROW: Final = re.compile(r"[^\n|]*\|[^\n]*\|")
 
@@ -85,35 +109,48 @@ def read_markdown(file: bytes) -> Text:
     return Text(read_text(file), is_markdown=True)
 
 
-def read_csv(file: bytes, separators: str = ",;\t|") -> Text:
-    """A table, separated as its first line is."""
+def read_csv(file: bytes, separators: str = "\t;,|") -> Text:
+    """A table, separated as most of its first lines are."""
     text = read_text(file)
+    csv.field_size_limit(MAX_CHARACTERS)
     if declared := re.match(r"sep=(.)\n", text):  # Excel's own
         text, separator = text[declared.end() :], declared[1]
     else:
-        first = [text.split("\n", 1)[0]]
-        separator = max(separators, key=lambda each: len(next(csv.reader(first, delimiter=each), ())))
-    csv.field_size_limit(MAX_CHARACTERS)
+        first = [*itertools.islice(io.StringIO(text), _FIRST_LINES)]
+        separator = max(separators, key=lambda each: _most_alike(csv.reader(first, delimiter=each)))
     return Text(_table(csv.reader(io.StringIO(text), delimiter=separator)))
+
+
+def _most_alike(rows: Iterable[Sequence[str]]) -> int:
+    """How many rows have as many cells as others, of those with several."""
+    return max(Counter(len(row) for row in rows if len(row) > 1).values(), default=0)
 
 
 def read_html(file: bytes | str) -> Text:
     """A page as browsers read it, without links and pictures."""
     import turbohtml
 
-    if isinstance(file, bytes) and b"http://www.w3.org/1999/xhtml" in file[:2048]:
+    if isinstance(file, bytes) and b"http://www.w3.org/1999/xhtml" in file[:_HEAD_BYTES]:
         file = _SELF_CLOSED.sub(rb"<\1\2></\1>", file)
+    if isinstance(file, bytes):
+        head = turbohtml.parse(file[:_HEAD_BYTES], detect_encoding=True, positions=False)
+        if head.encoding_confidence != "certain" or head.encoding == "UTF-8":  # undeclared, or perhaps wrongly
+            with suppress(UnreadableFileError):
+                file = _decoded(file)
     page = turbohtml.parse(file, detect_encoding=True, positions=False)
     for unread in page.select("noscript, iframe, rp, annotation, annotation-xml"):
         unread.decompose()
-    for elements, mark in _MARKS.items():
-        for element in page.select(elements):
-            element.insert(0, turbohtml.Text(mark))
-    for element in page.select("sub"):
+    for element in page.select(", ".join(_MARKS)):
         before = element.previous_sibling
+        is_first = element.tag not in _BEFORE_SECOND
+        marked = element if is_first else next(itertools.islice(_elements(element), 1, None), None)
         # Only behind a number a subscript changes what is read: 101₂, but H₂O.
-        if isinstance(before, turbohtml.Text) and before.text[-1:].isdigit():
-            element.insert(0, turbohtml.Text("_"))
+        if element.tag == "sub" and not (isinstance(before, turbohtml.Text) and before.text[-1:].isdigit()):
+            continue
+        if marked is not None:
+            marked.insert(0, turbohtml.Text(_MARKS[element.tag]))
+    for element in page.select("input"):
+        element.replace_with(turbohtml.Text(_shown(element.attrs)))
     for element in page.select(":is(h1, h2, h3, h4, h5, h6) br"):
         element.replace_with(turbohtml.Text(" "))
     for element in page.select("rt"):
@@ -152,13 +189,19 @@ def read_office(file: bytes, type: Literal["docx", "pptx", "xlsx"]) -> Text:
     import office_oxide
 
     try:
-        html = office_oxide.Document.from_bytes(file, type).to_html()
+        document = office_oxide.Document.from_bytes(file, type)
+        html = document.to_html()
     except office_oxide.OfficeOxideError as error:
         raise UnreadableFileError(f"this is not a {type} file that can be read: {error}") from error
     if type == "docx":
         return read_html(html)
-    parts = _paged(read_html(part).text for part in html.split("<hr />"))
-    return Text(parts.text, is_markdown=True, page_starts=parts.page_starts if type == "pptx" else ())
+    parts = (read_html(part).text for part in html.split("<hr />"))
+    if type == "xlsx":
+        return Text(_joined(parts), is_markdown=True)
+    # Slides without text are no parts of the HTML, but they count.
+    slides = [next(parts, "") if each["elements"] else "" for each in json.loads(document.to_ir_json())["sections"]]
+    made = _paged((*slides, *parts))
+    return Text(made.text, is_markdown=True, page_starts=made.page_starts)
 
 
 def read_epub(file: bytes) -> Text:
@@ -176,7 +219,7 @@ def read_epub(file: bytes) -> Text:
 
 def read_email(file: bytes) -> Text:
     """A message and its attachments."""
-    return Text(_message(email.message_from_bytes(file, policy=email.policy.default)), is_markdown=True)
+    return Text(_message(email.message_from_bytes(file, policy=_MAIL)), is_markdown=True)
 
 
 def read_notebook(file: bytes) -> Text:
@@ -234,24 +277,38 @@ READERS: Final[dict[str, Callable[[bytes], Text | str]]] = {
 
 
 def _decoded(file: bytes, declared: str | None = None) -> str:
+    """Text in the declared encoding or UTF-8, also if a little of it is damaged; else in the one that fits best."""
     from turbohtml.detect import detect
 
-    if declared is None and file[1:2000:2].count(0) > len(file[:2000]) // 4:
-        declared = "utf-16-le"  # without a BOM
     try:
         text = file.decode(declared or "utf-8-sig")
     except (UnicodeDecodeError, LookupError):
-        text = file.decode(detect(file).codec or "latin-1", errors="replace")
-    if "\0" in text:
+        text = file.decode("utf-8-sig", errors="replace")
+        damaged = text.count("\ufffd")
+        if len(text) - len(text.encode("ascii", "ignore")) < _INTACT * damaged:
+            guessed = detect(file.replace(b"<meta", b"<")).codec  # which would believe what a page declares
+            text = file.decode(guessed or "latin-1", errors="replace")
+    return _of_wide_characters(file) if "\0" in text else text
+
+
+def _of_wide_characters(file: bytes) -> str:
+    """UTF-32 or UTF-16, told without a BOM by its blanks and stops."""
+    best, most = "", len(file) // _BYTES_PER_STOP
+    for encoding in ("utf-32", "utf-16-le", "utf-16-be"):
+        with suppress(UnicodeDecodeError):
+            text = file.decode(encoding)
+            if (stops := sum(map(text.count, " \n,.，。、"))) > most:
+                best, most = text, stops
+    if not best or "\0" in best:
         raise UnreadableFileError("the file is not text")
-    return text
+    return best
 
 
 def _clean(text: str) -> str:
     """Text with LF alone, without control characters, halves of surrogate pairs and data URIs."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins pairs
-    return _DATA_URI.sub("", _CONTROLS.sub("", _TERMINAL.sub("", text)))
+    return _DATA_URI.sub("", _INVISIBLE.sub("", _TERMINAL.sub("", text)))
 
 
 def _check_length(length: int) -> None:
@@ -275,18 +332,19 @@ def _paged(pages: Iterable[str]) -> Text:
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
-    """Rows as a Markdown table, without empty rows and columns."""
+    """Rows as a Markdown table, without empty rows and columns. Rows shorter than others stay so: most may be."""
     cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows]
     cells = [row for row in cells if any(row)]
-    used = [any(column) for column in itertools.zip_longest(*cells, fillvalue="")]
-    width = len(used)
-    lines = [f"| {' | '.join(itertools.compress([*row, *[''] * (width - len(row))], used))} |\n" for row in cells]
-    if not lines:
+    if not cells:
         return ""
-    header = f"{lines[0]}|{' --- |' * sum(used)}\n"
+    used = {column for row in cells for column, cell in enumerate(row) if cell}
+    cells[0].extend([""] * (max(used) + 1 - len(cells[0])))
+    kept = ((cell for column, cell in enumerate(row) if column in used) for row in cells)
+    first, *lines = (f"| {' | '.join(row)} |\n" for row in kept)
+    header = f"{first}|{' --- |' * len(used)}\n"
     tables, room = [header], _TABLE_CHARACTERS
-    for line in lines[1:]:
-        if room < len(line) and room < _TABLE_CHARACTERS:
+    for line in lines:
+        if room < len(line) and room < _TABLE_CHARACTERS and len(header) < _TABLE_CHARACTERS:
             tables.append(f"\n{header}")
             room = _TABLE_CHARACTERS
         tables.append(line)
@@ -301,9 +359,10 @@ def _prepare_table(table: Any) -> None:
     if (caption := next((each for each in _elements(table) if each.tag == "caption"), None)) is not None:
         caption.tag = "p"
         table.insert_before(caption.extract())
-    rows = [row for part in _elements(table) for row in _elements(part)]
-    cells = [cell for row in rows for cell in _elements(row)]
-    if len(rows) == 1 or len(cells) == len(rows) or table.select_one("table, h1, h2, h3, h4, h5, h6") is not None:
+    rows = [[*_elements(row)] for part in _elements(table) for row in _elements(part)]
+    cells = [cell for row in rows for cell in row]
+    is_sparse = len(rows) * max(map(len, rows), default=0) > _MOST_EMPTY * len(cells)
+    if len(rows) == 1 or len(cells) == len(rows) or is_sparse or table.select_one(_IN_LAYOUT) is not None:
         for element in (table, *cells):
             element.tag = "div"
         return
@@ -314,6 +373,14 @@ def _prepare_table(table: Any) -> None:
                 cell.attrs[span] = str(_MAX_SPAN)
         for inner in cell.select("br, p, div, li, dt, dd, pre"):
             inner.insert_before(turbohtml.Text(" "))
+
+
+def _shown(field: Mapping[str, Any]) -> str:
+    """What a form's field shows."""
+    kind = str(field.get("type", "text")).lower()
+    if kind in ("checkbox", "radio"):
+        return "[x] " if "checked" in field else "[ ] "
+    return "" if kind in _UNSEEN_INPUTS else f"{field.get('value') or ''} "
 
 
 def _elements(parent: Any) -> Iterator[Any]:
@@ -330,6 +397,8 @@ def _style() -> Any:
         images=Markdown.Images(mode="alt"),
         escaping=Markdown.Escaping(mode="none", asterisks=False, underscores=False),
         converters={
+            **dict.fromkeys(("b", "strong", "i", "em"), lambda _, text: text),  # else some are written as HTML
+            **dict.fromkeys(("s", "del", "strike"), lambda _, text: f"~~{text}~~"),
             "br": lambda *_: "\n",
             "option": lambda _, text: f"{text}\n",
             "table": lambda table, _: _table(table.rows()),
@@ -339,13 +408,37 @@ def _style() -> Any:
 
 def _page_text(document: Any, number: int, *, has_form: bool, ocr: bool) -> str:
     page = document[number]
+    boxes = ""
     if has_form:
+        boxes = "".join(f"\n{box}" for box in _boxes(document.formenv, page))
         page.flatten()  # draws the fields' values into the page
         page = document[number]
-    text = page.get_textpage().get_text_range()
+    text = page.get_textpage().get_text_range() + boxes
     if ocr and not text.strip():
         return "\n".join(_ocr()(page.render(scale=_OCR_SCALE).to_numpy()).txts or ())
     return _clean(_HYPHEN.sub(lambda match: match[1] if match[1].islower() else f"-{match[1]}", text))
+
+
+def _boxes(form: Any, page: Any) -> Iterator[str]:
+    """A form's boxes by their names: on the page, a tick is behind all other text."""
+    from pypdfium2 import raw
+
+    for number in range(raw.FPDFPage_GetAnnotCount(page)):
+        field = raw.FPDFPage_GetAnnot(page, number)
+        kind = raw.FPDFAnnot_GetFormFieldType(form, field)
+        if kind in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON):
+            names = (raw.FPDFAnnot_GetFormFieldAlternateName, raw.FPDFAnnot_GetFormFieldName)
+            name = next(filter(None, (_field_text(get, form, field) for get in names)), "")
+            if kind == raw.FPDF_FORMFIELD_RADIOBUTTON:  # a group has one name
+                name = f"{name}: {_field_text(raw.FPDFAnnot_GetFormFieldExportValue, form, field)}"
+            yield f"[{'x' if raw.FPDFAnnot_IsChecked(form, field) else ' '}] {name}"
+        raw.FPDFPage_CloseAnnot(field)
+
+
+def _field_text(get: Callable[..., int], form: Any, field: Any) -> str:
+    text = ctypes.create_string_buffer(get(form, field, None, 0))
+    get(form, field, ctypes.cast(text, ctypes.POINTER(ctypes.c_ushort)), len(text))
+    return text.raw.decode("utf-16-le", "replace").rstrip("\0")
 
 
 @cache
@@ -363,22 +456,36 @@ def _archive(file: bytes) -> zipfile.ZipFile:
 
 
 def _message(message: Any) -> str:
-    parts = [f"# {message['subject']}" if message["subject"] else ""]
-    parts.append("\n".join(f"{name}: {message[name]}" for name in ("From", "To", "Cc", "Date") if message[name]))
-    if (body := message.get_body(("plain", "html"))) is not None:
-        content = _decoded(body.get_payload(decode=True), body.get_content_charset())
-        parts.append(read_html(content).text if body.get_content_subtype() == "html" else content)
-    for attached in itertools.islice(message.iter_attachments(), MAX_ATTACHMENTS):
-        parts.append(_attachment(attached))
-    return _joined(map(_clean, parts))
+    subject = f"# {message['subject']}" if message["subject"] else ""
+    about = "\n".join(f"{name}: {message[name]}" for name in ("From", "To", "Cc", "Date") if message[name])
+    return _joined(map(_clean, (subject, about, *_contents(message))))
 
 
-def _attachment(attached: Any) -> str:
-    if attached.get_content_type() == "message/rfc822":
-        return _message(attached.get_content())
-    name = attached.get_filename() or ""
+def _contents(part: Any) -> Iterator[str]:
+    """The texts of a message's part, as mail programs show them."""
+    kind, name = part.get_content_type(), part.get_filename()
+    if kind == "message/rfc822":
+        yield _message(part.get_content())
+    elif part.is_multipart():
+        parts = list(itertools.islice(part.iter_parts(), MAX_ATTACHMENTS))
+        if kind == "multipart/alternative":  # the first that has text, plain text before others
+            parts.sort(key=lambda each: each.get_content_type() != "text/plain")
+            yield from next(filter(None, ([*_contents(each)] for each in parts)), ())
+        else:
+            for each in parts:
+                yield from _contents(each)
+    elif name and (part.is_attachment() or part.get_content_maintype() != "image"):  # no pictures in the text
+        yield _attachment(part.get_payload(decode=True), name)
+    elif part.get_content_maintype() == "text":
+        text = _decoded(part.get_payload(decode=True), part.get_content_charset())
+        text = read_html(text).text if kind == "text/html" else text
+        if text.strip():
+            yield text
+
+
+def _attachment(content: bytes, name: str) -> str:
     try:
-        return f"# {name}\n\n{read(attached.get_payload(decode=True), name).text}"
+        return f"# {name}\n\n{read(content, name).text}"
     except (UnreadableFileError, KeyError):
         return f"Attachment: {name}"
 
@@ -390,11 +497,15 @@ def _cell(cell: Any, language: str) -> Iterator[str]:
         return
     yield _fenced(source, language)
     for output in cell.get("outputs", ()):
-        data = output.get("data", {})
-        if "text/html" in data and "<table" in (html := "".join(data["text/html"])):
+        data = {kind: "".join(text) for kind, text in output.get("data", {}).items() if kind.startswith("text/")}
+        plain = "".join(output.get("text", "\n".join(output.get("traceback", ())))) or data.get("text/plain", "")
+        html = data.get("text/html", "")
+        if "text/markdown" in data:
+            yield data["text/markdown"]
+        elif "<table" in html or (html and plain.startswith("<")):  # the text only names the object
             yield read_html(html).text
-        elif printed := "".join(output.get("text", data.get("text/plain", "\n".join(output.get("traceback", ()))))):
-            yield _fenced(printed, "")
+        elif plain:
+            yield _fenced(plain, "")
 
 
 def _fenced(code: str, language: str) -> str:

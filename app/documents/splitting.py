@@ -13,8 +13,12 @@ from markdown_it import MarkdownIt
 from app.documents.document import Document
 from app.documents.readers import Text
 
+LEAST_TOKENS: Final = 16
+"""That a caller may ask for as the most of a passage."""
 CountTokens = Callable[[Document], int]
-_FRONT_MATTER: Final = re.compile(r"---[ \t]*\n(?=[\w-]+:)(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
+_FRONT_MATTER: Final = re.compile(
+    r"---[ \t]*\n(?=(?:[ \t]*+(?:#.*)?\n)*+[\"'\w-]+:)(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)"
+)
 _CLOSING: Final = r"[\p{SB=Close}--[\p{Ps}\p{Pi}]]*+"
 """Brackets and quotation marks behind a sentence."""
 _CUTS: Final = (
@@ -28,6 +32,10 @@ _CUTS: Final = (
 )
 """Places for a cut, the best first: behind a paragraph, a line that ends a sentence, a line before one with a mark of
 its own (of lists, tables, code), a sentence, a line, a word, what people see as one character."""
+_MARKDOWN: Final = MarkdownIt("commonmark")
+_BLOCKS: Final = MarkdownIt("commonmark").disable(["inline", "reference"])
+_LONGEST_HEADING: Final = 1000
+"""Characters; marks within are not parsed in linear time."""
 _AHEAD: Final = 32
 """Characters behind a cut that may tell that it is none."""
 _BLANK_LINES: Final = re.compile(r"(?:[^\S\n]*\n)*+")
@@ -101,12 +109,21 @@ def _headings(text: str) -> Iterator[_Heading]:
     skipped = matter.end() if matter else 0
     body = text[skipped:]
     lines = [skipped, *(skipped + match.end() for match in re.finditer("\n", body)), len(text), len(text)]
-    tokens = MarkdownIt("commonmark").disable(["inline", "reference"]).parse(body)
+    tokens = _BLOCKS.parse(body)
     for opening, content in itertools.pairwise(tokens):
         if opening.type == "heading_open" and opening.level == 0 and opening.map is not None:
             first, last = opening.map
-            words = " ".join(content.content.split())
+            words = " ".join(_plain(content.content).split())
             yield _Heading(int(opening.tag[1]), words, lines[first], lines[last])
+
+
+def _plain(heading: str) -> str:
+    """A heading without marks, links and HTML. One that is longer than any title stays as it is."""
+    if len(heading) > _LONGEST_HEADING:
+        return heading
+    (inline,) = _MARKDOWN.parseInline(heading)
+    parts = (each for each in inline.children or () if each.type != "html_inline")
+    return "".join(" " if each.type.endswith("break") else each.content for each in parts)
 
 
 def _title(headings: Sequence[str], max_tokens: int, count: CountTokens) -> str | None:

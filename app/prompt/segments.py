@@ -18,6 +18,8 @@ from engine_ext.client.request import REQUEST_KEY, ChunkedRequest
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
 _NONE: Final = ChunkTokens()
+_BLANK: Final = "N/A"
+"""A question without content: attention to chunks is compared with what it pays."""
 
 
 class SegmentRenderer:
@@ -42,7 +44,7 @@ class SegmentRenderer:
         self._marks = marks
         self._max_chunk_tokens = max(1, max_chunk_tokens - chunk_tokens.number)
         self._chunk_tokens = chunk_tokens
-        self._openings: dict[str | None, str] = {}
+        self._frames: dict[str | None, tuple[str, str] | None] = {}
         self._tokenizer = SegmentTokenizer(renderer.get_tokenizer())
         self._block_tokens = block_tokens
 
@@ -73,9 +75,15 @@ class SegmentRenderer:
         if prompt.get("multi_modal_data"):
             raise VLLMValidationError("documents can't be combined with images, audio or video", parameter="messages")
         marked = self._split(prompt["prompt"])
-        opening = await self._opening(chat_params) if marked.ticket.options.scope == "isolated" else ""
+        frame = await self._frame(chat_params)
+        if frame is None and marked.ticket.options.scope == "isolated":
+            raise VLLMValidationError(
+                "scope isolated needs a chat template that takes a user message without a system prompt: ask for "
+                "scope system, the default of servers without --chunk-scope",
+                parameter="cache.scope",
+            )
         tok_params = tok_params or self._renderer.default_chat_tok_params
-        return [rendered], [await self._engine_input(marked, opening, tok_params, prompt_extras)]
+        return [rendered], [await self._engine_input(marked, frame or ("", ""), tok_params, prompt_extras)]
 
     async def render_cmpl_async(
         self,
@@ -92,7 +100,7 @@ class SegmentRenderer:
                 prompts, tok_params, prompt_extras=prompt_extras, **kwargs
             )
         tok_params = tok_params or self._renderer.default_cmpl_tok_params
-        return [await self._engine_input(self._split(str(t)), "", tok_params, prompt_extras) for t in texts]
+        return [await self._engine_input(self._split(str(t)), ("", ""), tok_params, prompt_extras) for t in texts]
 
     def chunks(self, document: Document, index: int, namespace: str) -> list[Chunk]:
         """Splits a document into one or, if it exceeds the chunk limit, several chunks; thread-safe."""
@@ -126,30 +134,28 @@ class SegmentRenderer:
                 parameter="messages",
             ) from error
 
-    async def _opening(self, chat_params: ChatParams) -> str:
-        """The template's text before a sole user message, the same for every request."""
+    async def _frame(self, chat_params: ChatParams) -> tuple[str, str] | None:
+        """The template's text before and behind a sole user message, the same for every request, if it takes one."""
         template = chat_params.chat_template
-        if template not in self._openings:
+        if template not in self._frames:
             options = {"add_generation_prompt": True, "tokenize": False}
             bare = bare_chat_params(chat_params, options)
             message = f"[tessera-{secrets.token_hex(16)}]"
-            _, prompt = await self._renderer.render_messages_async([{"role": "user", "content": message}], bare)
-            opening, mark, _ = str(prompt["prompt"]).partition(message)
-            if not mark:
-                raise VLLMValidationError(
-                    "scope isolated needs a chat template that takes a user message without a system prompt: ask for "
-                    "scope system, the default of servers without --chunk-scope",
-                    parameter="cache.scope",
-                )
-            self._openings[template] = opening
-        return self._openings[template]
+            try:
+                _, prompt = await self._renderer.render_messages_async([{"role": "user", "content": message}], bare)
+                rendered = str(prompt["prompt"])
+            except Exception:  # a template may refuse such a conversation in any way
+                rendered = ""
+            opening, mark, closing = rendered.partition(message)
+            self._frames[template] = (opening, closing) if mark else None
+        return self._frames[template]
 
     async def _engine_input(
-        self, marked: MarkedPrompt, opening: str, tok_params: Any, prompt_extras: dict[str, Any] | None
+        self, marked: MarkedPrompt, frame: tuple[str, str], tok_params: Any, prompt_extras: dict[str, Any] | None
     ) -> Any:
         self._check_characters(marked.text, tok_params.max_total_tokens, "chunks")
         salt = (prompt_extras or {}).get("cache_salt")
-        request, token_ids = await asyncio.to_thread(self._tokenize, marked, opening, tok_params.add_special_tokens)
+        request, token_ids = await asyncio.to_thread(self._tokenize, marked, frame, tok_params.add_special_tokens)
         _check_length(request.prompt, len(token_ids), tok_params)
         engine_input: dict[str, Any] = {
             **tokens_input(token_ids, prompt=marked.text, cache_salt=salt),
@@ -159,9 +165,9 @@ class SegmentRenderer:
         return engine_input
 
     def _tokenize(
-        self, marked: MarkedPrompt, opening: str, add_special_tokens: bool
+        self, marked: MarkedPrompt, frame: tuple[str, str], add_special_tokens: bool
     ) -> tuple[ChunkedRequest, list[int]]:
-        encode = self._tokenizer.encode_template
+        encode, (opening, closing) = self._tokenizer.encode_template, frame
         if not marked.chunks:
             token_ids = list(encode(marked.text, add_special_tokens=add_special_tokens))
             return ChunkedRequest(marked.ticket, None), token_ids
@@ -173,6 +179,7 @@ class SegmentRenderer:
             tuple(chunk for i, (text, id) in documents for chunk in self._chunks(text, id, i, namespace)),
             encode(marked.question),
             self._padded(encode(opening, add_special_tokens=add_special_tokens)) if is_isolated else None,
+            encode(f"{_BLANK}{closing}"),
         )
         return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
 

@@ -93,7 +93,7 @@ def cache_stats(engine: ChunkEngine, *, is_checked: bool = True) -> dict[str, An
         "enabled": cache.reason is None,
         "reason": cache.reason,
         "placement": cache.placement,
-        "leaves_out": cache.leaves_out,
+        "measures_attention": cache.no_attention is None,
         "decode_budget": engine.decode_budget,
         "position_strategy": engine.strategy.strategy,
         **_contents(cache),

@@ -14,6 +14,7 @@ from app.catalog.collection_ingestion import CollectionIngestion, IngestionRefus
 from app.documents.cache_options import NAMESPACE
 from app.documents.document import BadRequestError
 from app.documents.retrieve_field import COLLECTION_NAME
+from app.documents.splitting import LEAST_TOKENS
 from app.errors import error_response
 from app.http.answers import (
     Collection,
@@ -24,7 +25,7 @@ from app.http.answers import (
     PassageList,
     StoredFile,
 )
-from app.http.openapi import JsonLines, answers
+from app.http.openapi import JsonLines, JsonList, answers
 from app.routes.dependencies import AppState, Manager, RequestRetrieval, RequestSettings
 from engine_ext.client.request import NamespaceRefusedError, own_namespace
 
@@ -60,7 +61,7 @@ async def ingest_files(
     manager: Manager,
     retrieval: RequestRetrieval,
     system: Annotated[str | None, Form(description="system prompt of its questions; the first call's stays")] = None,
-    max_tokens: Annotated[int | None, Form(ge=16, description="most tokens of a passage; default: 256")] = None,
+    max_tokens: Annotated[int | None, Form(ge=LEAST_TOKENS, description="most of a passage; default: 256")] = None,
     namespace: Namespace = None,
 ) -> JsonLines | JSONResponse:
     """Answers with JSON lines: per file one, with one per computed passage behind it, then a summary.
@@ -111,14 +112,12 @@ async def list_collections(retrieval: RequestRetrieval, namespace: Namespace = N
     response_model=None,
     responses=answers(Collection, HTTPStatus.NOT_FOUND),
 )
-async def get_collection(name: Name, retrieval: RequestRetrieval, namespace: Namespace = None) -> dict[str, Any]:
+async def get_collection(name: Name, retrieval: RequestRetrieval, namespace: Namespace = None) -> JsonList:
     """Files by name, without their texts."""
     corpus = await asyncio.to_thread(retrieval.collections.corpus, _own(namespace), name)
-    files = [
-        {"file": each.file, "bytes": each.bytes, "passages": len(each.passages)}
-        for _, each in sorted(corpus.files.items())
-    ]
-    return {**corpus.summary(), "data": files}
+    files = (corpus.files[file] for file in sorted(corpus.files))
+    listed = ({"file": each.file, "bytes": each.bytes, "passages": len(each.passages)} for each in files)
+    return JsonList(await asyncio.to_thread(corpus.summary), "data", listed)
 
 
 @router.get(
@@ -130,10 +129,10 @@ async def get_collection(name: Name, retrieval: RequestRetrieval, namespace: Nam
 )
 async def list_passages(
     name: Name, file: Annotated[str, Query(min_length=1)], retrieval: RequestRetrieval, namespace: Namespace = None
-) -> dict[str, Any]:
+) -> JsonList:
     """In the file's order, with their texts."""
     corpus = await asyncio.to_thread(retrieval.collections.corpus, _own(namespace), name)
-    return {"object": "list", "data": [each.to_dict() for each in corpus.file(file).passages]}
+    return JsonList({"object": "list"}, "data", (each.to_dict() for each in corpus.file(file).passages))
 
 
 @router.delete(

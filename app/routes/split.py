@@ -2,20 +2,17 @@
 """``POST /v1/rag/split``: splits a file into chunks; computes and stores nothing."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import StreamingResponse
-from vllm.exceptions import VLLMValidationError
 
-from app.collections.passages import piece_id
+from app.collections.passages import LONGEST_NAME, piece_id
+from app.documents.document import BadRequestError
 from app.documents.readers import READERS, UnreadableFileError, suffix_of
-from app.documents.splitting import Piece
+from app.documents.splitting import LEAST_TOKENS, Piece
 from app.http.answers import Split
-from app.http.openapi import answers
+from app.http.openapi import JsonList, answers
 from app.routes.dependencies import FileExtraction, RequestSettings
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
@@ -39,9 +36,9 @@ async def split(
     request: Request,
     settings: RequestSettings,
     extraction: FileExtraction,
-    filename: Annotated[str, Query(min_length=1, max_length=255, description="its extension determines the file type")],
-    max_tokens: Annotated[int | None, Query(ge=16, description="most tokens in a chunk; default: 512")] = None,
-) -> StreamingResponse:
+    filename: Annotated[str, Query(min_length=1, max_length=LONGEST_NAME, description="its suffix tells the type")],
+    max_tokens: Annotated[int | None, Query(ge=LEAST_TOKENS, description="most in a chunk; default: 512")] = None,
+) -> JsonList:
     """The body is the file. Markdown is split at its headings, which become titles; other text at paragraphs.
 
     Without ``tokens``, the chunks are valid for ``/v1/rag/chat`` and ``/v1/rag/chunks``. An ``id`` depends on the
@@ -52,24 +49,20 @@ async def split(
         raise GracefulHTTPError(
             f"{filename!r} can't be split; supported types: {', '.join(READERS)}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE
         )
-    file = await request.body()
+    # A large body is joined in a thread: the event loop goes on meanwhile.
+    file = await asyncio.to_thread(b"".join, [part async for part in request.stream()])
     try:
         pieces = await extraction.split(file, filename, limit)
     except UnreadableFileError as error:
-        raise VLLMValidationError(str(error), parameter="body") from error
-    return StreamingResponse(_json(pieces, filename), media_type="application/json")
+        raise BadRequestError(str(error), "body") from error
+    return JsonList({}, "chunks", (_chunk(filename, *each) for each in enumerate(pieces, start=1)))
 
 
-async def _json(pieces: Sequence[Piece], filename: str) -> AsyncIterator[str]:
-    """The answer, piece by piece: as a whole, that of a long file would hold the event loop."""
-    for number, piece in enumerate(pieces, start=1):
-        chunk = {
-            "id": piece_id(filename, number, piece),
-            "title": piece.title,
-            "text": piece.text,
-            "tokens": piece.num_tokens,
-            "metadata": {"page": piece.page, "start": piece.start, "end": piece.end},
-        }
-        yield ('{"chunks": [' if number == 1 else ", ") + json.dumps(chunk)
-        await asyncio.sleep(0)
-    yield "]}"
+def _chunk(filename: str, number: int, piece: Piece) -> dict[str, Any]:
+    return {
+        "id": piece_id(filename, number, piece),
+        "title": piece.title,
+        "text": piece.text,
+        "tokens": piece.num_tokens,
+        "metadata": {"page": piece.page, "start": piece.start, "end": piece.end},
+    }

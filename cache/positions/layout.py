@@ -139,12 +139,14 @@ class ChunkedPrompt:
     """A prompt as segments, each tokenized on its own. ``system`` may be empty, chunks and question not.
 
     ``opening`` has the tokens before each chunk where it is computed, if not the system segment (scope ``isolated``).
+    ``blank`` is a question without content that could stand in the question's place, if one is known.
     """
 
     system: TokenIds
     chunks: tuple[Chunk, ...]
     question: TokenIds
     opening: TokenIds | None = None
+    blank: TokenIds = ()
 
     def __post_init__(self) -> None:
         if not self.question:

@@ -24,7 +24,7 @@ class KeptMemory:
         self._kept = deque[memoryview](maxlen=_MOST)
 
     def take(self, num_bytes: int) -> memoryview:
-        """So many writable bytes, with what was in them. They are lent until their last view is gone."""
+        """Return a writable buffer with stale contents, lent until its last view is gone."""
         try:
             memory = self._kept.pop()
         except IndexError:

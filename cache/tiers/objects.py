@@ -15,7 +15,7 @@ from obstore.store import from_url
 
 from cache.tiers.directory import QUARANTINE, SUFFIX, address_of
 from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
-from tools.http_client import is_loopback
+from machine.http_client import is_loopback
 
 _ENDPOINTS: Final = (
     *("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"),

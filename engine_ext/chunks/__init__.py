@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk cache in the app's process: fills, link tokens, tiers, and transfers to workers."""
+"""The chunk cache in the app's process: fills, tiers, and transfers to workers."""

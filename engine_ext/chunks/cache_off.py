@@ -18,7 +18,7 @@ class CacheOff:
     block_order: Final = "unknown"
     transfers: Final = None
     prefixes: Final = None
-    leaves_out: Final = False
+    no_attention: Final = "the chunk cache is off"
     num_tokens: Final = 0
     num_to_store: Final = 0
 

@@ -30,7 +30,6 @@ from cache.segments.index import ChunkKVCache, EntryState
 from engine_ext.chunks.id_records import IdRecords
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.chunks.prefixes import Prefixes
-from engine_ext.chunks.representations import Representations
 from engine_ext.chunks.source import ChunkSource, SourceResult
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.tier_writer import TierWriter
@@ -247,11 +246,11 @@ def _result(job: FillJob, num_computed: int) -> FillResult:
 
 
 class ChunkCache:
-    """The cached segments, their fills, sources, tiers and links.
+    """The cached segments, their fills, sources and tiers.
 
     ``reindexer`` places the segments of requests. ``transfers`` is ``None`` if KV must not leave this process.
-    ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers together. Sparse requests need
-    ``representations``. ``quota_of`` gives an owner's quota.
+    ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers together. ``no_attention`` is the
+    reason why attention to chunks in the pool can't be computed, if any. ``quota_of`` gives an owner's quota.
     """
 
     def __init__(
@@ -263,13 +262,13 @@ class ChunkCache:
         transfers: PoolTransfers | None = None,
         tiers: Mapping[str, int] = MappingProxyType({}),
         reindexer: PositionReindexer | None = None,
-        representations: Representations | None = None,
+        no_attention: str | None = None,
         quota_of: Callable[[str], Quota] = unlimited,
         clock: Callable[[], float] = expiry.now,
     ) -> None:
         self.reason: str | None = None
         """The reason why the cache is disabled; ``None`` while it is usable."""
-        self.transfers, self.representations = transfers, representations
+        self.transfers, self.no_attention = transfers, no_attention
         self.config = config
         self.manager = ChunkCacheManager(
             config,
@@ -321,11 +320,6 @@ class ChunkCache:
         return self
 
     @property
-    def leaves_out(self) -> bool:
-        """Whether sparse requests are possible."""
-        return self.representations is not None
-
-    @property
     def placement(self) -> PlacementName:
         """How requests get their chunks."""
         return self.reindexer.placement
@@ -362,18 +356,8 @@ class ChunkCache:
         return self.fills.is_crowded(owner)
 
     async def wait(self, lease: Lease, own: Sequence[FillTask]) -> list[FillResult]:
-        """Waits until the leased segments can be loaded, and scored; see :meth:`FillRunner.wait`."""
-        results = await self.fills.wait(lease, own)
-        await self.represent(lease)
-        return results
-
-    async def represent(self, lease: Lease) -> None:
-        """Lets the workers score the leased chunks, on servers with sparse requests.
-
-        Raises :class:`FullAttentionError`.
-        """
-        if self.representations is not None:
-            await self.representations.add(segment.entry for segment in lease.chunks)
+        """Waits until the leased segments can be loaded; see :meth:`FillRunner.wait`."""
+        return await self.fills.wait(lease, own)
 
     def name(self, documents: Mapping[ChunkKVCache, DocumentKey]) -> None:
         """Publishes segments, which can be loaded, under the registry's keys."""
@@ -405,8 +389,6 @@ class ChunkCache:
 
     def clear(self, namespace: str | None = None, why: Removal = Removal.CLEARED) -> list[ChunkHash]:
         """Drops all segments (of ``namespace``, if given) from the pool; returns their keys."""
-        if self.representations is not None:
-            self.representations.clear(namespace)
         return self.manager.clear(namespace, why)
 
     async def drop_from_tiers(self, keys: Iterable[ChunkHash], namespace: str | None) -> None:

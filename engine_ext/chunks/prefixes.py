@@ -4,13 +4,14 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from cache.metrics import ChunkCacheMetrics
 from cache.segments.hashing import CacheScope
 from engine_ext.chunks.tier_source import note_events
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
-from engine_ext.wire.prefix import BlockCommand, PrefixTag, namespace_digest
+from engine_ext.wire.prefix import PrefixTag, namespace_digest
+from engine_ext.wire.worker_messages import BlockMessage, CountBlocks, DropBlocks, StopBlocks
 
 logger = logging.getLogger(__name__)
 
@@ -48,28 +49,28 @@ class Prefixes:
 
     async def drop(self, namespace: str | None) -> None:
         """Drops a namespace's prefixes, or all, from the tiers."""
-        await self._command("drop", namespace_digest(namespace) if namespace is not None else "")
+        await self._ask(DropBlocks(namespace_digest(namespace)) if namespace is not None else DropBlocks())
 
     async def stop(self) -> None:
         """Stores and loads nothing from now on."""
-        await self._command("stop")
+        await self._ask(StopBlocks())
 
     async def run(self) -> None:
         """Looks after the workers until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self._command("status")
+            await self._ask(CountBlocks())
 
-    async def _command(self, verb: Literal["drop", "stop", "status"], namespace: str = "") -> None:
+    async def _ask(self, message: BlockMessage) -> None:
         if (transfers := self._kept_by()) is None:
             return
         num_marked = self._num_marked
         try:
-            answers = await transfers.command(BlockCommand(verb, namespace=namespace))
+            answers = await transfers.ask_for_blocks(message)
         except TransferError as error:
             logger.warning("prefixes in tiers: %s", error)
             return
-        if verb == "status":
+        if isinstance(message, CountBlocks):
             note_events(self._metrics, answers)
             if num_marked == self._num_marked:
                 self.num_waiting = max(answer.count for answer in answers)

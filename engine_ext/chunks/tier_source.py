@@ -16,7 +16,7 @@ from cache.segments.index import ChunkKVCache
 from cache.tiers.memory import MemoryTier
 from engine_ext.chunks.source import SourceResult
 from engine_ext.chunks.transfers import PoolTransfers, TransferError
-from engine_ext.wire.file_transfer import Answer
+from engine_ext.wire.worker_messages import Answer
 
 logger = logging.getLogger(__name__)
 

@@ -3,22 +3,33 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Client
-from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.segments.hashing import ChunkHash
 from cache.segments.index import ChunkKVCache
 from cache.tiers.kept import KeptMemory
-from cache.tiers.tier import Buffer
 from engine_ext.wire.chunk_file import ChunkFileLabel, pack_file, unpack_file
-from engine_ext.wire.file_transfer import Answer, Transfer, Verb, receive_file
 from engine_ext.wire.id_record import record_of, record_tensors
-from engine_ext.wire.prefix import BlockCommand, blocks_address
+from engine_ext.wire.prefix import blocks_address
+from engine_ext.wire.worker_messages import (
+    Answer,
+    BlockMessage,
+    Drop,
+    Fetch,
+    FindRecord,
+    KeepRecord,
+    ListRecords,
+    Load,
+    Read,
+    SegmentMessage,
+    Store,
+    receive_file,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +65,7 @@ class PoolTransfers:
     async def read(self, entry: ChunkKVCache, rank: int) -> memoryview:
         """One worker's file of a segment that the caller leases; raises :class:`TransferError`."""
         async with self._lane() as workers:
-            _, file = await workers[rank].ask(self._transfer("read", entry, rank))
-        assert file is not None
-        return file
+            return await workers[rank].read(Read(self._label(entry, rank), entry.pages, entry.tag))
 
     async def fetch(self, entry: ChunkKVCache, url: str, secret: str, limit_s: float) -> list[Answer]:
         """Fills a segment from another replica's files at ``url``, which the peers' ``secret`` signs.
@@ -65,7 +74,9 @@ class PoolTransfers:
         stopped writing: the pages may then be reused. Raises :class:`TransferError` for files of something else.
         """
         async with self._lane() as workers:
-            return await self._all("fetch", entry, workers, limit_s=limit_s, url=url, secret=secret)
+            return await self._all(
+                workers, lambda rank: Fetch(self._label(entry, rank), entry.pages, entry.tag, url, secret, limit_s)
+            )
 
     async def load(self, entry: ChunkKVCache, tiers: Sequence[str], limit_s: float = 0.0) -> list[Answer]:
         """Imports a segment that is being filled from ``tiers``; returns like :meth:`fetch`.
@@ -74,47 +85,47 @@ class PoolTransfers:
         is not 0, is passed over. Raises :class:`TransferError`.
         """
         async with self._lane() as workers:
-            return await self._all("load", entry, workers, tiers=tuple(tiers), limit_s=limit_s)
+            return await self._all(
+                workers, lambda rank: Load(self._label(entry, rank), entry.pages, entry.tag, tuple(tiers), limit_s)
+            )
 
     async def store(self, entry: ChunkKVCache) -> list[Answer]:
         """Exports a segment that the caller leases to every tier; other calls don't wait for it.
 
         Raises :class:`TransferError`.
         """
-        return await self._all("store", entry, self._storing)
+        return await self._all(self._storing, lambda rank: Store(self._label(entry, rank), entry.pages, entry.tag))
 
     async def drop(self, key: ChunkHash) -> None:
         """Drops a segment from every tier; raises :class:`TransferError`."""
         async with self._lane() as workers:
             for rank, worker in enumerate(workers):
-                label = ChunkFileLabel(self._fingerprint, str(key), "", "", rank, self.num_workers)
-                await worker.ask(Transfer("drop", label, [], 0))
+                await worker.ask(Drop(ChunkFileLabel(self._fingerprint, str(key), "", "", rank, self.num_workers)))
 
     async def keep_record(self, key: ChunkHash, data: bytes) -> None:
         """Stores the record of a chunk id in every tier, instead of an earlier one; raises :class:`TransferError`."""
         label = self._record_label(str(key))
         async with self._lane() as workers:
-            await workers[0].ask(Transfer("keep", label, [], 0), pack_file(label, record_tensors(data)))
+            await workers[0].ask(KeepRecord(label, bytes(pack_file(label, record_tensors(data)))))
 
     async def find_record(self, key: ChunkHash) -> tuple[str | None, bytes]:
         """A record, and the tier that has it; raises :class:`TransferError`."""
         label = self._record_label(str(key))
         async with self._lane() as workers:
-            answer, file = await workers[0].ask(Transfer("find", label, [], 0))
-        if answer.tier is None or file is None:
+            answer = await workers[0].ask(FindRecord(label))
+        if answer.tier is None:
             return None, b""
-        record = record_of(unpack_file(file, label))
-        return answer.tier, record
+        return answer.tier, record_of(unpack_file(answer.record, label))
 
     async def list_records(self) -> list[ChunkHash]:
         """Keys of the engine's records in all tiers; raises :class:`TransferError`."""
         async with self._lane() as workers:
-            answer, _ = await workers[0].ask(Transfer("list", self._record_label(""), [], 0))
+            answer = await workers[0].ask(ListRecords(self._fingerprint))
         return [ChunkHash(bytes.fromhex(key)) for key in answer.keys]
 
-    async def command(self, command: BlockCommand) -> list[Answer]:
-        """Carries out a command for blocks in all workers, if they keep prefixes; raises :class:`TransferError`."""
-        return [answer for answer, _ in await asyncio.gather(*(worker.ask(command) for worker in self._of_blocks))]
+    async def ask_for_blocks(self, message: BlockMessage) -> list[Answer]:
+        """The answers of all workers, none if they keep no prefixes; raises :class:`TransferError`."""
+        return await asyncio.gather(*(worker.ask(message) for worker in self._of_blocks))
 
     def close(self) -> None:
         """Ends the connections."""
@@ -131,14 +142,9 @@ class PoolTransfers:
         finally:
             self._lanes.put_nowait(lane)
 
-    async def _all(
-        self,
-        verb: Verb,
-        entry: ChunkKVCache,
-        workers: "Sequence[_Worker]",
-        **fields: Any,
-    ) -> list[Answer]:
-        asked = (worker.ask(self._transfer(verb, entry, rank, **fields)) for rank, worker in enumerate(workers))
+    async def _all(self, workers: "Sequence[_Worker]", message_to: Callable[[int], SegmentMessage]) -> list[Answer]:
+        """The answers of all workers; ``message_to`` gives the message by rank."""
+        asked = (worker.ask(message_to(rank)) for rank, worker in enumerate(workers))
         moving = asyncio.gather(*asked, return_exceptions=True)
         is_cancelled = False
         while not moving.done():
@@ -152,17 +158,15 @@ class PoolTransfers:
         for answered in moving.result():
             if isinstance(answered, BaseException):
                 raise answered
-            answers.append(answered[0])
+            answers.append(answered)
         return answers
 
     def _record_label(self, key: str) -> ChunkFileLabel:
         return ChunkFileLabel(self._fingerprint, key, "", "", 0, self.num_workers)
 
-    def _transfer(self, verb: Verb, entry: ChunkKVCache, rank: int, **fields: Any) -> Transfer:
-        identity = entry.identity
-        prefix, tokens = identity.prefix.hex(), identity.tokens.hex()
-        label = ChunkFileLabel(self._fingerprint, str(entry.key), prefix, tokens, rank, self.num_workers)
-        return Transfer(verb, label, entry.pages, entry.tag, **fields)
+    def _label(self, entry: ChunkKVCache, rank: int) -> ChunkFileLabel:
+        prefix, tokens = entry.identity.prefix.hex(), entry.identity.tokens.hex()
+        return ChunkFileLabel(self._fingerprint, str(entry.key), prefix, tokens, rank, self.num_workers)
 
 
 class _Worker:
@@ -174,25 +178,31 @@ class _Worker:
         self._connection = Client(address, "AF_UNIX")
         self._turn = asyncio.Lock()
 
-    async def ask(self, transfer: Transfer | BlockCommand, file: Buffer = b"") -> tuple[Answer, memoryview | None]:
-        """The answer, and the file if any. Continues when cancelled: the next answer would else be this one."""
-        return await asyncio.shield(asyncio.create_task(self._ask(transfer, file)))
+    async def ask(self, message: SegmentMessage | BlockMessage) -> Answer:
+        """The answer; raises :class:`TransferError`."""
+        answer, _ = await self._exchanged(message)
+        return answer
 
-    async def _ask(self, transfer: Transfer | BlockCommand, file: Buffer) -> tuple[Answer, memoryview | None]:
+    async def read(self, message: Read) -> memoryview:
+        """The file that follows the answer; raises :class:`TransferError`."""
+        _, file = await self._exchanged(message)
+        return file
+
+    async def _exchanged(self, message: SegmentMessage | BlockMessage) -> tuple[Answer, memoryview]:
+        """Goes on when the caller is cancelled: otherwise the next one would read this answer."""
+        return await asyncio.shield(asyncio.create_task(self._in_turn(message)))
+
+    async def _in_turn(self, message: SegmentMessage | BlockMessage) -> tuple[Answer, memoryview]:
         async with self._turn:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._exchange, transfer, file)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._exchange, message)
 
-    def _exchange(self, transfer: Transfer | BlockCommand, data: Buffer) -> tuple[Answer, memoryview | None]:
+    def _exchange(self, message: SegmentMessage | BlockMessage) -> tuple[Answer, memoryview]:
         try:
-            self._connection.send_bytes(transfer.to_bytes())
-            if transfer.takes_file:
-                self._connection.send_bytes(data)
+            self._connection.send_bytes(message.to_bytes())
             answer = Answer.from_bytes(self._connection.recv_bytes())
             if answer.error:
                 raise TransferError(answer.error)
-            if not transfer.sends_file:
-                return answer, None
-            file = self._memory.take(answer.num_bytes)
+            file = self._memory.take(answer.num_bytes) if isinstance(message, Read) else memoryview(b"")
             receive_file(self._connection, file)
             return answer, file
         except (EOFError, OSError) as error:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer to one request with chunks: over cached chunks, or in full attention; its last output has the report."""
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from typing import Any
 
@@ -8,13 +9,14 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 
 from cache.errors import FullAttentionError
-from cache.lease import Lease
 from cache.positions.layout import Layout
+from cache.windows import Window
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
+from engine_ext.client.attention import attention_to_chunks
 from engine_ext.client.call import EngineCall, KVForm, Stages, is_error, transfer_params
 from engine_ext.client.handed_over import HandedOver, HandoverError, given_away
-from engine_ext.client.linking import computed_links
+from engine_ext.client.recompute import Recomputed, recomputed, windows_of
 from engine_ext.client.reporting import Reporter
 from engine_ext.client.request import Outputs, ResolvedRequest, Ticket, plain_salt, scope_salt
 from engine_ext.client.segments import FilledSegments, filled_segments
@@ -73,23 +75,23 @@ class Answer:
 
     async def _chunked(self) -> Outputs:
         """Outputs over cached chunks; before the first one, it may raise :class:`FullAttentionError`."""
-        request, call = self._request, self._call
+        request, call, attention = self._request, self._call, None
         if request.options.sparse is not None:
             selection = await selected(self._cache, request, call, self._stages)
             self._reporter.selected(selection)
             request, call = selection.request, selection.prompt_of(call)
+            if selection.kept is not None:
+                attention = [selection.attention[index] for index in selection.kept]
         async with AsyncExitStack() as stack:
             filled = await stack.enter_async_context(filled_segments(self._cache, request, call, self._stages))
             self._reporter.computed(filled.fills)
-            link_lease = None
-            if filled.placed.link_places:
-                links = await stack.enter_async_context(computed_links(filled, call, self._stages))
-                self._reporter.computed(links.results)
-                link_lease = links.lease
-            self._reporter.chunked(filled)
+            fresh = None
+            if filled.placed.most_windows and (windows := await self._windows(filled, call, attention)):
+                fresh = await stack.enter_async_context(recomputed(filled, windows, call, self._stages))
+            self._reporter.chunked(filled, fresh)
             if request.document_keys:
                 filled.name_documents()
-            form = self._composed_form(call, filled.placed.layout, self._plan(filled, link_lease))
+            form = self._composed_form(call, filled.placed.layout, self._plan(filled, fresh), fresh)
             is_first = True
             async with aclosing(call.generate(form)) as outputs:
                 async for output in outputs:
@@ -126,14 +128,28 @@ class Answer:
                 is_first = False
                 yield self._reported(output, form)
 
-    def _plan(self, filled: FilledSegments, links: Lease | None) -> TransferPlan:
+    async def _windows(
+        self, filled: FilledSegments, call: EngineCall, attention: Sequence[Sequence[float]] | None
+    ) -> list[Window]:
+        """The windows to compute anew, by the attention to the chunks, which is measured unless it is known."""
+        if attention is None:
+            with self._stages.stage("select"):
+                attention = await attention_to_chunks(filled, call)
+            self._reporter.measured(attention)
+        return windows_of(filled, attention)
+
+    def _plan(self, filled: FilledSegments, fresh: Recomputed | None) -> TransferPlan:
         """The load plan of the main request."""
         composition = self._request.composition(self._cache.hasher, filled.placed.layout)
-        return TransferPlan.for_answer(filled.lease, links, composition, attends=filled.attends)
+        segments = fresh.segments if fresh else ()
+        return TransferPlan.for_answer(filled.lease, segments, composition, attends=filled.attends)
 
-    def _composed_form(self, call: EngineCall, layout: Layout, plan: TransferPlan) -> KVForm:
+    def _composed_form(
+        self, call: EngineCall, layout: Layout, plan: TransferPlan, fresh: Recomputed | None = None
+    ) -> KVForm:
         """The KV that ``plan`` composes for the prompt of ``call``."""
-        salt, added = self._request.composed_salt(self._cache.hasher, layout), plan.to_params()
+        salt = self._request.composed_salt(self._cache.hasher, layout, fresh.windows if fresh else ())
+        added = plan.to_params()
         if not plan.attends and plan.elsewhere is None:  # else its blocks lack the chunks, or may be lost
             added |= self._prefix_params(call, plan.num_loaded_tokens)
         prompt, block_order = call.with_salt(salt), self._cache.block_order

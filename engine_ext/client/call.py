@@ -101,10 +101,12 @@ class EngineCall:
         """Tells another engine that nobody will read its blocks at ``address``."""
         await self.llm.notify_kv_transfer_request_rejected(self.request_id, dict(address))
 
-    async def take_scores(self, probe: int) -> Sequence[list[float] | None]:
-        """Each worker's scores of a probe (:meth:`engine_ext.core.attention.probes.Probes.take`)."""
-        scores: Sequence[list[float] | None] = await self.llm.collective_rpc("chunk_cache_take_scores", args=(probe,))
-        return scores
+    async def take_attention(self, probe: int) -> Sequence[tuple[int, list[float]] | None]:
+        """What each worker measured in a probe (:meth:`engine_ext.core.attention.probes.Probes.take`)."""
+        measured: Sequence[tuple[int, list[float]] | None] = await self.llm.collective_rpc(
+            "chunk_cache_take_attention", args=(probe,)
+        )
+        return measured
 
     def generate(self, form: KVForm, address: Mapping[str, Any] = MappingProxyType({})) -> Outputs:
         """The call over KV of this form; ``address``: where another engine has it."""
@@ -135,8 +137,8 @@ class EngineCall:
         """Length of the prompt."""
         return len(self.prompt["prompt_token_ids"])
 
-    def fill_kwargs(self, trace_headers: TraceHeaders) -> dict[str, Any]:
-        """Keyword arguments of the fill and link requests of this call."""
+    def fill_kwargs(self, trace_headers: TraceHeaders = None) -> dict[str, Any]:
+        """Keyword arguments of this call's requests for KV, and of its probes."""
         kwargs = {name: self.kwargs[name] for name in _FILL_KWARGS if self.kwargs.get(name) is not None}
         return {**kwargs, "trace_headers": trace_headers}
 

@@ -24,16 +24,15 @@ def preview(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> dict[str,
     prompt, options = request.prompt, request.options
     placed = place(cache, replace(request, refusal=None))  # a refused request is described, too
     reason = _full_reason(request, placed)
-    num_link_pages = sum(cache.config.pages_for(at.length) for at in placed.link_places)
     return {
         "mode": "full" if reason else "chunked",
         "reason": reason,
         "position_strategy": options.position_strategy.value,
         "scope": options.scope,
         "decision": asdict(options.decision) if options.decision else None,
-        "link_tokens": options.link_tokens,
+        "recompute": options.recompute,
         "tokens": _tokens(prompt, placed.found),
-        "pages": {"needed": placed.found.pages_needed + num_link_pages, "free": cache.manager.pool.num_free},
+        "pages": {"needed": placed.found.pages_needed + placed.most_windows, "free": cache.manager.pool.num_free},
         "chunks": _chunks(prompt, placed.found),
     }
 

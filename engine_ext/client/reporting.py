@@ -3,7 +3,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm.outputs import RequestOutput
@@ -11,11 +11,13 @@ from vllm.outputs import RequestOutput
 from cache.errors import FullAttentionError
 from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
-from cache.report import Decided, Found, Handed, Links, Report, ReportedChunk, explain_segments
+from cache.report import Decided, Found, Handed, Report, ReportedChunk, explain_segments
 from cache.segments.index import ChunkKVCache
+from cache.sparse import shares
 from engine_ext.chunks.chunk_cache import FillResult
 from engine_ext.chunks.source import SourceResult
 from engine_ext.client.call import Stages
+from engine_ext.client.recompute import Recomputed
 from engine_ext.client.request import ResolvedRequest
 from engine_ext.client.segments import FilledSegments
 from engine_ext.client.sparse import Selection
@@ -56,23 +58,29 @@ class Reporter:
         self._num_computed = self._num_computed_of_saved = 0
 
     def selected(self, selection: Selection) -> None:
-        """Describes the chunks that a sparse request keeps, and counts the tokens computed for scores."""
+        """Describes the chunks that a sparse request keeps, and counts the tokens computed to choose them."""
         report, kept = self.report, selection.kept
         if kept is None:
             return
-        for index, (chunk, share) in enumerate(zip(report.chunks, selection.shares, strict=True)):
-            chunk.share, chunk.kept = share, index in kept
+        self.measured(selection.attention)
+        for index, chunk in enumerate(report.chunks):
+            chunk.kept = index in kept
         self._num_computed += sum(result.num_computed for result in selection.fills)
         self._origins = selection.origins
 
+    def measured(self, attention: Sequence[Sequence[float]]) -> None:
+        """Describes the question's attention to each chunk."""
+        for chunk, share in zip(self.report.chunks, shares([sum(each) for each in attention]), strict=True):
+            chunk.share = share
+
     def computed(self, results: Iterable[FillResult]) -> None:
-        """Counts tokens computed in the request's own fill and link requests."""
+        """Counts tokens computed in the request's own requests for KV."""
         for result in results:
             self._num_computed += result.num_computed
             self._num_computed_of_saved += result.num_computed_of_saved
 
-    def chunked(self, segments: FilledSegments) -> None:
-        """Describes an answer over cached chunks."""
+    def chunked(self, segments: FilledSegments, fresh: Recomputed | None) -> None:
+        """Describes an answer over cached chunks, with ``fresh`` windows in them."""
         report, options, layout = self.report, self._request.options, segments.placed.layout
         report.mode = "chunked"
         report.placement = None if layout.placement == "copy" else layout.placement
@@ -80,8 +88,7 @@ class Reporter:
         tokens, sparse = report.tokens, options.sparse
         tokens.left_out = layout.num_left_out
         report.budget_share = sparse.budget_share if sparse else 1
-        if options.link_tokens:
-            report.links = Links(tokens=options.link_tokens, context=options.link_context)
+        report.recompute = options.recompute
         if options.explain:
             prompt, whole = self._request.chunked(), self._request.layout(segments.cache.reindexer)
             report.segments, report.opening = explain_segments(prompt, whole), prompt.opening
@@ -92,7 +99,15 @@ class Reporter:
             chunk.key, chunk.status = str(entry.key), segment.status
             if (origin := origins.get(entry)) is not None:
                 chunk.status, chunk.origin, chunk.why = origin
-        # Segments that were computed to be scored: reused from the pool, but not from before this request.
+        if fresh is not None:
+            for chunk, at in zip(kept, layout.chunks, strict=True):
+                within = [each for each in fresh.windows if at.start <= each.start < at.start + at.length]
+                chunk.recomputed = [(each.start - at.start, each.end - at.start) for each in within]
+                num_tokens = sum(each.length for each in within)
+                self._num_computed += num_tokens
+                if chunk.status is not ChunkStatus.FILLED:  # else they are counted as the chunk's
+                    self._num_computed_of_saved += num_tokens
+        # Segments that were computed to be chosen from: reused from the pool, but not from before this request.
         self._num_computed_of_saved += sum(
             entry.num_tokens
             for entry in {segment.entry for segment in segments.lease.segments}
@@ -103,8 +118,8 @@ class Reporter:
         """Describes an answer in full attention instead."""
         report, prompt, options = self.report, self._request.prompt, self._request.options
         report.mode, report.reason = "full", str(why)
-        report.links = report.placement = report.kv = report.opening = None
-        report.budget_share = 1
+        report.placement = report.kv = report.opening = None
+        report.budget_share, report.recompute = 1, 0
         report.tokens.left_out = 0
         report.chunks = [ReportedChunk.of(chunk) for chunk in prompt.chunks] if prompt is not None else []
         if prompt is not None and options.explain:
@@ -156,8 +171,12 @@ class Reporter:
         tokens.reused = output.num_cached_tokens or 0
         tokens.computed = tokens.prompt - tokens.left_out - tokens.reused
         tokens.fill_computed = self._num_computed
-        for name in ("reused", "computed", "fill_computed", "left_out"):
-            metrics.tokens[name] += getattr(tokens, name)
+        metrics.tokens.update(
+            reused=tokens.reused,
+            computed=tokens.computed,
+            fill_computed=tokens.fill_computed,
+            left_out=tokens.left_out,
+        )
 
 
 def _engine_timings_ms(output: RequestOutput) -> dict[str, Any]:

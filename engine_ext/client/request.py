@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cache.errors import FullAttentionError
 from cache.lease import Lease
 from cache.positions.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
-from cache.report import Found, LinkContext, ScopeName
+from cache.report import Found, ScopeName
 from cache.segments.hashing import CacheScope, ChunkHasher
 from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
 from cache.sparse import Sparse
+from cache.windows import Window
 
 if TYPE_CHECKING:  # the router reads requests, too, and has no engine
     from vllm.lora.request import LoRARequest
@@ -27,7 +28,6 @@ if TYPE_CHECKING:  # the router reads requests, too, and has no engine
 REQUEST_KEY: Final = "tessera_request"
 """Key under which a rendered prompt carries its :class:`ChunkedRequest` to :class:`ChunkEngine`."""
 DEFAULT_NAMESPACE: Final = "default"
-MAX_LINK_TOKENS: Final = 1024
 
 Outputs = AsyncGenerator["RequestOutput", None]
 CacheMode = Literal["auto", "chunked", "full"]
@@ -105,8 +105,8 @@ class CacheOptions:
     In scope ``system`` a chunk is computed, and reused, behind the same system segment only; in scope ``isolated`` it
     is computed behind the chat template's constant opening, and reused behind any system segment.
 
-    The first ``link_tokens`` tokens of each chunk but the first are recomputed (:mod:`engine_ext.chunks.links`);
-    needs the position strategy ``offset``.
+    A share ``recompute`` of the chunks' tokens is computed anew, where the question attends
+    (:mod:`engine_ext.client.recompute`); needs the position strategy ``offset``.
 
     A ``sparse`` request keeps chunks within a budget only (:mod:`engine_ext.client.sparse`).
     """
@@ -116,8 +116,7 @@ class CacheOptions:
     scope: ScopeName = "system"
     namespace: str = DEFAULT_NAMESPACE
     explain: bool = False
-    link_tokens: int = 0
-    link_context: LinkContext = "chained"
+    recompute: float = 0.0
     sparse: Sparse | None = None
     decision: Decision | None = None
 
@@ -209,12 +208,12 @@ class ResolvedRequest:
             return replace(reindexer.layout(prompt, strategy), num_left_out=left_out)
         return reindexer.layout(whole, strategy).keeping(self.kept)
 
-    def composed_salt(self, hasher: ChunkHasher, layout: Layout, *more: int | str) -> str:
-        """Cache salt of the KV that the request composes in ``layout``."""
-        options, opening = self.options, self.prompt.opening if self.prompt is not None else None
-        parts = [*layout.salt_parts(), options.scope, *(opening or ()), *more]
-        if options.link_tokens:
-            parts += ["links", options.link_context, options.link_tokens]
+    def composed_salt(self, hasher: ChunkHasher, layout: Layout, windows: Sequence[Window] = ()) -> str:
+        """Cache salt of the KV that the request composes in ``layout``, with these windows computed anew."""
+        opening = self.prompt.opening if self.prompt is not None else None
+        parts = [*layout.salt_parts(), self.options.scope, *(opening or ())]
+        if windows:
+            parts += ["windows", *(number for each in windows for number in (each.start, each.length))]
         return hasher.layout_salt(self.scope, parts)
 
     def composition(self, hasher: ChunkHasher, layout: Layout) -> "Composition | None":

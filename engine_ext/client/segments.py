@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from cache.errors import CapacityError, FullAttentionError
 from cache.lease import ChunkStatus, Lease
-from cache.positions.layout import Layout, Place
+from cache.positions.layout import Layout
 from cache.segments.index import ChunkKVCache, Fit, Lookup
+from cache.windows import recomputed_tokens
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache, FillError, FillResult
-from engine_ext.chunks.links import link_places
 from engine_ext.chunks.source import SourceResult
 from engine_ext.client.call import EngineCall, Stages
 from engine_ext.client.request import ResolvedRequest, plain_salt
@@ -21,18 +21,27 @@ FILL_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class PlacedSegments:
-    """The places of a request's segments and link tokens in its prompt, and what the cache has of the segments."""
+    """The places of a request's segments in its prompt, and what the cache has of them."""
 
     cache: ChunkCache
     request: ResolvedRequest
     layout: Layout
-    link_places: Sequence[Place]
     found: Lookup
+
+    @property
+    def most_windows(self) -> int:
+        """The number of windows that the request may compute anew."""
+        config, chunks, share = self.cache.config, self.layout.chunks, self.request.options.recompute
+        if share == 0 or len(chunks) == 1:
+            return 0
+        # Each chunk has at most one window that is shorter than a page.
+        at_most = recomputed_tokens(share, chunks) // config.page_tokens + len(chunks)
+        return min(sum(config.pages_for(chunk.length) for chunk in chunks[1:]), at_most)
 
     def fit(self) -> Fit:
         """Room for what is missing; changes nothing. Raises :class:`FullAttentionError` if there can't be enough."""
         try:
-            return self.cache.manager.fit(self.found, self.request.scope.owner, self.link_places)
+            return self.cache.manager.fit(self.found, self.request.scope.owner, self.most_windows)
         except CapacityError as error:
             raise FullAttentionError("capacity", str(error)) from error
 
@@ -75,9 +84,8 @@ class FilledSegments:
 
 def place(cache: ChunkCache, request: ResolvedRequest) -> PlacedSegments:
     """Places the segments of ``request`` and looks them up, changing nothing; raises :class:`FullAttentionError`."""
-    layout, num_links = request.layout(cache.reindexer), request.options.link_tokens
-    links = link_places(layout, num_links) if num_links else ()
-    return PlacedSegments(cache, request, layout, links, cache.manager.look_up(request.chunked(), request.scope))
+    found = cache.manager.look_up(request.chunked(), request.scope)
+    return PlacedSegments(cache, request, request.layout(cache.reindexer), found)
 
 
 def lease(cache: ChunkCache | CacheOff, request: ResolvedRequest) -> tuple[PlacedSegments, Lease]:

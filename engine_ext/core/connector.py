@@ -3,6 +3,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -159,3 +160,10 @@ class ChunkCacheConnector(TransferStatistics, KVConnectorBase_V1, SupportsHMA):
     def _worker(self) -> WorkerHalf:
         assert self.worker is not None, "called on the scheduler's connector"
         return self.worker
+
+
+def chunk_connector() -> ChunkCacheConnector:
+    """The chunk cache's connector in this process, alone or in vLLM's ``MultiConnector``."""
+    group: Any = get_kv_transfer_group()
+    connectors = [group] if isinstance(group, ChunkCacheConnector) else group.sub_connectors
+    return next(each for each in connectors if isinstance(each, ChunkCacheConnector))

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, Listener
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import torch
 
@@ -25,8 +25,21 @@ from cache.tiers.tier import Address, Buffer
 from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.chunk_file import LONGEST_HEADER, BlankFile, ChunkFileError, ChunkFileLabel, unpack_file
-from engine_ext.wire.file_transfer import Answer, Transfer, send_file
 from engine_ext.wire.id_record import LARGEST_RECORD, is_record_of
+from engine_ext.wire.worker_messages import (
+    Answer,
+    Drop,
+    Fetch,
+    FindRecord,
+    KeepRecord,
+    ListRecords,
+    Load,
+    Read,
+    SegmentMessage,
+    Store,
+    segment_message,
+    send_file,
+)
 from kernels.threads import use_one_thread
 from replicas.peer_file import PeerFileError, fetch_file
 from replicas.signing import PeerKey
@@ -88,19 +101,18 @@ class TransferServer:
         self._imports = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="imports", initializer=_give_way)
 
     def answer(self, connection: Connection) -> None:
-        """Carries out one transfer."""
-        transfer = Transfer.from_bytes(connection.recv_bytes())
-        file = connection.recv_bytes() if transfer.takes_file else b""
-        answer, found = self._carried_out(transfer, file)
+        """Carries out one message."""
+        message = segment_message(connection.recv_bytes())
+        answer, file = self._carried_out(message)
         answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
         connection.send_bytes(answer.to_bytes())
-        if transfer.sends_file and not answer.error:
-            send_file(connection, found)
+        send_file(connection, file)
 
-    def _carried_out(self, transfer: Transfer, file: bytes) -> tuple[Answer, Buffer]:
+    def _carried_out(self, message: SegmentMessage) -> tuple[Answer, Buffer]:
+        """The answer, and the file that follows it; empty if none does."""
         answer = Answer()
         try:
-            return answer, self._carry_out(transfer, file, answer)
+            return answer, self._carry_out(message, answer)
         except (WrongPagesError, ChunkFileError) as error:
             answer.error = str(error)
         except Exception as error:
@@ -108,67 +120,96 @@ class TransferServer:
             answer.error = repr(error)
         return answer, b""
 
-    def _carry_out(self, transfer: Transfer, file: Buffer, answer: Answer) -> Buffer:
-        """Returns the file that follows the answer, if any."""
-        label, num_tokens = transfer.label, packed_length(bytes.fromhex(transfer.label.tokens))
-        address, events = Address(label.key, label.rank, label.ranks), Events(answer.events)
-        if transfer.verb == "drop":
-            self._chain.delete(address, events)
-        elif transfer.verb == "keep":
-            unpack_file(file, label)
-            self._chain.delete(address, events)
-            self._chain.put(address, file, events)
-        elif transfer.verb == "find":
-            names = [tier.name for tier in self._chain.tiers]
-            record = self._chain.get(address, LARGEST_RECORD, names, partial(_checked, label=label), events)
-            answer.tier, file = record or (None, b"")
-            answer.num_bytes = len(file)
-        elif transfer.verb == "list":
-            found = self._chain.addresses(lambda each: is_record_of(each.key, label.fingerprint), events)
-            answer.keys = sorted({each.key for each in found})
-        elif transfer.verb == "fetch":
-            self._fetch(transfer, num_tokens, answer)
-        elif transfer.verb == "load":
-            largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
-            loaded = self._chain.get(
-                address,
-                largest,
-                transfer.tiers,
-                lambda data: (len(data), self._unpack(data, label)),
-                events,
-                transfer.limit_s or math.inf,
-            )
-            if loaded is not None:
-                answer.tier, (answer.num_bytes, tensors) = loaded
-                self._write(transfer, num_tokens, tensors)
-        else:
-            blank = BlankFile(label, self._half.forms(num_tokens), self._memory.take)
-            self._half.read(transfer.pages, transfer.tag, blank.tensors)
-            file = blank.seal()
-            answer.num_bytes = len(file)
-            if transfer.verb == "store":
-                self._chain.put(address, file, events)
+    def _carry_out(self, message: SegmentMessage, answer: Answer) -> Buffer:
+        match message:
+            case Read():
+                return self._read(message, answer)
+            case Store():
+                self._chain.put(_address(message.label), self._read(message, answer), Events(answer.events))
+            case Load():
+                self._load(message, answer)
+            case Fetch():
+                self._fetch(message, answer)
+            case Drop():
+                self._chain.delete(_address(message.label), Events(answer.events))
+            case KeepRecord():
+                self._keep_record(message, answer)
+            case FindRecord():
+                self._find_record(message, answer)
+            case ListRecords():
+                records = self._chain.addresses(
+                    lambda each: is_record_of(each.key, message.fingerprint), Events(answer.events)
+                )
+                answer.keys = sorted({each.key for each in records})
+            case _:
+                assert_never(message)
+        return b""
+
+    def _read(self, message: Read | Store, answer: Answer) -> Buffer:
+        blank = BlankFile(message.label, self._half.forms(_num_tokens(message.label)), self._memory.take)
+        self._half.read(message.pages, message.tag, blank.tensors)
+        file = blank.seal()
+        answer.num_bytes = len(file)
         return file
 
-    def _fetch(self, transfer: Transfer, num_tokens: int, answer: Answer) -> None:
-        largest = num_tokens * self._half.token_bytes + LONGEST_HEADER
-        url = f"{transfer.url}?rank={transfer.label.rank}"
+    def _load(self, message: Load, answer: Answer) -> None:
+        label = message.label
+        loaded = self._chain.get(
+            _address(label),
+            self._largest(label),
+            message.tiers,
+            lambda data: (len(data), self._unpack(data, label)),
+            Events(answer.events),
+            message.limit_s or math.inf,
+        )
+        if loaded is not None:
+            answer.tier, (answer.num_bytes, tensors) = loaded
+            self._write(message, tensors)
+
+    def _fetch(self, message: Fetch, answer: Answer) -> None:
+        url = f"{message.url}?rank={message.label.rank}"
         try:
-            key, engine = PeerKey(transfer.secret), transfer.label.fingerprint
-            file = fetch_file(url, key, engine, largest, transfer.limit_s, self._memory.take)
+            key, engine = PeerKey(message.secret), message.label.fingerprint
+            file = fetch_file(url, key, engine, self._largest(message.label), message.limit_s, self._memory.take)
         except PeerFileError as error:
             logger.warning("a replica's chunk: %s", error)
             answer.fetched = "failed"
             return
         answer.fetched = "absent" if file is None else "fetched"
         if file is not None:
-            self._write(transfer, num_tokens, self._unpack(file, transfer.label))
+            self._write(message, self._unpack(file, message.label))
+
+    def _keep_record(self, message: KeepRecord, answer: Answer) -> None:
+        address, events = _address(message.label), Events(answer.events)
+        unpack_file(message.file, message.label)
+        self._chain.delete(address, events)
+        self._chain.put(address, message.file, events)
+
+    def _find_record(self, message: FindRecord, answer: Answer) -> None:
+        names = [tier.name for tier in self._chain.tiers]
+        checked = partial(_checked, label=message.label)
+        found = self._chain.get(_address(message.label), LARGEST_RECORD, names, checked, Events(answer.events))
+        answer.tier, answer.record = found or (None, b"")
+        answer.num_bytes = len(answer.record)
+
+    def _largest(self, label: ChunkFileLabel) -> int:
+        """Bytes that a segment's file has at most."""
+        return _num_tokens(label) * self._half.token_bytes + LONGEST_HEADER
 
     def _unpack(self, file: Buffer, label: ChunkFileLabel) -> dict[str, torch.Tensor]:
         return self._imports.submit(unpack_file, file, label).result()
 
-    def _write(self, transfer: Transfer, num_tokens: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._imports.submit(self._half.write, transfer.pages, transfer.tag, num_tokens, tensors).result()
+    def _write(self, message: Load | Fetch, tensors: Mapping[str, torch.Tensor]) -> None:
+        num_tokens = _num_tokens(message.label)
+        self._imports.submit(self._half.write, message.pages, message.tag, num_tokens, tensors).result()
+
+
+def _address(label: ChunkFileLabel) -> Address:
+    return Address(label.key, label.rank, label.ranks)
+
+
+def _num_tokens(label: ChunkFileLabel) -> int:
+    return packed_length(bytes.fromhex(label.tokens))
 
 
 def _give_way() -> None:

@@ -2,7 +2,7 @@
 """Pages of the pool: their tags, and tokens in one layer's pool ``[pages, page_tokens, heads, size]``."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -15,8 +15,9 @@ class WrongPagesError(ValueError):
 
 
 PARTLY_SAVED = -2
-"""Tag of pages that the engine has saved to, and will save more to; no plan has it, nor the next."""
+"""Tag of pages that the engine has saved to, and will save more to; never a real tag."""
 _NO_TAG = -1
+"""Likewise, of pages that nobody has saved to, or that are being written."""
 
 
 class PageTags:
@@ -64,6 +65,17 @@ class PageTags:
         missing = self.missing(span for tag, span in by_tag.items() if tag not in found)
         self._found = {tag for tag in by_tag if tag not in missing}
         return missing
+
+    def difference(self, spans: Iterable[Span], tags: Container[int]) -> str:
+        """Say which pages of the spans with these tags have another, as the operator's clue to whose they are now."""
+        names = {_NO_TAG: "no tag", PARTLY_SAVED: "an unfinished fill"}
+        return ", ".join(
+            f"page {page} has {names.get(found, f'tag {found}')} instead of tag {span.tag}"
+            for span in spans
+            if span.tag in tags
+            for page in span.pages
+            if (found := int(self._tags[page])) != span.tag
+        )
 
     def check(self, pages: Sequence[int], tag: int) -> None:
         """Raises :class:`WrongPagesError` if one of the pages has another tag."""

@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector's worker half: the pool's memory, and copies to and from KV blocks."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from engine_ext.core.attention.readers import Readers, install
+from engine_ext.core.attention.readers import Readers
 from engine_ext.core.attention.requests import AttendingRequests
 from engine_ext.core.layers import AttentionLayer, BlockTable, KVCaches
 from engine_ext.core.moves import MovedTokens, Moves, moved_tokens
 from engine_ext.core.pages import PARTLY_SAVED, PageTags, check_tensors, copy_tokens, fill_pages, largest_difference
 from engine_ext.core.stats import TransferStats
 from engine_ext.wire.chunk_file import Forms
-from engine_ext.wire.plan import BlockTransfer, LoadRefused, TransferPlan
+from engine_ext.wire.plan import BlockTransfer, LoadRefused, Span, TransferPlan
 from kernels.dispatch import attention_for, copier_for
 from kernels.layout import BlockLayout, probe_layout
 from kernels.npu_copier import ReshapeAndCache
 from kernels.paged import KVCopier, LayerKV, pools_of
+
+logger = logging.getLogger(__name__)
 
 
 class PoolSizeError(ValueError):
@@ -85,14 +88,14 @@ class WorkerHalf:
 
         They may have attended to other KV: imports write to pages while the model runs.
         """
-        attending = self.readers.attending
+        attending = self.readers.get(AttendingRequests)
         ran = attending.take_ran() if attending is not None else []
         if not ran:
             return
         missing = self.tags.missing_now(span for _, spans in ran for span in spans)
         for block, spans in ran:
             if refused := missing & {span.tag for span in spans}:
-                self._refuse({block}, refused)
+                self._refuse(spans, refused, {block})
 
     def prepare(
         self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: ReshapeAndCache | None = None
@@ -136,13 +139,7 @@ class WorkerHalf:
         numbers = {name: number for number, name in enumerate(layers)}
         block_tokens = self.copier.layers[0].key_blocks.shape[1]
         attention = attention_for(self.copier.layers)
-        attending = AttendingRequests(attention, numbers, request_ids, self.page_tokens, block_tokens)
-        self.install(replace(self.readers, attending=attending))
-
-    def install(self, readers: Readers) -> None:
-        """Makes this worker's attention layers serve ``readers``."""
-        self.readers = readers
-        install(readers)
+        self.readers.register(AttendingRequests(attention, numbers, request_ids, self.page_tokens, block_tokens))
 
     def probe(self, layer: AttentionLayer) -> BlockLayout:
         """Finds the layout of K and V in a layer's cache through the engine's writer."""
@@ -171,11 +168,12 @@ class WorkerHalf:
                     loads.append(transfer)
                 elif self.tables:  # block ids alone don't tell the request
                     if transfer.request_id not in self._failed:  # of all its tables, counted once
-                        self._refuse((), refused)
+                        self._refuse(transfer.spans, refused, ())
                     self._failed.add(transfer.request_id)
                 else:
                     # Blocks before the first token to load are shared with other requests, and valid.
-                    self._refuse(transfer.block_ids[transfer.first_token // self.engine_block_size :], refused)
+                    first = transfer.first_token // self.engine_block_size
+                    self._refuse(transfer.spans, refused, transfer.block_ids[first:])
             for copier, moved in self._moved(loads):
                 copier.load(*moved)
                 num_tokens = max(num_tokens, len(moved.slots))
@@ -291,8 +289,9 @@ class WorkerHalf:
             of_table = [transfer for transfer in transfers if transfer.table == number]
             yield copier, moved_tokens(of_table, self.page_tokens, self.tables[number].block_tokens)
 
-    def _refuse(self, blocks: Iterable[int], tags: set[int]) -> None:
-        """Fails the requests of ``blocks``, whose KV is wrong since pages don't have ``tags``."""
+    def _refuse(self, spans: Iterable[Span], tags: set[int], blocks: Iterable[int]) -> None:
+        """Fail the requests of ``blocks``, whose KV is wrong: pages of ``spans`` don't have their ``tags``."""
+        logger.warning("a load is refused: %s", self.tags.difference(spans, tags))
         self._stats.refused()
         self._refusal = LoadRefused()
         self.refused_tags.update(tags)

@@ -5,30 +5,28 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from engine_ext.core import ascend
 from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSelection
 from engine_ext.core.attention.probes import Probes
 from engine_ext.core.attention.requests import attention_reason
-from engine_ext.core.connector import ChunkCacheConnector
+from engine_ext.core.connector import chunk_connector
 from engine_ext.core.file_server import TransferServer, listen, make_chain, on_all_cores
 from engine_ext.core.layers import UnsupportedModelError, attention_layers, specs_of
-from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
 from engine_ext.wire.prefix import blocks_address
 from engine_ext.wire.vllm_compat import IS_ASCENDS, draft_model_of
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
 from kernels.selection import POLICIES
-from tools.process_watch import unlink_shared_memory
+from machine.process_watch import unlink_shared_memory
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -123,16 +121,17 @@ class ChunkCacheWorkerExtension:
         return None
 
     def chunk_cache_prepare_probes(self, layers: Sequence[int]) -> str | None:
-        """Lets probes score segments in these layers, by number; returns the reason if they can't."""
+        """Let probes measure attention in these layers, by number, or in the middle third of this worker's.
+
+        Returns the reason if they can't. After :meth:`chunk_cache_prepare_attention`.
+        """
         half = _worker_half()
-        if reason := self._attention_reason(half):
-            return reason
         names = list(half.kv_caches)
         if unknown := [number for number in layers if not 0 <= number < len(names)]:
             return f"the model has no layer {unknown[0]}, but {len(names)} layers, from 0 on"
-        probed = {names[number]: half.copier.layers[number] for number in layers}
-        probes = Probes(probed, half.tags, POLICIES["attention"], self._request_ids)
-        half.install(replace(half.readers, probes=probes))
+        third = len(names) // 3
+        measured = {names[i]: half.copier.layers[i] for i in layers or range(third, len(names) - third)}
+        half.readers.register(Probes(measured, self._request_ids))
         return None
 
     def chunk_cache_prepare_decoding(self, budget_tokens: int) -> str | None:
@@ -144,28 +143,15 @@ class ChunkCacheWorkerExtension:
         block_tokens = next(iter(layers.values())).key_blocks.shape[1]
         if budget_tokens < (least := LEAST_BLOCKS * block_tokens):
             return f"{budget_tokens} tokens are less than {LEAST_BLOCKS} blocks: give it {least}, or a --block-size"
-        decoding = DecodingSelection(layers, POLICIES["channels"], budget_tokens // block_tokens, self._batch)
-        half.install(replace(half.readers, decoding=decoding))
+        num_blocks = budget_tokens // block_tokens
+        half.readers.register(DecodingSelection(layers, POLICIES["channels"], num_blocks, self._batch))
         return None
 
-    def chunk_cache_represent(
-        self, segments: Sequence[tuple[int, Sequence[int], int, int]], forgotten: Sequence[int]
-    ) -> list[int] | None:
-        """Keeps representations of segments, and drops those of ``forgotten`` ones.
-
-        Segments are number, pages, tag and length. Returns the bytes of each representation; ``None`` if a segment's
-        pages have another tag.
-        """
-        probes = _probes()
-        probes.forget(forgotten)
-        try:
-            return [probes.represent(*segment) for segment in segments]
-        except WrongPagesError:
-            return None
-
-    def chunk_cache_take_scores(self, probe: int) -> list[float] | None:
+    def chunk_cache_take_attention(self, probe: int) -> tuple[int, list[float]] | None:
         """See :meth:`engine_ext.core.attention.probes.Probes.take`."""
-        return _probes().take(probe)
+        probes = _worker_half().readers.get(Probes)
+        assert probes is not None
+        return probes.take(probe)
 
     def chunk_cache_describe(self) -> dict[str, str | None]:
         """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks.
@@ -234,20 +220,7 @@ def _unsupported_groups(groups: Sequence[Any]) -> str | None:
     return None
 
 
-def chunk_connector() -> ChunkCacheConnector:
-    """The chunk cache's connector in this worker, alone or in vLLM's ``MultiConnector``."""
-    group: Any = get_kv_transfer_group()
-    connectors = [group] if isinstance(group, ChunkCacheConnector) else group.sub_connectors
-    return next(each for each in connectors if isinstance(each, ChunkCacheConnector))
-
-
 def _worker_half() -> WorkerHalf:
     half = chunk_connector().worker
     assert half is not None
     return half
-
-
-def _probes() -> Probes:
-    probes = _worker_half().readers.probes
-    assert probes is not None
-    return probes

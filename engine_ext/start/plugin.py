@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from tools.process_watch import end_with_parent
+from machine.process_watch import end_with_parent
 
 PREFIX_SPEC: Final = "TierOffloadingSpec"
 _EXTENDS: Final = "_TESSERA_EXTENDS_ATTENTION"

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from engine_ext.start.vllm_log import log_file
-from tools.followed import followed
-from tools.progress import Progress, say
+from machine.followed import followed
+from machine.progress import Progress, say
 
 LOADING: Final = "loading the weights"
 WARMING: Final = "compiling and warming up"

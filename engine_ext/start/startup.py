@@ -23,7 +23,6 @@ from cache.tiers.config import size_of
 from cache.tiers.memory import MemoryTier
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.chunks.representations import Representations
 from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.position_limit import window_of
@@ -33,11 +32,11 @@ from engine_ext.start.memory import make_room
 from engine_ext.start.plugin import extend_backend
 from engine_ext.start.positions import check_window, extend_positions
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
-from engine_ext.start.sparse import prepare_decoding, prepare_scoring, refused, workers_reason
+from engine_ext.start.sparse import prepare_decoding, refused, workers_reason
 from engine_ext.start.stages import CHECKING
 from engine_ext.start.support import drops_blocks, in_place_reason, is_quantized, turning_reason, unsupported_reason
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
-from tools.process_watch import mark_engine
+from machine.process_watch import mark_engine
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +72,10 @@ class ChunkCacheOptions:
     tiers: tuple[str, ...] = ()
     """URLs of tiers, the fastest first (:mod:`cache.tiers.config`)."""
     tier_timeout_s: float = 1.0
-    scoring_layers: tuple[int, ...] | None = None
-    """Layers that score chunks for sparse requests; empty: the default one; ``None``: there are no such requests."""
+    probe_layers: tuple[int, ...] = ()
+    """Layers that measure the question's attention to chunks; empty: the middle third."""
+    needs_attention: bool = False
+    """Whether requests recompute windows, or keep some chunks, unless they say otherwise."""
     decode_budget: int | None = None
     """Tokens that a generated token attends to; ``None``: all."""
     connector_class: str = "engine_ext.core.connector.ChunkCacheConnector"
@@ -148,8 +149,7 @@ def _attached_connector(
     prefix_folder = folder if options.tiers and not drops else None
     attach_connector(engine_args, options.connector_class, extra_config, prefix_folder)
     engine_args.worker_extension_cls = beside(options.worker_extension_class, engine_args.worker_extension_cls)
-    if options.placement == "attend" or options.scoring_layers is not None or options.decode_budget:
-        extend_backend()
+    extend_backend()
     return strategy, None
 
 
@@ -165,7 +165,7 @@ class _Pool:
     config: ChunkCacheConfig
     weights: str | None
     reindexer: PositionReindexer
-    representations: Representations | None
+    no_attention: str | None
     decode_budget: int | None
 
 
@@ -176,9 +176,10 @@ async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: Def
     config = await prepare_pool(llm, options, weights)
     if isinstance(config, str):
         return config
-    reindexer = await _reindexer(llm, config, options, strategy)
+    no_attention = await _no_attention(llm, config, options)
+    reindexer = await _reindexer(llm, config, options, strategy, no_attention)
     decode_budget = await prepare_decoding(llm, options.decode_budget, attends=reindexer.placement == "attend")
-    return _Pool(config, weights, reindexer, await prepare_scoring(llm, config, options.scoring_layers), decode_budget)
+    return _Pool(config, weights, reindexer, no_attention, decode_budget)
 
 
 def _with_renderer(llm: AsyncLLM, pool: _Pool, make: MakeRenderer) -> tuple[_Pool, Any]:
@@ -213,7 +214,7 @@ async def _running_cache(
             transfers=transfers,
             tiers=_tier_sizes(options.tiers, transfers.num_workers if transfers is not None else 1),
             reindexer=pool.reindexer,
-            representations=pool.representations,
+            no_attention=pool.no_attention,
             quota_of=lambda owner: quotas(owner, config.page_bytes),
         )
         async with cache.running():
@@ -245,8 +246,22 @@ async def prepare_pool(llm: AsyncLLM, options: ChunkCacheOptions, weights: str |
     return config
 
 
+async def _no_attention(llm: AsyncLLM, pool: ChunkCacheConfig, options: ChunkCacheOptions) -> str | None:
+    """Let requests attend to chunks in the pool, and measure it; returns the reason if they can't."""
+    reason = await refused(llm, "chunk_cache_prepare_attention")
+    reason = reason or await _failure(SelfCheck(llm, pool).run_attention())
+    reason = reason or await workers_reason(llm, "chunk_cache_prepare_probes", options.probe_layers)
+    if reason is not None and options.needs_attention:
+        logger.warning("all chunks are kept and none is recomputed: their attention can't be measured: %s", reason)
+    return reason
+
+
 async def _reindexer(
-    llm: AsyncLLM, pool: ChunkCacheConfig, options: ChunkCacheOptions, strategy: DefaultStrategy
+    llm: AsyncLLM,
+    pool: ChunkCacheConfig,
+    options: ChunkCacheOptions,
+    strategy: DefaultStrategy,
+    no_attention: str | None,
 ) -> PositionReindexer:
     """Places segments as ``options`` ask, if that passes its self-check; chunks are copied otherwise."""
     config, check = llm.vllm_config, SelfCheck(llm, pool)
@@ -264,7 +279,7 @@ async def _reindexer(
                     "requests copy their chunks unless they ask for parallel positions; the default is %s", strategy.why
                 )
         case "attend":
-            reason = await refused(llm, "chunk_cache_prepare_attention") or await _failure(check.run_attention())
+            reason = no_attention
     if reason is not None:
         logger.warning("chunks are copied, not %s: %s", _PLACED[options.placement], reason)
         return copying

@@ -16,7 +16,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Final
 
-from tools.folders import tessera_home
+from machine.folders import tessera_home
 
 _CONFIG: Final = Path(__file__).with_name("vllm_logging.json")
 _FILE: Final = "_TESSERA_VLLM_LOG"

@@ -8,12 +8,14 @@ there. A :class:`StepTransfers` travels from the connector's scheduler half to i
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from cache.lease import FillJob, Lease, LeasedSegment
 from cache.segments.index import ChunkKVCache
+from cache.windows import Window
 
 PARAMS_KEY = "tessera"
 """Key of the plan in ``kv_transfer_params``."""
@@ -57,19 +59,6 @@ class Composition:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Scores segments by the attention that a request's tokens pay them.
-
-    The scores are kept under ``id``. ``segments`` has numbers (:class:`engine_ext.core.attention.probes.Probes`), and
-    how many positions the keys are before their place, seen from the request. Its tokens from ``first_token`` on count.
-    """
-
-    id: int
-    first_token: int
-    segments: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Elsewhere:
     """Composed KV that another connector reads from another engine, once.
 
@@ -85,7 +74,9 @@ class TransferPlan:
 
     ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute. With a
     ``composition``, only tokens without a block in the engine are loaded. A request that ``attends`` reads its segments
-    in the pool, and loads none; KV ``elsewhere`` is nobody's to load. A ``probe`` scores other segments.
+    in the pool, and loads none; KV ``elsewhere`` is nobody's to load. Of a request that attends, the attention to its
+    segments may be kept under the number ``probe``, and its own tokens may be ``windows`` of another sequence, one
+    after another, each seeing what precedes it there: ``loads`` then have gaps, at the windows.
     """
 
     loads: tuple[Span, ...] = ()
@@ -93,11 +84,14 @@ class TransferPlan:
     composition: Composition | None = None
     attends: bool = False
     elsewhere: Elsewhere | None = None
-    probe: Probe | None = None
+    probe: int | None = None
+    windows: tuple[Window, ...] = ()
 
     @property
     def num_loaded_tokens(self) -> int:
-        """Tokens available from the pool."""
+        """Tokens before the request's own."""
+        if self.windows:
+            return self.windows[0].start
         return self.loads[-1].end if self.loads else 0
 
     def to_params(self) -> dict[str, Any]:
@@ -109,7 +103,8 @@ class TransferPlan:
             "composition": composition,
             "attends": self.attends,
             "elsewhere": self.elsewhere and [self.elsewhere.salt],
-            "probe": self.probe and [self.probe.id, self.probe.first_token, list(map(list, self.probe.segments))],
+            "probe": self.probe,
+            "windows": [[each.start, each.length, each.position] for each in self.windows],
         }
         return {PARAMS_KEY: plan}
 
@@ -124,35 +119,31 @@ class TransferPlan:
             lengths, salt = fields["composition"]
             composition = Composition(tuple(lengths), salt)
         elsewhere = Elsewhere(*fields["elsewhere"]) if fields["elsewhere"] is not None else None
-        probe = None
-        if fields["probe"] is not None:
-            number, first_token, segments = fields["probe"]
-            probe = Probe(number, first_token, tuple(map(tuple, segments)))
         loads, saves = _from_lists(fields["loads"]), _from_lists(fields["saves"])
-        return cls(loads, saves, composition, fields["attends"], elsewhere, probe)
+        windows = tuple(Window(*each) for each in fields["windows"])
+        return cls(loads, saves, composition, fields["attends"], elsewhere, fields["probe"], windows)
 
     @classmethod
     def for_answer(
         cls,
         lease: Lease,
-        links: Lease | None = None,
+        fresh: Sequence[LeasedSegment] = (),
         composition: Composition | None = None,
         *,
         attends: bool = False,
+        probe: int | None = None,
     ) -> "TransferPlan":
-        """Loads every leased segment to its place in the layout; ``links`` replace segments' first tokens."""
-        heads = {link.start: link for link in links.segments} if links else {}
-        spans: list[Span] = []
-        for segment in lease.segments:
-            head = heads.get(segment.start)
-            replaced = head.length if head else 0
-            spans += [_placed(head)] if head else []
-            spans += [_placed(segment, replaced)] if replaced < segment.length else []
-        return cls(loads=tuple(spans), composition=composition, attends=attends)
+        """Loads every leased segment to its place in the layout; ``fresh`` windows take the place of its tokens."""
+        spans = [*_around(lease.segments, fresh), *map(_placed, fresh)]
+        loads = tuple(sorted(spans, key=lambda span: span.start))
+        return cls(loads=loads, composition=composition, attends=attends, probe=probe)
 
-    def up_to(self, saved: Span) -> "TransferPlan":
-        """The plan of a request that ends with ``saved`` and saves it; a span begins where it does."""
-        return replace(self, loads=tuple(span for span in self.loads if span.start < saved.start), saves=(saved,))
+    @classmethod
+    def for_windows(cls, lease: Lease, fresh: Sequence[LeasedSegment], windows: Sequence[Window]) -> "TransferPlan":
+        """Computes ``windows`` of the lease's sequence and saves them as ``fresh``."""
+        starts = accumulate((window.length for window in windows), initial=windows[0].start)
+        saves = tuple(replace(_placed(each), start=start, delta=0) for each, start in zip(fresh, starts, strict=False))
+        return cls(tuple(_around(lease.segments, fresh)), saves, attends=True, windows=tuple(windows))
 
     @classmethod
     def for_fill(cls, job: FillJob, prefix: ChunkKVCache | None) -> "TransferPlan":
@@ -209,10 +200,26 @@ class LoadRefused(KVConnectorWorkerMetadata):
         return self
 
 
-def _placed(segment: LeasedSegment, skipped: int = 0) -> Span:
-    """A segment at its place in the layout, without its first tokens."""
+def _placed(segment: LeasedSegment, skipped: int = 0, end: int | None = None) -> Span:
+    """A segment at its place in the layout, without its first tokens, up to index ``end`` of the sequence."""
     at, entry = segment.place, segment.entry
-    return Span(at.start + skipped, at.length - skipped, at.delta, entry.tag, tuple(entry.pages), skipped)
+    start = at.start + skipped
+    length = (at.start + at.length if end is None else end) - start
+    return Span(start, length, at.delta, entry.tag, tuple(entry.pages), skipped)
+
+
+def _around(segments: Sequence[LeasedSegment], windows: Sequence[LeasedSegment]) -> list[Span]:
+    """The segments at their places, without the tokens of the windows."""
+    spans = []
+    for segment in segments:
+        start, end = segment.start, segment.start + segment.length
+        within = sorted(each.place.start for each in windows if start <= each.start < end)
+        lengths = {each.start: each.length for each in windows}
+        for window in within:
+            spans.append(_placed(segment, start - segment.start, window))
+            start = window + lengths[window]
+        spans.append(_placed(segment, start - segment.start, end))
+    return [span for span in spans if span.length]
 
 
 def _span(entry: ChunkKVCache) -> Span:

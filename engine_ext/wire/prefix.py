@@ -2,9 +2,8 @@
 """Prefixes of prompts in tiers: blocks of vLLM's prefix cache, as files, between app, engine and workers."""
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Final, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 PREFIX_KEY: Final = "tessera_prefix"
 """Key of a :class:`PrefixTag` in ``kv_transfer_params``."""
@@ -38,34 +37,6 @@ class PrefixTag:
         """The tag in ``kv_transfer_params``, or ``None`` if there is none."""
         fields = (params or {}).get(PREFIX_KEY)
         return None if fields is None else cls(*fields)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCommand:
-    """A command for a worker's block files.
-
-    ``stage``: read files from the tiers, in the order of ``keys``, until one is missing; the answer's ``count`` is
-    their number, and ``stage`` their name. ``release``: forget them. ``drop``: remove a namespace's files from the
-    tiers, or everybody's without ``namespace``. ``stop``: stage and store nothing from now on. ``status``: the answer's
-    ``count`` is the number of blocks still to be stored, and one more while requests run. ``keys`` are vLLM's
-    (``OffloadKey``) in hexadecimal.
-    """
-
-    takes_file: ClassVar[bool] = False
-    sends_file: ClassVar[bool] = False
-    verb: Literal["stage", "release", "drop", "stop", "status"]
-    stage: str = ""
-    namespace: str = ""
-    keys: list[str] = field(default_factory=list)
-
-    def to_bytes(self) -> bytes:
-        """The serialized message."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "BlockCommand":
-        """The inverse of :meth:`to_bytes`."""
-        return cls(**json.loads(data))
 
 
 def blocks_per_file(block_tokens: int) -> int:

@@ -6,9 +6,11 @@ their place in a request; the request's queries are turned by as many positions 
 it is, once for all tokens of a step that attend to it.
 
 A token attends to its request's segments, and to the request's own tokens from the question on, in the engine's blocks.
+Own tokens may be windows of the context, too: each is a row that sees what precedes it, earlier windows included.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -38,12 +40,13 @@ def runs_of(pages: Sequence[int], page_tokens: int, skipped: int, length: int) -
 
 
 @dataclass(frozen=True, slots=True)
-class PooledSegment:
-    """A segment's ``length`` tokens in the pool, whose keys are ``delta`` positions before their place."""
+class Segment:
+    """``length`` tokens of one source, all of them seen, whose keys are ``delta`` positions before their place."""
 
     runs: tuple[Run, ...]
     length: int
     delta: int
+    source: int = POOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class AttendingRow(NamedTuple):
 
     first: int
     num_tokens: int
-    segments: Sequence[PooledSegment]
+    segments: Sequence[Segment]
     tail: Tail
 
 
@@ -103,22 +106,23 @@ class ChunkAttention(ABC):
 def plan_step(rows: Sequence[AttendingRow]) -> AttentionPlan:
     """Groups what the rows attend to: each distinct segment once, with all of its users."""
     deltas: dict[int, int] = {0: 0}
-    pooled: dict[tuple[object, ...], _Piece] = {}
+    whole: dict[tuple[object, ...], _Piece] = {}
     tokens: list[int] = []
     tails = []
     for first, count, segments, tail in rows:
         places = range(len(tokens), len(tokens) + count)
         tokens += range(first, first + count)
-        uses: dict[tuple[Run, ...], int] = {}
+        uses: Counter[tuple[object, ...]] = Counter()
         for segment in segments:
             # A request's second use of a segment is a piece of its own: a piece has each token at most once.
-            uses[segment.runs] = use = uses.get(segment.runs, 0) + 1
+            place = segment.source, segment.runs
+            uses[place] += 1
             turn = deltas.setdefault(segment.delta, len(deltas))
-            piece = pooled.setdefault((segment.runs, use), _Piece(POOL, segment.runs, []))
-            piece.users.extend([(place, turn, segment.length) for place in places])
+            piece = whole.setdefault((*place, uses[place]), _Piece(segment.source, segment.runs, []))
+            piece.users.extend([(token, turn, segment.length) for token in places])
         seen = tail.length - count + 1
         tails.append(_Piece(BLOCKS, tail.runs, [(place, 0, seen + i) for i, place in enumerate(places)]))
-    table, runs, users = _flat([*pooled.values(), *tails])
+    table, runs, users = _flat([*whole.values(), *tails])
     return AttentionPlan(torch.tensor(tokens), table, runs, users, torch.tensor(list(deltas)))
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import httpx
 
-from tools.http_client import async_http_client
+from machine.http_client import async_http_client
 
 # A long prompt may take minutes to its first token, on a CPU.
 _TIMEOUT = httpx.Timeout(1800, connect=10)

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tools.progress import say
+from machine.progress import say
 
 RUN: Final = "run.json"
 ADVICE: Final = "give another --output, or --overwrite"

@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from machine.followed import echoed
+from machine.progress import progress
+from machine.server_process import ServerProcess, ended_by_signals, last_words
 from measuring.kit.client import SetupError
-from tools.followed import echoed
-from tools.progress import progress
-from tools.server_process import ServerProcess, ended_by_signals, last_words
 
 TEMPLATE_ADVICE: Final = "start the server with --chat-template FILE"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from app.models.default_model import DEFAULT_DTYPE
-from app.modes import CALIBRATED, MODES, SPARSE, in_order, is_mode
+from app.modes import MEASURING, MODES, in_order, is_mode
 from measuring.kit.arguments import Parser, positive
 from measuring.quality.metrics import REFUSAL, normalize
 from measuring.quality.questions.datasets import Format
@@ -18,14 +18,14 @@ PLAIN_QUESTIONS, DEMO_QUESTIONS = 100, 250
 
 Command = Literal["eval", "calibrate"]
 TOLERANCE = 2.0
-_MODES = f"{', '.join(MODES)}, window, link-N, also with %P"
+_MODES = f"{', '.join(MODES)}, window, also with %P and, behind offset, +P%"
 
 _DESCRIPTION = """\
 Measure how well and how fast questions are answered, with full attention and with chunks reused.
 
 Each question is asked in each mode: full (full attention over the same tokens), offset (chunks reused, one after
-another), shared and parallel (chunks overlap, the question behind the longest or at its own index), link-N (offset
-with N link tokens); %P is a budget in percent. MODEL is served meanwhile, or --server is asked.
+another), shared and parallel (chunks overlap, the question behind the longest or at its own index), %P (keep
+P percent of the chunks' tokens), +P% (compute P percent of them anew). MODEL is served meanwhile, or --server is asked.
 
 Without --questions they are questions in plain English about invented facts, of eight kinds by turns: plain facts, two
 passages at once, comparisons, counts, paraphrases, and questions that no passage answers. Each stands behind 2, 4, 8
@@ -138,7 +138,7 @@ def _calibration_parser() -> Parser:
     parser.add_argument("--tolerance", type=_points, default=TOLERANCE, metavar="POINTS", help=tolerance)
     profile = "where the profile goes; in the model's folder the name must end with profile.json (default: in OUTPUT)"
     parser.add_argument("--profile", type=Path, metavar="FILE", help=profile)
-    _add_options(parser, f"{','.join(CALIBRATED)}; where the server can also {','.join(SPARSE)}")
+    _add_options(parser, f"{','.join(MODES)}; where attention can be measured also {','.join(MEASURING)}")
     return parser
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.profile import PROFILE_NAME, DescribedModel, Estimate, Kind, Measured, Profile, ProfileError, described
+from machine.progress import progress, say
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import SetupError
 from measuring.quality.client import ServerInfo
 from measuring.quality.command import Report, evaluate, model_of, report
 from measuring.quality.results import Result, ResultsFolder
 from measuring.quality.summary import Bin, Row, rows_by_chunks
-from tools.progress import progress, say
 
 LEAST_ANSWERS: Final = 30
 """With fewer answers of a kind nothing is reused for it."""

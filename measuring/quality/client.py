@@ -17,9 +17,9 @@ from measuring.kit.client import (
     error_message,
 )
 from measuring.kit.servers import TEMPLATE_ADVICE
+from measuring.quality.divergence import TOP
 from measuring.quality.metrics import REFUSAL
 from measuring.quality.questions.questions import Question
-from tools.divergence import TOP
 
 FORCED_TOKENS: Final = "tessera_forced_tokens"
 """Key, in a request's ``vllm_xargs``, of the token ids that :mod:`measuring.quality.forced` has a server generate."""

@@ -8,6 +8,9 @@ from contextlib import closing, contextmanager
 
 from app.advice import off_message
 from app.modes import evaluated
+from machine.live_progress import shown
+from machine.progress import say
+from machine.version import tessera_version
 from measuring.kit import folder as run_folder
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import ServerError, SetupError
@@ -23,9 +26,6 @@ from measuring.quality.report import plot, table, to_json
 from measuring.quality.results import LOG, PLOT, SUMMARY, Result, ResultsFolder, RunSettings
 from measuring.quality.run import ask_all, jobs
 from measuring.quality.summary import summarize
-from tools.live_progress import shown
-from tools.progress import say
-from tools.version import tessera_version
 
 Report = Callable[[argparse.Namespace, ResultsFolder], int]
 """Reports the results; returns the exit code."""

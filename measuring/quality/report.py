@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from app.modes import in_order
+from machine.progress import say
 from measuring.quality.summary import CONFIDENCE, Estimate, Row
-from tools.progress import say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

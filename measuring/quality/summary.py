@@ -8,9 +8,9 @@ from statistics import fmean, median
 
 from app.modes import in_order
 from measuring.kit.statistics import mean_interval
+from measuring.quality.divergence import kl_divergence
 from measuring.quality.metrics import Scores, score
 from measuring.quality.results import Result
-from tools.divergence import kl_divergence
 
 CONFIDENCE = 0.95
 

@@ -11,6 +11,12 @@ from pathlib import Path
 from rich.console import Console
 
 from app.models.packaged_models import PackagedModelError, local_model
+from app.models.random_model import build_preset
+from machine.live_progress import shown
+from machine.process_watch import end_by_signals
+from machine.processor import cpu_model
+from machine.progress import say
+from machine.version import tessera_version
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import ServerError
 from measuring.kit.folder import FolderError
@@ -25,12 +31,6 @@ from measuring.speed.servers import STOCK, Servers
 from measuring.speed.traces import TraceFileError, read_trace
 from measuring.speed.workloads import WORKLOADS
 from measuring.speed.workloads.base import Options, Workload
-from tools.live_progress import shown
-from tools.machine import cpu_model
-from tools.process_watch import end_by_signals
-from tools.progress import say
-from tools.random_model import build_preset
-from tools.version import tessera_version
 
 _MODEL = "bench-100m"
 

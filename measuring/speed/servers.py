@@ -12,11 +12,11 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from machine.progress import say
+from machine.server_process import TESSERA_SERVE, ServerProcess
 from measuring.kit.client import Answer, Client, ServerError
 from measuring.kit.servers import stop, wait_ready
 from measuring.speed.query import Query
-from tools.progress import say
-from tools.server_process import TESSERA_SERVE, ServerProcess
 
 STOCK, TESSERA = "stock", "tessera"
 """Stock vLLM has the first name. Servers of all others are Tessera's."""

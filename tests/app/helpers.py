@@ -10,11 +10,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from app.documents.document import BadRequestError
+from app.models.random_tokenizer import SPECIAL_TOKENS
 from cache.manager import ChunkCacheManager
 from cache.positions.layout import PositionStrategy
 from cache.report import Report
 from engine_ext.chunks.tier_writer import TierWriter
-from tools.random_tokenizer import SPECIAL_TOKENS
 
 WHITESPACE = "        "
 ADDED = (*SPECIAL_TOKENS, "<think>", "[INST]", WHITESPACE)
@@ -30,7 +30,7 @@ def cache_with(manager: ChunkCacheManager, *, running: int = 0, queued: int = 0)
         config=manager.config,
         metrics=manager.metrics,
         placement="copy",
-        leaves_out=False,
+        no_attention=None,
         fills=SimpleNamespace(num_running=running, num_queued=queued),
         tier_writer=TierWriter(None, manager, manager.release, {}, lambda: None),
         num_waiting=0,

@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from app.advice import ADVICE, OTHERWISE, advice_for, off_message, remedy_for
 from app.models.demo_model import DEMO_MODEL
 from engine_ext.start import support
-from tools.server_process import ROOT
+from machine.server_process import ROOT
 
 
 def constants() -> Iterator[str]:

@@ -14,10 +14,10 @@ import yaml
 from app.cluster.router.metrics import RouterMetrics
 from app.prometheus import ChunkCacheCollector
 from engine_ext.core.stats import COUNTERS, HISTOGRAMS
+from machine.server_process import ROOT
 from tests.app.helpers import cache_with
 from tests.cache.helpers import make_manager
 from tests.serving import in_a_loop
-from tools.server_process import ROOT
 
 PATH = ROOT / "app" / "cluster" / "alerts.yml"
 RULES = [rule for group in yaml.safe_load(PATH.read_text())["groups"] for rule in group["rules"]]

@@ -32,8 +32,8 @@ from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
 from engine_ext.start.vllm_log import telling_lines
 from engine_ext.wire import vllm_compat
+from machine.server_process import ROOT, group_members
 from tests.redis_server import RedisServer
-from tools.server_process import ROOT, group_members
 
 PASSED = Finding("ok", "the engine starts, and its self-check passes")
 
@@ -325,9 +325,9 @@ def test_connectors_are_placed(name: str, words: list[str]) -> None:
 
 def test_packages_of_others_with_the_names_of_ours_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(environment._names()) == []
-    monkeypatch.setattr(environment, "_distributions", lambda: {"tools": ["tessera-rag", "toolbox"]})
+    monkeypatch.setattr(environment, "_distributions", lambda: {"machine": ["tessera-rag", "toolbox"]})
     (found,) = environment._names()
-    assert (found.state, found.text) == ("warn", "toolbox has a package tools, as Tessera has")
+    assert (found.state, found.text) == ("warn", "toolbox has a package machine, as Tessera has")
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").touch()
     monkeypatch.delitem(sys.modules, "kernels")

@@ -34,21 +34,21 @@ def make_profile(**modes: str) -> Profile:
     )
 
 
-PROFILE = make_profile(up_to_4="shared", up_to_8="link-16", up_to_16="full")
+PROFILE = make_profile(up_to_4="shared", up_to_8="offset+15%", up_to_16="full")
 
 
 @pytest.mark.parametrize(
     ("chunks", "mode"),
-    [(1, "shared"), (2, "shared"), (4, "shared"), (5, "link-16"), (8, "link-16"), (9, "full"), (17, "full")],
+    [(1, "shared"), (2, "shared"), (4, "shared"), (5, "offset+15%"), (8, "offset+15%"), (9, "full"), (17, "full")],
 )
 def test_it_decides_by_the_number_of_chunks(chunks, mode):
     assert PROFILE.decide(chunks).mode == mode
-    options = PROFILE.applied(CacheOptions(link_tokens=3), chunks)
+    options = PROFILE.applied(CacheOptions(recompute=0.03), chunks)
     assert options.decision == PROFILE.decide(chunks)
     assert (options.why_full is not None) == (mode == "full")
     if mode != "full":
         strategy = PositionStrategy.SHARED if mode == "shared" else PositionStrategy.OFFSET
-        assert (options.position_strategy, options.link_tokens) == (strategy, 16 if mode == "link-16" else 0)
+        assert (options.position_strategy, options.recompute) == (strategy, 0.15 if mode == "offset+15%" else 0)
 
 
 def test_what_was_never_measured_is_full_attention():
@@ -59,7 +59,8 @@ def test_what_was_never_measured_is_full_attention():
 @pytest.mark.parametrize(
     ("mode", "holds", "placement", "placed"),
     [
-        ("offset%25", ("offset%25", "link-8"), "copy", "link-8"),
+        ("offset%25", ("offset%25", "offset"), "copy", "offset"),
+        ("offset+15%", ("offset+15%", "offset%25"), "copy", "full"),
         ("offset%25", ("offset%25",), "copy", "full"),
         ("offset%25", ("offset%25", "shared"), "in-place", "shared"),
         ("offset", ("shared", "parallel", "offset"), "in-place", "parallel"),
@@ -72,11 +73,11 @@ def test_a_server_gets_what_its_placement_can_do(mode, holds, placement, placed)
     assert kind.model_copy(update={"holds": holds}).placed(placement).mode == placed
 
 
-def test_a_budget_is_applied_on_servers_that_leave_chunks_out():
+def test_a_budget_is_applied_on_servers_that_measure_attention():
     profile = make_profile(up_to_4="offset%25")
     default = CacheOptions(sparse=Sparse(7))
-    assert profile.placed("copy", leaves_out=True).applied(default, 3).sparse == Sparse(budget_share=0.25)
-    assert PROFILE.placed("copy", leaves_out=True).applied(default, 3).sparse == default.sparse
+    assert profile.placed("copy", measures_attention=True).applied(default, 3).sparse == Sparse(budget_share=0.25)
+    assert PROFILE.placed("copy", measures_attention=True).applied(default, 3).sparse == default.sparse
     assert profile.placed("copy").decide(3).mode == "full"
 
 
@@ -91,10 +92,9 @@ def ticket_of(cache: dict) -> Ticket:
         {"mode": "chunked"},
         {"mode": "full"},
         {"position_strategy": "offset"},
-        {"link_tokens": 0},
+        {"recompute": 0},
         {"sparse": {"budget_share": 0.5}},
         {"scope": "isolated"},
-        {"link_context": "cached"},
     ],
 )
 def test_requests_that_say_what_they_want_get_that(given):
@@ -105,9 +105,9 @@ def test_requests_that_say_what_they_want_get_that(given):
 def test_others_follow_the_profile(given):
     ticket = ticket_of(given)
     options = ticket.decide(ticket.options, 6, "")
-    assert (options.link_tokens, options.decision.mode, options.namespace) == (
-        16,
-        "link-16",
+    assert (options.recompute, options.decision.mode, options.namespace) == (
+        0.15,
+        "offset+15%",
         given.get("namespace", "default"),
     )
 
@@ -140,7 +140,7 @@ def test_it_is_read_as_it_was_written(tmp_path):
         ("", "is not a profile of tessera calibrate: it"),
         ("[]", "is not a profile"),
         ('{"format": 2}', "format"),
-        (PROFILE.model_dump_json().replace("link-16", "link-x"), "there is no mode 'link-x'"),
+        (PROFILE.model_dump_json().replace("offset+15%", "link-x"), "there is no mode 'link-x'"),
         (PROFILE.model_dump_json().replace('"model"', '"modle"'), "model"),
     ],
 )

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from app.arguments import parse
 from app.settings import VLLM_FLAGS, Settings, UnknownSettingError, add_flags, add_missing_flags, flag, load_settings
 from cache.positions.layout import PositionStrategy
-from tools.server_process import ROOT
+from machine.server_process import ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from engine_ext.chunks.chunk_cache import FillError
 from engine_ext.client.call import Stages
 from engine_ext.client.tracing import start_request
-from tools.server_process import ROOT
+from machine.server_process import ROOT
 
 pytest.importorskip("opentelemetry.sdk")
 from opentelemetry import trace

@@ -15,13 +15,12 @@ HOUR = 3600.0
 # Modules that use the system clock, each with the reason.
 WALL_CLOCK = {
     "app/commands/cache.py": "files' times, written by other processes",
-    "tools/folders.py": "files' times, written by other processes",
+    "machine/folders.py": "files' times, written by other processes",
     "engine_ext/start/vllm_log.py": "files' times, written by other processes",
     "app/collections/store.py": "a date to be read by people",
     "app/cluster/router/chooser.py": "a date to be read by people",
     "app/prompt/segments.py": "vLLM's own field, the start of its spans",
     "measuring/speed/command.py": "a date to be read by people",
-    "measuring/device/command.py": "a date to be read by people",
     "cache/eviction/expiry.py": "once, at the start",
     "cache/tiers/memory.py": "a date to be read by people; the order of use is a list's",
     "cache/tiers/mooncake.py": "a date to be read by people; the order of use is a list's",
@@ -89,8 +88,8 @@ def test_the_systems_clock_is_looked_at_where_that_is_right():
         "engine_ext",
         "measuring",
         "kernels",
+        "machine",
         "replicas",
-        "tools",
         "training",
         "web",
     )

@@ -19,7 +19,7 @@ def test_a_model_gets_what_it_was_trained_for(trained_for, strategy):
     assert strategy_for(trained_for) == DefaultStrategy(strategy, "the model was trained for it")
 
 
-@pytest.mark.parametrize("trained_for", [(), ("full",), ("link-16",)])
+@pytest.mark.parametrize("trained_for", [(), ("full",), ("window-9",)])
 def test_others_get_what_loses_least(trained_for):
     assert strategy_for(trained_for) == UNKNOWN
     assert UNKNOWN.strategy is PositionStrategy.OFFSET

@@ -22,10 +22,10 @@ from cache.tiers.directory import DirectoryTier
 from cache.tiers.memory import MemoryTier
 from cache.tiers.mooncake import MooncakeTier
 from cache.tiers.tier import TierConfigError, TierError
+from machine.server_process import ROOT
 from tests.cache.helpers import Clock
 from tests.support.tier_files import MOST, address, held
 from tests.support.waiting import until
-from tools.server_process import ROOT
 
 
 class FakeMooncake:

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tools.server_process import ROOT
+from machine.server_process import ROOT
 
 PROJECT = "tessera-test"
 ROUTER, PROMETHEUS = "http://127.0.0.1:8080", "http://127.0.0.1:9090"

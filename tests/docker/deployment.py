@@ -14,7 +14,7 @@ from typing import Any
 import dockerfile
 import yaml
 
-from tools.server_process import ROOT
+from machine.server_process import ROOT
 
 DOCKER = ROOT / "docker"
 COMPOSE = DOCKER / "compose.yaml"

@@ -15,10 +15,10 @@ import openai
 import pytest
 import yaml
 
+from machine.server_process import ROOT
 from tests.docker.deployed import PROMETHEUS, ROUTER, Deployment, checked_health, skip_without_podman
 from tests.docker.deployment import services
 from tests.support.waiting import until
-from tools.server_process import ROOT
 
 pytestmark = [pytest.mark.matrix, pytest.mark.engine]
 

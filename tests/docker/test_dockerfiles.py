@@ -7,8 +7,8 @@ import tomllib
 
 import pytest
 
+from machine.server_process import ROOT
 from tests.docker.deployment import DOCKER, PROFILES, base_image, instructions, program
-from tools.server_process import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]

@@ -9,9 +9,9 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from machine.server_process import ROOT, free_port
 from tests.docker.deployment import SOURCES, health_check, services
 from tests.serving import served
-from tools.server_process import ROOT, free_port
 
 CHECKS = {name: health_check(services("cpu")[name]) for name in ("router", "cpu-1")}
 """The other images have the same check: test_dockerfiles.py."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.models.random_model import build_preset
 from tests.engine.server import ServerPool, TesseraServer
 from tests.engine.sharing import Engine, SharedServer, engine_of, in_order
 from tests.oracle import Oracle
-from tools.random_model import build_preset
 
 COMMON = (
     "--enforce-eager",

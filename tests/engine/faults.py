@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from engine_ext.core.attention.requests import AttendingRequests
 from engine_ext.core.connector import ChunkCacheConnector
 from engine_ext.core.layers import AttentionLayer
 from engine_ext.core.scheduler import SchedulerHalf
@@ -36,8 +37,9 @@ class FaultyWorkerHalf(WorkerHalf):
 
     def prepare_attention(self, layers: Sequence[str], request_ids: Any) -> None:
         super().prepare_attention(layers, request_ids)
-        assert self.readers.attending is not None
-        self.readers.attending.attention = FaultyAttention(self)
+        attending = self.readers.get(AttendingRequests)
+        assert attending is not None
+        attending.attention = FaultyAttention(self)
 
     def _rotate_last_layer_by(self, frequencies: RotaryFrequencies) -> None:
         *others, last = self.copier.layers

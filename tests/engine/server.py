@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from machine.server_process import ServerProcess, group_members
 from tests.processes import kill_group
 from tests.support.waiting import until
-from tools.server_process import ServerProcess, group_members
 
 _COVERED = ("--shutdown-timeout", "30") if "COVERAGE_PROCESS_CONFIG" in os.environ else ()
 """With `COVERAGE=1` the engine ends by itself: by default vLLM kills it, and the lines it has reached are lost."""

@@ -21,6 +21,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from app.models.random_model import build_preset
+from machine.server_process import python_path
 from tests.cores import all_cores
 from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import ServerPool, TesseraServer, token_logprobs
@@ -32,8 +34,6 @@ from tests.support.parallel import ENVIRONMENT, WORKERS
 from tests.support.prefixes import complete as complete_prefix
 from tests.support.prefixes import settle, tokens_of
 from tests.support.tier_servers import origins, to_sleep
-from tools.random_model import build_preset
-from tools.server_process import python_path
 
 RUNTIME = Path(__file__).parent / "amx_runtime"
 EMULATED = {"PYTHONPATH": f"{python_path()}{os.pathsep}{RUNTIME}"}

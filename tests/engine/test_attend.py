@@ -50,9 +50,9 @@ def test_every_order_is_exact_and_nothing_is_copied(
 @pytest.mark.serve_with(*ATTEND)
 @pytest.mark.parametrize(
     "cache",
-    [{"scope": "isolated"}, {"link_tokens": 5}, {"link_tokens": 400, "link_context": "cached"}],
+    [{"scope": "isolated"}, {"recompute": 0.3}, {"recompute": 1}],
 )
-def test_scopes_and_link_tokens(cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_scopes_and_windows(cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(n) for n in (50, 130, 17)]
     for _ in ("filled", "hit"):
         assert_attended(ask(server, "offset", chunks, text(12), cache=cache), oracle("tiny-llama"), "offset")

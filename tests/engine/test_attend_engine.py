@@ -14,7 +14,7 @@ from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.startup import start_chunk_engine
 from tests.support.engines import OPTIONS, PROMPT, ask, engine_args
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.matrix]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
+from machine.server_process import free_port
 from replicas.signing import PeerAuth, PeerKey
 from tests.engine.server import ServerPool, TesseraServer
 from tests.support.completions import complete
 from tests.support.exactness import assert_filled_hit_and_mixed_are_exact
 from tests.support.nixl import NIXL, PLACEMENTS, REMOTE
-from tools.server_process import free_port
 
 pytestmark = pytest.mark.matrix
 

@@ -75,7 +75,7 @@ def of_random_weights(
         answer = said["choices"][0]["message"]["content"]
         if normalize(answer):
             records.append({**fields, "answers": [answer]})
-    chosen = ("--questions", question_file(folder, records), "--modes", "full,shared,link-8", "--max-tokens", "12")
+    chosen = ("--questions", question_file(folder, records), "--modes", "full,shared,offset+15%", "--max-tokens", "12")
     return calibrated(folder / "out", str(model_path("tiny-llama")), *chosen)
 
 
@@ -93,7 +93,7 @@ def test_a_model_that_isolation_breaks_keeps_full_attention(
     assert (report["mode"], report["decision"]["mode"]) == ("full", "full")
     assert report["reason"] == "the profile has full for up to 2 chunks"
     assert asked(server, ["One."])["mode"] == "chunked"
-    for wish in ({"position_strategy": "shared"}, {"mode": "chunked"}, {"link_tokens": 4}, {"scope": "isolated"}):
+    for wish in ({"position_strategy": "shared"}, {"mode": "chunked"}, {"recompute": 0.1}, {"scope": "isolated"}):
         report = asked(server, ["One.", "Two."], **wish)
         assert (report["mode"], "decision" in report) == ("chunked", False)
 

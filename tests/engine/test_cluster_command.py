@@ -13,11 +13,11 @@ import httpx
 import psutil
 import pytest
 
+from machine.server_process import ROOT, free_port, group_members
 from tests.engine.conftest import COMMON
 from tests.processes import started
 from tests.redis_server import RedisServer
 from tests.support.waiting import until
-from tools.server_process import ROOT, free_port, group_members
 
 pytestmark = pytest.mark.matrix
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from machine.server_process import ROOT
 from tests.app.pdfs import make_pdf
 from tests.engine.server import TesseraServer
 from tests.oracle import Oracle
 from tests.support.collected import FALCON, OWLS, ask, put
 from tests.support.exactness import assert_exact
 from tests.support.tier_servers import Directory, archived
-from tools.server_process import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from machine.server_process import free_port, python_path
 from tests.engine.server import TesseraServer, wait_until_gone
 from tests.families import FAMILIES, MAX_POSITIONS
 from tests.oracle import Oracle
 from tests.support.exactness import ask, assert_exact, assert_filled_hit_and_mixed_are_exact, statuses
 from tests.support.gpu_runtime import RUNTIME
 from tests.support.parallel import assert_many_requests_at_once_are_exact
-from tools.server_process import free_port, python_path
 
 pytestmark = pytest.mark.matrix
 

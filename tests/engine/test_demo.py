@@ -19,6 +19,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from app.models.demo_model import DEMO_MODEL
+from machine.server_process import ROOT, free_port
 from measuring.quality.command import main as evaluate
 from measuring.quality.questions.demo import demo_questions
 from measuring.quality.questions.questions import Question
@@ -26,7 +27,6 @@ from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import STRATEGIES, Oracle
 from tests.processes import started
-from tools.server_process import ROOT, free_port
 
 MAX_TOKENS = 26
 EACH = [5, pytest.param(25, marks=pytest.mark.matrix)]

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from machine.server_process import ROOT, python_path
 from tests.engine.conftest import COMMON
 from tests.processes import started
 from tests.support.saved_models import alibi, saved
-from tools.server_process import ROOT, python_path
 
 _END_S = 600
 Run = Callable[..., "subprocess.Popen[str]"]

@@ -16,6 +16,7 @@ from tests.support.waiting import until
 
 
 @pytest.mark.serve_with(*FEW_BLOCKS, "--max-model-len", "640")
+@pytest.mark.matrix  # tests/engine/test_decoding.py has preempted answers with the same blocks
 def test_answers_stay_exact_under_preemption(server: TesseraServer, oracle: Any, text: Text) -> None:
     """With few KV blocks, vLLM preempts while decoding; preempted requests load again."""
     assert_exact_under_preemption(server, oracle("tiny-llama"), text)

@@ -8,11 +8,11 @@ from typing import Any
 import psutil
 import pytest
 
+from machine.server_process import python_path
 from tests.engine.server import TesseraServer
 from tests.support.exactness import assert_filled_hit_and_mixed_are_exact
 from tests.support.gpu_runtime import RUNTIME
 from tests.support.parallel import assert_many_requests_at_once_are_exact
-from tools.server_process import python_path
 
 Text = Callable[[int], str]
 pytestmark = pytest.mark.matrix

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from machine.server_process import ROOT, free_port
 from tests.engine.server import TesseraServer, stream_events
 from tests.processes import started
 from tests.support.waiting import until
-from tools.server_process import ROOT, free_port
 
 pytestmark = pytest.mark.matrix
 

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.http.refusals import RETRY_AFTER_S
+from machine.server_process import ROOT
 from tests.engine.server import TesseraServer
-from tools.server_process import ROOT
 
 Text = Callable[[int], str]
 REFUSING = ("--no-chunk-cache", "--max-num-queued-reqs", "0")
@@ -59,6 +59,7 @@ def settled(server: TesseraServer, *names: str) -> dict[str, float]:
 
 
 @pytest.mark.serve_with("--chunk-cache-tiers", "host://?size=8MiB")
+@pytest.mark.matrix
 def test_every_metric_is_documented_and_every_documented_one_exists(server: TesseraServer, text: Text) -> None:
     # Reasons appear once counted.
     server.chat(chunks=[text(50)], question="?", max_tokens=1, cache={"mode": "full"})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from machine.server_process import last_words
 from tests.engine.conftest import arguments_of
 from tests.engine.server import TesseraServer
-from tools.server_process import last_words
 
 _DETAILS = re.compile(r"^\((?:MainProcess|EngineCore|VllmWorker-\d) pid=\d+\) INFO ", re.M)
 _STAGES = ("starting the engine with .+", "loading the weights", "compiling and warming up", "self-check")

@@ -23,10 +23,10 @@ import ray
 from ray import serve
 
 from app.ray_serve import build
+from machine.server_process import ROOT, free_port
 from tests.redis_server import RedisServer
 from tests.support.routers import statuses, words
 from tests.support.waiting import until
-from tools.server_process import ROOT, free_port
 
 pytestmark = pytest.mark.matrix
 START_TIMEOUT_S = 240

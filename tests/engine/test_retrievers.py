@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from machine.server_process import ServerProcess
 from tests.engine.server import TesseraServer
 from tests.support.collected import FALCON, OWLS, ask, put
-from tools.server_process import ServerProcess
 
 pytestmark = pytest.mark.matrix
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from machine.server_process import ROOT
 from tests.engine.server import TesseraServer
-from tools.server_process import ROOT
 
 pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 

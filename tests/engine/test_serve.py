@@ -18,12 +18,12 @@ import httpx
 import pytest
 
 from app.server import claim_address
+from machine.server_process import ROOT, group_members, reserved_port
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
 from tests.processes import end
 from tests.support.exactness import ask, assert_exact, statuses
 from tests.support.waiting import until
-from tools.server_process import ROOT, group_members, reserved_port
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
@@ -46,7 +46,12 @@ def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
     [
         # Before the model is loaded, and by a worker.
         (["--decode-context-parallel-size", "2"], "context parallelism spreads a sequence's KV", "leave out --decode-"),
-        (["--chunk-cache-memory", "1KiB"], "1024 bytes hold no page of 32 tokens", "e.g. --chunk-cache-memory 1GiB"),
+        pytest.param(
+            ["--chunk-cache-memory", "1KiB"],
+            "1024 bytes hold no page of 32 tokens",
+            "e.g. --chunk-cache-memory 1GiB",
+            marks=pytest.mark.matrix,
+        ),
     ],
 )
 def test_without_the_required_cache_it_ends_and_says_why(
@@ -60,7 +65,11 @@ def test_without_the_required_cache_it_ends_and_says_why(
 
 
 @pytest.mark.parametrize(
-    ("use", "last"), [("on", "tessera: CHUNK CACHE OFF: no chunk is reused, "), ("off", "tessera: ready at ")]
+    ("use", "last"),
+    [
+        ("on", "tessera: CHUNK CACHE OFF: no chunk is reused, "),
+        pytest.param("off", "tessera: ready at ", marks=pytest.mark.matrix),
+    ],
 )
 def test_a_cache_that_is_off_though_nobody_asked_is_the_last_line_of_the_start(
     use: str, last: str, start: Callable[..., TesseraServer]
@@ -101,6 +110,7 @@ def test_a_signal_ends_every_process(sent: signal.Signals, start: Callable[..., 
     assert said[-1] == "tessera: stopped"
 
 
+@pytest.mark.matrix
 def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraServer]) -> None:
     server = start()
     until(lambda: "starting the engine" in server.log.read_text())

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from cache.sparse import shares
 from tests.engine.server import TesseraServer, token_logprobs
+from tests.support.attention import attention
 from tests.support.exactness import STRATEGIES, SUFFIX, ask, assert_exact, kept_of, segments
 from tests.support.tier_servers import to_sleep
 
 Text = Callable[[int], str]
 BLOCK = 32
 LAYER = 1
-SPARSE = ("--chunk-sparse-budget", "100000", "--chunk-sparse-layers", str(LAYER), "--block-size", str(BLOCK))
+SPARSE = ("--chunk-sparse-budget", "100000", "--chunk-probe-layers", str(LAYER), "--block-size", str(BLOCK))
 """All that fits by default: each request has its own budget."""
 LITTLE = ("--num-gpu-blocks-override", "18", "--max-model-len", str(17 * BLOCK), "--chunk-cache-memory", "4MiB")
 """Blocks for one context, and a pool for two."""
@@ -35,24 +37,19 @@ def ask_sparse(
     return ask(server, strategy, chunks, question, cache={"sparse": sparse, **(cache or {})}, **given)
 
 
-def expected_kept(shares: list[float], lengths: list[int], budget: int = BUDGET) -> list[int]:
-    kept, left = [], budget
-    for index in sorted(range(len(shares)), key=lambda index: -shares[index]):
+def assert_selected(
+    server: TesseraServer, response: dict[str, Any], oracle: Any, strategy: str, budget: int = BUDGET
+) -> None:
+    """The attention and the choice are the oracle's."""
+    report = response["cache"]
+    paid = [sum(each) for each in attention(server, oracle, report, LAYER, strategy)]
+    assert [chunk["share"] for chunk in report["chunks"]] == pytest.approx(shares(paid), abs=1e-3)
+    lengths, kept, left = [chunk["tokens"] for chunk in report["chunks"]], [], budget
+    for index in sorted(range(len(paid)), key=lambda index: -paid[index]):
         if not kept or lengths[index] <= left:
             kept.append(index)
             left -= lengths[index]
-    return sorted(kept)
-
-
-def assert_selected(response: dict[str, Any], oracle: Any, strategy: str, budget: int = BUDGET) -> None:
-    """The scores and the choice are the oracle's."""
-    report = response["cache"]
-    found = [chunk["share"] for chunk in report["chunks"]]
-    shares = oracle.shares(strategy, segments(report), LAYER, report.get("opening"))
-    assert found == pytest.approx(shares, abs=1e-4)
-    lengths = [chunk["tokens"] for chunk in report["chunks"]]
-    kept = kept_of(report)
-    assert kept == expected_kept(found, lengths, budget)
+    assert kept_of(report) == sorted(kept)
     assert report["tokens"]["left_out"] == sum(n for index, n in enumerate(lengths) if index not in kept) > 0
     assert response["usage"]["prompt_tokens"] == report["tokens"]["prompt"] - report["tokens"]["left_out"]
 
@@ -66,7 +63,7 @@ def test_selection_and_answer_are_the_oracles(strategy: str, server: TesseraServ
         assert {chunk["status"] for chunk in response["cache"]["chunks"] if chunk.get("kept", True)} == {
             "hit" if number else "filled"
         }
-        assert_selected(response, oracle("tiny-llama"), strategy)
+        assert_selected(server, response, oracle("tiny-llama"), strategy)
         assert_exact(response, oracle("tiny-llama"), strategy)
 
 
@@ -79,7 +76,7 @@ def test_closed_gaps_are_the_request_without_the_other_chunks(
     for _ in range(2):  # computed, and cached
         sparse = {"budget_tokens": BUDGET, "gaps": "close"}
         response = ask(server, strategy, chunks, question, cache={"sparse": sparse})
-        assert_selected(response, oracle("tiny-llama"), strategy)
+        assert_selected(server, response, oracle("tiny-llama"), strategy)
         system, given, asked = segments(response["cache"])
         kept = (system, [given[index] for index in kept_of(response["cache"])], asked)
         tokens = response["choices"][0]["token_ids"]
@@ -93,7 +90,7 @@ def test_some_cached_some_not(server: TesseraServer, oracle: Any, text: Text) ->
     ask(server, "offset", chunks[:2], text(9))
     ask_sparse(server, "offset", chunks[:4], text(9))
     response = ask_sparse(server, "offset", chunks[::-1], text(20))
-    assert_selected(response, oracle("tiny-llama"), "offset")
+    assert_selected(server, response, oracle("tiny-llama"), "offset")
     assert_exact(response, oracle("tiny-llama"), "offset")
     report = response["cache"]
     computed = {i for i in kept_of(report) if report["chunks"][i]["status"] == "filled"}
@@ -128,7 +125,7 @@ def test_scopes_and_prompts_without_a_system_segment(
     chunks = [text(length) for length in LENGTHS]
     for system in (text(40), ""):
         response = ask_sparse(server, "offset", chunks, text(20), cache, system=system)
-        assert_selected(response, oracle("tiny-llama"), "offset")
+        assert_selected(server, response, oracle("tiny-llama"), "offset")
         assert_exact(response, oracle("tiny-llama"), "offset")
 
 
@@ -137,42 +134,41 @@ def test_a_chunk_given_twice(server: TesseraServer, oracle: Any, text: Text) -> 
     twice = text(60)
     for _ in range(2):
         response = ask_sparse(server, "offset", [twice, text(90), twice, text(100)], text(20))
-        assert_selected(response, oracle("tiny-llama"), "offset")
+        assert_selected(server, response, oracle("tiny-llama"), "offset")
         assert_exact(response, oracle("tiny-llama"), "offset")
 
 
 @pytest.mark.serve_with(*SPARSE)
 def test_reports_of_full_attention_leave_nothing_out(server: TesseraServer, text: Text) -> None:
     chunks = [text(length) for length in LENGTHS]
-    linked = ask_sparse(server, "offset", chunks, text(20), {"link_tokens": 4})["cache"]
-    assert linked["mode"] == "full"
-    assert "link tokens see all chunks" in linked["reason"]
-    assert "left_out" not in linked["tokens"]
-    assert all("kept" not in chunk for chunk in linked["chunks"])
+    full = ask_sparse(server, "offset", chunks, text(20), {"mode": "full"})["cache"]
+    assert full["mode"] == "full"
+    assert "left_out" not in full["tokens"]
+    assert all("kept" not in chunk for chunk in full["chunks"])
 
 
-def test_servers_without_the_flag_say_so(server: TesseraServer, text: Text) -> None:
-    report = ask_sparse(server, "offset", [text(length) for length in LENGTHS], text(20))["cache"]
-    assert report["mode"] == "full"
-    assert "--chunk-sparse-budget" in report["reason"]
+def test_requests_may_ask_for_a_budget_on_any_server(server: TesseraServer, oracle: Any, text: Text) -> None:
+    response = ask_sparse(server, "offset", [text(length) for length in LENGTHS], text(20))
+    assert response["cache"]["tokens"]["left_out"] > 0
+    assert_exact(response, oracle("tiny-llama"), "offset")
 
 
 @pytest.mark.matrix
 @pytest.mark.serve_with(*SPARSE, "--chunk-cache-tiers", "host://?size=64MiB")
-def test_chunks_that_are_left_out_are_not_loaded_from_a_tier(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_chunks_are_loaded_from_a_tier_to_be_chosen_from(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(length) for length in LENGTHS]
     ask(server, "offset", chunks, text(5))
     to_sleep(server)
     loaded = server.stats()["counters"]["fills"].get("loaded", 0)
     response = ask_sparse(server, "offset", chunks, text(20))
-    assert_selected(response, oracle("tiny-llama"), "offset")
+    assert_selected(server, response, oracle("tiny-llama"), "offset")
     assert_exact(response, oracle("tiny-llama"), "offset")
     report = response["cache"]
     kept = kept_of(report)
     assert [chunk["status"] for chunk in report["chunks"]] == [
         "loaded" if index in kept else None for index in range(len(chunks))
     ]
-    assert server.stats()["counters"]["fills"]["loaded"] == loaded + len(kept) + 1  # and the system segment
+    assert server.stats()["counters"]["fills"]["loaded"] == loaded + len(chunks) + 1  # and the system segment
 
 
 @pytest.mark.matrix
@@ -182,7 +178,7 @@ def test_other_placements(placement: str, serve: Any, oracle: Any, text: Text) -
     chunks = [text(length) for length in LENGTHS]
     for strategy, question in itertools.product(STRATEGIES, (text(30), text(9))):
         response = ask_sparse(server, strategy, chunks, question, budget=250)
-        assert_selected(response, oracle("tiny-llama"), strategy, 250)
+        assert_selected(server, response, oracle("tiny-llama"), strategy, 250)
         assert_exact(response, oracle("tiny-llama"), strategy)
 
 
@@ -203,7 +199,7 @@ def test_preempted_evicted_and_in_pieces(server: TesseraServer, oracle: Any, tex
             if response["cache"]["mode"] == "full":
                 assert "more pages" in response["cache"]["reason"]
                 continue
-            assert_selected(response, oracle("tiny-llama"), "offset")
+            assert_selected(server, response, oracle("tiny-llama"), "offset")
             assert_exact(response, oracle("tiny-llama"), "offset", steps=12)
             answered.append(response)
         list(evicting)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from machine.server_process import ROOT, TESSERA_SERVE, ServerProcess
 from tests.cores import all_cores
 from tests.engine import hanging_tier
 from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
@@ -20,7 +21,6 @@ from tests.support.exactness import STEPS, ask, assert_exact, statuses
 from tests.support.parallel import WORKERS
 from tests.support.tier_servers import Directory, archived, origins, to_sleep
 from tests.support.waiting import until
-from tools.server_process import ROOT, TESSERA_SERVE, ServerProcess
 
 SYSTEM = "You answer from documents."
 Text = Callable[[int], str]

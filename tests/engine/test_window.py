@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from app.models.random_model import build_random_model
 from tests.engine.conftest import arguments_of
 from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import Oracle
 from tests.support.exactness import STEPS, ask, assert_exact, statuses
-from tools.random_model import build_random_model
 
 TRAINED, WINDOW = 512, 256
 FLAGS = ("--max-model-len", "4096", "--chunk-position-strategy", "window", "--block-size", "32")

@@ -34,6 +34,8 @@ class FakeLLM:
             observability_config=SimpleNamespace(otlp_traces_endpoint=None),
         )
         self.pages: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.attention: dict[int, tuple[int, list[float]]] = {}
+        """Of probes: to each token of their context the same."""
         self.computed: Counter[tuple[int, ...]] = Counter()
         self.running: set[str] = set()
         self.num_others = 0
@@ -53,7 +55,10 @@ class FakeLLM:
         plan = TransferPlan.from_params((params.extra_args or {}).get("kv_transfer_params")) or TransferPlan()
         self.running.add(request_id)
         try:
-            self._load(plan.loads, prompt_ids)
+            if not plan.windows:  # of another sequence
+                self._load(plan.loads, prompt_ids)
+            if plan.probe is not None:
+                self.attention[plan.probe] = (1, [1 / len(prompt_ids)] * plan.num_loaded_tokens)
             await self.work(len(prompt_ids) - plan.num_loaded_tokens)
             is_saved = not self.loses(prompt_ids)
             if is_saved:
@@ -62,10 +67,15 @@ class FakeLLM:
         finally:
             self.running.remove(request_id)
 
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        assert method == "chunk_cache_take_attention"
+        return [self.attention.pop(*args)]
+
     def _load(self, spans: Sequence[Span], prompt_ids: tuple[int, ...]) -> None:
         for span in spans:
-            wanted = (span.tag, prompt_ids[span.start - span.skipped : span.end])
-            assert [self.pages.get(page) for page in span.pages] == [wanted] * len(span.pages)
+            wanted = prompt_ids[span.start - span.skipped : span.end]
+            for tag, tokens in map(self.pages.__getitem__, span.pages):
+                assert (tag, tokens[: len(wanted)]) == (span.tag, wanted)
 
     def _save(self, spans: Sequence[Span], prompt_ids: tuple[int, ...]) -> None:
         for span in spans:

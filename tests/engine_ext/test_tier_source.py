@@ -11,7 +11,7 @@ from cache.lease import ChunkStatus
 from cache.manager import ChunkCacheManager
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.transfers import TransferError
-from engine_ext.wire.file_transfer import Answer
+from engine_ext.wire.worker_messages import Answer
 from tests.cache.helpers import PAGE_TOKENS, acquire, tokens
 
 A = tokens(100, 4)

@@ -16,7 +16,7 @@ from engine_ext.wire.plan import BlockTransfer, Span
 from kernels.dispatch import copier_for
 from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, make_pool, pools_of
-from measuring.device.memory import frequencies
+from kernels.reference import frequencies
 
 PAGES, PAGE_TOKENS, HEADS, SIZE = 12, 4, 2, 6
 
@@ -195,6 +195,19 @@ def test_layers_with_windows_have_blocks_of_their_own():
     half.load([transfer(8), replace(transfer(8), table=1)])
     assert (half.take_received(), half.take_refused_blocks()) == (({"r"}, {"r"}), set())
     assert half.take_stats().data["worker_refused_loads"] == 1
+
+
+def test_the_log_says_why_a_load_is_refused(caplog):
+    half = worker()
+    half.write([3, 4], 7, 8, segment(8))
+    half.save([replace(transfer(8, (6, 7)), end_token=3)])
+    half.load([transfer(9, (3, 5)), transfer(8, (6, 7))])
+    said = [record.getMessage() for record in caplog.records if record.name == "engine_ext.core.worker"]
+    unfinished = (f"page {page} has an unfinished fill instead of tag 8" for page in (6, 7))
+    assert said == [
+        "a load is refused: page 3 has tag 7 instead of tag 9, page 5 has no tag instead of tag 9",
+        f"a load is refused: {', '.join(unfinished)}",
+    ]
 
 
 def test_a_refused_load_is_told_once():

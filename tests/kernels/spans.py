@@ -11,10 +11,8 @@ from torch import Tensor
 
 from kernels.layout import PagedTensor
 from kernels.paged import KVCopier, LayerKV, make_pool
-from kernels.reference import ReferenceCopier
+from kernels.reference import ReferenceCopier, elements, frequencies, rotation_error
 from kernels.rope import RotaryFrequencies
-from measuring.device.copies import rotation_error
-from measuring.device.memory import elements, frequencies
 from tests.kernels.fakes import AMX, MLA, PAIR, FakeCache, Shape, make_cache
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)

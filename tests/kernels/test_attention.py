@@ -18,7 +18,7 @@ from kernels.attention.plan import (
     POOL,
     AttendingRow,
     AttentionPlan,
-    PooledSegment,
+    Segment,
     Tail,
     plan_step,
     runs_of,
@@ -61,8 +61,8 @@ def fill(layer: LayerKV, plan: AttentionPlan) -> None:
                 view[page, torch.arange(at, at + length)] = torch.randn(length, *view.shape[2:]).to(view.dtype)
 
 
-def segment(pages: Sequence[int], skipped: int, length: int, delta: int) -> PooledSegment:
-    return PooledSegment(runs_of(pages, PAGE, skipped, length), length, delta)
+def segment(pages: Sequence[int], skipped: int, length: int, delta: int) -> Segment:
+    return Segment(runs_of(pages, PAGE, skipped, length), length, delta)
 
 
 MODELS = st.builds(

@@ -12,7 +12,7 @@ from kernels import dispatch, numba_copier
 from kernels.dispatch import copier_for
 from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, UnsupportedKVError
-from measuring.device.memory import frequencies
+from kernels.reference import frequencies
 from tests.kernels.fakes import AMX, Shape
 from tests.kernels.spans import Memory
 

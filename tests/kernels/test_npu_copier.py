@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels import dispatch
 from kernels.npu_copier import NpuCopier
 from kernels.paged import UnsupportedKVError
-from measuring.device.memory import frequencies
+from kernels.reference import frequencies
 from tests.kernels.fake_npu import (
     DEVICE_OPERATORS,
     ContractError,

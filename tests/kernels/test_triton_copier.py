@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kernels.paged import LayerKV
+from kernels.reference import frequencies
 from kernels.rope import RotaryFrequencies
-from measuring.device.memory import frequencies
 from tests.kernels.copiers import triton_copier
 from tests.kernels.fakes import Shape
 from tests.kernels.spans import Memory

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from machine.server_process import ROOT
 from tests.docker.deployment import program
-from tools.server_process import ROOT
 
 FOLDER = ROOT / "kubernetes"
 BASE = "base"

@@ -26,10 +26,10 @@ from app.server import GRACE_S as SERVERS_GRACE_S
 from app.settings import load_settings
 from cache.tiers.config import parse_tiers, size_of
 from engine_ext.wire import vllm_compat
+from machine.server_process import ROOT, free_port
 from tests.docker.deployment import DOCKER, health_check, instructions, services, words
 from tests.docker.metrics import router_series
 from tests.kubernetes.manifests import BASE, VARIANTS, container, environment, of_kind, pod, port, workloads
-from tools.server_process import ROOT, free_port
 
 pytestmark = pytest.mark.matrix
 

@@ -22,7 +22,9 @@ class ComparingLLM(FakeLLM):
         self.differences: Iterator[float] = iter(differences)
         self.requests: list[str] = []
 
-    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[float]:
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        if method in ("chunk_cache_prepare_attention", "chunk_cache_prepare_probes"):
+            return ["not of this engine"]
         assert method == "chunk_cache_compare"
         return [0.0, next(self.differences)]
 

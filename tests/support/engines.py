@@ -10,8 +10,8 @@ from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
 from cache.report import Report
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.startup import ChunkCacheOptions
+from machine.server_process import python_path
 from tests.engine.asking import ask_engine
-from tools.server_process import python_path
 
 OPTIONS = ChunkCacheOptions(
     pool_bytes=16 << 20,

@@ -58,13 +58,12 @@ def assert_exact(
     tokens = response["choices"][0]["token_ids"]
     assert len(tokens) == steps
     assert ("opening" in report) == (report["scope"] == "isolated")
-    links = report.get("links")
     expected = oracle.score(
         strategy,
         segments(report),
         tokens,
         report.get("opening"),
-        links and (links["tokens"], links["context"]),
+        windows_of(report),
         kept=kept_of(report) if "left_out" in report["tokens"] else None,
     )
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
@@ -77,6 +76,12 @@ def assert_exact(
 
 def kept_of(report: dict[str, Any]) -> list[int]:
     return [index for index, chunk in enumerate(report["chunks"]) if chunk.get("kept", True)]
+
+
+def windows_of(report: dict[str, Any]) -> list[list[tuple[int, int]]] | None:
+    """The windows computed anew of each chunk that is kept."""
+    windows = [chunk.get("recomputed", []) for chunk in report["chunks"] if chunk.get("kept", True)]
+    return windows if any(windows) else None
 
 
 def statuses(response: dict[str, Any]) -> list[str]:

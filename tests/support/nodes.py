@@ -26,8 +26,8 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
-from engine_ext.wire.file_transfer import Answer
 from engine_ext.wire.vllm_compat import GracefulHTTPError
+from engine_ext.wire.worker_messages import Answer
 from replicas.peer_file import FINGERPRINT_HEADER, PeerFileError, fetch_file
 from replicas.registry import Replica
 from replicas.signing import PeerAuth, PeerKey

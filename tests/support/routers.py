@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from machine.server_process import ServerProcess
 from tests.support.waiting import until
-from tools.server_process import ServerProcess
 
 ROUTE = ("app.cli", "route")
 ASKED = {"question": "What?", "max_tokens": 4, "temperature": 0, "logprobs": True}

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("app", "cache", "engine_ext", "kernels", "measuring", "replicas", "tools", "training", "web")
+PACKAGES = ("app", "cache", "engine_ext", "kernels", "machine", "measuring", "replicas", "training", "web")
 MODULES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from app.commands.cluster import shares
+from machine.server_process import free_port
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 from tests.redis_server import RedisServer
 from tests.support.routers import ROUTE, Router
-from tools.server_process import free_port
 
 SECRET = "of these replicas alone"
 

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 from app.models.demo_model import DEMO_MODEL
+from machine.redis_process import NoRedisError, RedisProcess
 from tests.engine.server import TesseraServer
-from tools.redis_process import NoRedisError, RedisProcess
 from web.example import Example, example_file
 
 EXAMPLE = Example.read(example_file(str(DEMO_MODEL)))

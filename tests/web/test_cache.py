@@ -4,9 +4,9 @@
 import pytest
 from playwright.sync_api import Page, expect
 
+from measuring.quality.questions.demo_language import DEFAULT_SYSTEM
 from tests.support.ask_page import HOSTILE
 from tests.web.conftest import EXAMPLE
-from training.demo.language import DEFAULT_SYSTEM
 
 NUM_PARAGRAPHS = 40
 

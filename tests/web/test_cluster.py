@@ -7,10 +7,10 @@ import time
 import pytest
 from playwright.sync_api import expect
 
+from machine.server_process import ServerProcess
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import Replica
 from tests.support.accessibility import check
-from tools.server_process import ServerProcess
 
 
 @pytest.fixture(scope="module")

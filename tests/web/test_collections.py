@@ -8,11 +8,11 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from app.documents.readers import READERS
+from measuring.quality.questions.demo_language import DEFAULT_SYSTEM
 from tests.app.pdfs import make_pdf
 from tests.support.ask_page import ANSWER, HOSTILE, drop
 from tests.support.tier_servers import archived
 from tests.web.conftest import EXAMPLE
-from training.demo.language import DEFAULT_SYSTEM
 
 QUESTION = EXAMPLE.questions[0]
 FOLDER = {

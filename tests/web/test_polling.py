@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import CDPSession, Page, expect
 
-from tools.server_process import group_members
+from machine.server_process import group_members
 
 HOUR_MS = 3_600_000
 EVERY_MS = 2000

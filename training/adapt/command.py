@@ -11,9 +11,9 @@ from typing import Any, Final, TextIO
 
 import psutil
 
+from machine.folders import check_replaceable, replaced_folder
+from machine.progress import progress, say
 from measuring.kit.arguments import Parser, UsageError, positive
-from tools.folders import check_replaceable, replaced_folder
-from tools.progress import progress, say
 
 _MARK: Final = "adapted.json"
 """File with the run's plan and losses; only a folder with it is replaced."""

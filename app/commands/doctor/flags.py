@@ -25,9 +25,9 @@ from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import TierConfigError
 from engine_ext.start.connectors import ADDRESSING, Addressing, other_connectors
 from engine_ext.start.memory import set_cpu_defaults
-from tools.machine import cpu_flags, cpu_model, instruction_sets
-from tools.progress import first_line
-from tools.server_process import is_free
+from machine.processor import cpu_flags, cpu_model, instruction_sets
+from machine.progress import first_line
+from machine.server_process import is_free
 
 _TIER_FIXES: Final = {
     "file": "make it a directory that this user may write to",

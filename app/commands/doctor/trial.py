@@ -21,9 +21,9 @@ from app.settings import Settings
 from engine_ext.start.startup import SWITCHED_OFF
 from engine_ext.start.support import unsupported_reason
 from engine_ext.start.vllm_log import telling_lines
-from tools.process_watch import starter_environment
-from tools.progress import progress
-from tools.server_process import RUN_MODULE, group_members, last_words, python_path
+from machine.process_watch import starter_environment
+from machine.progress import progress
+from machine.server_process import RUN_MODULE, group_members, last_words, python_path
 
 _TERM_S: Final = 20
 _KILL_S: Final = 20

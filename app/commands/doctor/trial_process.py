@@ -24,7 +24,7 @@ def main() -> None:
     from app.models.packaged_models import local_model
     from app.server import abandon_start
     from app.settings import load_settings
-    from tools.process_watch import end_with_starter
+    from machine.process_watch import end_with_starter
 
     end_with_starter()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -21,37 +22,72 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from engine_ext.core.attention.decoding import SparseStep
-from engine_ext.core.attention.probes import ProbingRow
-from engine_ext.core.attention.readers import readers
-from engine_ext.core.attention.requests import Step
+from engine_ext.core.attention.decoding import DecodingSelection, SparseStep
+from engine_ext.core.attention.probes import Probes, ProbingRow
+from engine_ext.core.attention.readers import Readers
+from engine_ext.core.attention.requests import AttendingRequests, Step
 from engine_ext.core.attention.rows import BatchRow, rows_of
+from engine_ext.core.connector import chunk_connector
 
 _STEP = "tessera_step"
 """Attribute of a step's metadata, which all layers share: the step's :class:`_Plan`."""
 
 
 class _Dense(NamedTuple):
-    """Tokens that vLLM computes as ever, and its metadata for them."""
+    """Tokens left to vLLM's own attention, and its metadata for them."""
 
     tokens: Tensor
     metadata: CPUAttentionMetadata
 
 
+class _Measured(NamedTuple):
+    """Tokens of probes, whose attention is measured beside its computation."""
+
+    probes: Probes
+    rows: list[ProbingRow]
+
+    def measure(self, layer: str, query: Tensor, key: Tensor, scale: float) -> None:
+        self.probes.measure(layer, query, key, self.rows, scale)
+
+
+class _Attended(NamedTuple):
+    """Tokens that attend to the pool."""
+
+    requests: AttendingRequests
+    step: Step
+
+    def concerns(self, layer: str) -> bool:
+        return True
+
+    def compute(self, impl: "ChunkAttentionImpl", layer: Any, query: Tensor, kv_cache: Tensor, output: Tensor) -> None:
+        self.requests.attend(layer.layer_name, query, output, self.step, impl.scale)
+
+
 class _Sparse(NamedTuple):
     """Tokens that read some blocks, and metadata whose rows are their KV heads; it lacks the block table."""
 
+    selection: DecodingSelection
     step: SparseStep
     metadata: CPUAttentionMetadata
 
+    def concerns(self, layer: str) -> bool:
+        return layer in self.selection.layers
+
+    def compute(self, impl: "ChunkAttentionImpl", layer: Any, query: Tensor, kv_cache: Tensor, output: Tensor) -> None:
+        chosen = query[self.step.tokens]
+        table = self.selection.table(layer.layer_name, chosen, self.step, impl.scale)
+        output[self.step.tokens] = impl.of_heads(layer, chosen, table, kv_cache, self.metadata)
+
 
 class _Plan(NamedTuple):
-    """The parts of a step beyond vLLM's attention; ``dense`` are the other tokens, if any."""
+    """A step beyond vLLM's attention: ``computed`` tokens, if any, ``dense`` ones beside them, and ``measured`` ones.
 
-    probing: list[ProbingRow]
-    attending: Step | None = None
-    sparse: _Sparse | None = None
-    dense: _Dense | None = None
+    A server has one kind of computed tokens at most: attending to the pool excludes a budget of blocks.
+    """
+
+    measured: _Measured | None
+    computed: _Attended | _Sparse | None
+    dense: _Dense | None
 
 
 class ChunkAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
@@ -66,17 +102,25 @@ class ChunkAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
         return metadata
 
     def _plan(self, common: CommonAttentionMetadata) -> _Plan | None:
-        if readers().are_idle:
+        readers = _registered()
+        if readers is None or readers.are_idle:
             return None
-        attending, probes, decoding = readers().attending, readers().probes, readers().decoding
         starts, lengths = (each.tolist() for each in (common.query_start_loc_cpu, common.seq_lens))
         rows = rows_of(starts, lengths, common.block_table_tensor)
-        probing = probes.step(rows) if probes is not None else []
-        if attending is not None and (step := attending.step(rows)) is not None:
-            return _Plan(probing, step, dense=self._dense(common, step.dense))
-        if decoding is not None and (sparse := decoding.step(rows)) is not None:
-            return _Plan(probing, None, self._sparse(common, sparse), self._dense(common, sparse.dense))
-        return _Plan(probing) if probing else None
+        measured: _Measured | None = None
+        computed: _Attended | _Sparse | None = None
+        dense = None
+        for reader in readers:
+            if not (step := reader.step(rows)):
+                continue
+            match reader:
+                case Probes():
+                    measured = _Measured(reader, step)
+                case AttendingRequests():
+                    computed, dense = _Attended(reader, step), self._dense(common, step.dense)
+                case DecodingSelection():
+                    computed, dense = self._sparse(common, reader, step), self._dense(common, step.dense)
+        return _Plan(measured, computed, dense) if measured or computed else None
 
     def _dense(self, common: CommonAttentionMetadata, rows: Sequence[tuple[int, BatchRow]]) -> _Dense | None:
         if not rows:
@@ -92,13 +136,13 @@ class ChunkAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
         )
         return _Dense(tokens, super().build(0, chosen))
 
-    def _sparse(self, common: CommonAttentionMetadata, step: SparseStep) -> _Sparse:
+    def _sparse(self, common: CommonAttentionMetadata, selection: DecodingSelection, step: SparseStep) -> _Sparse:
         builder = copy(self)
         builder.num_heads, builder.num_kv_heads = self.num_heads // self.num_kv_heads, 1
         lengths = [length for length in step.lengths for _ in range(self.num_kv_heads)]
         nothing = common.block_table_tensor.new_empty(0)
         chosen = _of_rows(common, [1] * len(lengths), lengths, nothing, common.slot_mapping[:0])
-        return _Sparse(step, CPUAttentionMetadataBuilder.build(builder, 0, chosen))
+        return _Sparse(selection, step, CPUAttentionMetadataBuilder.build(builder, 0, chosen))
 
 
 class ChunkAttentionImpl(CPUAttentionBackendImpl):
@@ -120,11 +164,9 @@ class ChunkAttentionImpl(CPUAttentionBackendImpl):
     ) -> Tensor:
         """As vLLM's."""
         plan = _plan_of(attn_metadata)
-        attending, probes, decoding = readers().attending, readers().probes, readers().decoding
-        if plan is not None and plan.probing and probes is not None:
-            probes.score(layer.layer_name, query, plan.probing, self.scale)
-        is_sparse = decoding is not None and layer.layer_name in decoding.layers
-        if plan is None or (plan.attending is None and (plan.sparse is None or not is_sparse)):
+        if plan is not None and plan.measured is not None:
+            plan.measured.measure(layer.layer_name, query, key, self.scale)
+        if plan is None or plan.computed is None or not plan.computed.concerns(layer.layer_name):
             result: Tensor = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
             return result
         if plan.dense is not None:
@@ -132,16 +174,10 @@ class ChunkAttentionImpl(CPUAttentionBackendImpl):
             dense = torch.empty_like(output[tokens])
             super().forward(layer, query[tokens], key, value, kv_cache, metadata, dense, *args, **kwargs)
             output[tokens] = dense
-        if plan.attending is not None and attending is not None:
-            attending.attend(layer.layer_name, query, output.view(query.shape), plan.attending, self.scale)
-        elif plan.sparse is not None and decoding is not None:
-            step, metadata = plan.sparse
-            chosen = query[step.tokens]
-            table = decoding.table(layer.layer_name, chosen, step, self.scale)
-            output.view(query.shape)[step.tokens] = self._of_heads(layer, chosen, table, kv_cache, metadata)
+        plan.computed.compute(self, layer, query, kv_cache, output.view(query.shape))
         return output
 
-    def _of_heads(
+    def of_heads(
         self, layer: Any, query: Tensor, table: Tensor, kv_cache: Tensor, metadata: CPUAttentionMetadata
     ) -> Tensor:
         """Attention of queries ``[tokens, heads, D]`` to the blocks ``table`` ``[tokens, KV heads, blocks]``."""
@@ -168,6 +204,13 @@ class ChunkAttentionBackend(CPUAttentionBackend):
     def get_builder_cls() -> type[ChunkAttentionMetadataBuilder]:
         """As vLLM's."""
         return ChunkAttentionMetadataBuilder
+
+
+def _registered() -> Readers | None:
+    """The readers of this process's worker; ``None`` before it has one, as in vLLM's profiling run."""
+    if not has_kv_transfer_group() or (worker := chunk_connector().worker) is None:
+        return None
+    return worker.readers
 
 
 def _plan_of(metadata: CPUAttentionMetadata | None) -> _Plan | None:

@@ -6,7 +6,7 @@ the first, the last ones, and those between that its own query attends to most, 
 makes no difference whether it is computed alone, with drafts, or again after a preemption.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, NamedTuple
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine_ext.core.attention.rows import BatchRow
+from engine_ext.wire.plan import TransferPlan
 from kernels.paged import LayerKV
 from kernels.selection import Representation, SelectionPolicy, block_shares, represent_blocks
 
@@ -69,6 +70,14 @@ class DecodingSelection:
         self._represented: dict[str, list[int]] = {}
         """By request, its represented blocks: those behind the first, in order."""
         self._kept: dict[str, dict[str, Tensor]] = {name: {} for name in layers}
+
+    @property
+    def is_idle(self) -> bool:
+        """False: any request may generate a token behind the budget."""
+        return False
+
+    def update(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
+        """Do nothing: which blocks are represented shows in each step's rows."""
 
     @property
     def layers(self) -> frozenset[str]:

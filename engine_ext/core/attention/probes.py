@@ -1,42 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of segments by the attention that a probe's tokens pay them.
+"""The attention that a request's tokens pay to each token of its context, in a few layers.
 
-A *probe* is a request of the question alone. Its queries, turned to each segment's distance, meet the
-representations of the segments' keys in a few layers; so chunks are scored before any of them is loaded.
+A *probe* is a request that attends to its context in the pool and computes a question behind it. Its queries meet the
+keys of the context where these are read, so what is measured is the model's own attention over the composed context.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine_ext.core.attention.rows import BatchRow
-from engine_ext.core.pages import PageTags, tokens_of
-from engine_ext.wire.plan import Probe, TransferPlan
+from engine_ext.core.pages import tokens_of
+from engine_ext.wire.plan import Span, TransferPlan
 from kernels.paged import LayerKV
 from kernels.rope import AngleTables, rotate_keys
-from kernels.selection import Representation, SelectionPolicy, shares
+
+_MOST_LOGITS: Final = 1 << 24
 
 
 @dataclass(slots=True)
 class _Running:
-    """A probe under way: its segments by layer, the rotations of its queries, its sums over ``num_seen`` tokens."""
+    """A probe under way: the spans of its context, its sums so far, and its own keys by layer.
 
-    kept: list[dict[str, Representation]]
+    ``weights`` are sums over ``num_rows`` rows, each one token in one layer.
+    """
+
+    spans: Sequence[Span]
     turns: AngleTables
-    scores: Tensor
+    weights: Tensor
     num_seen: int
+    num_rows: int = 0
+    own: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, probe: Probe, kept: list[dict[str, Representation]]) -> "_Running":
-        turns = torch.tensor([-delta for _, delta in probe.segments])
-        return cls(kept, AngleTables(turns), torch.zeros(len(kept)), probe.first_token)
+    def of(cls, plan: TransferPlan) -> "_Running":
+        turns = torch.tensor([-span.delta for span in plan.loads])
+        return cls(plan.loads, AngleTables(turns), torch.zeros(plan.num_loaded_tokens), plan.num_loaded_tokens)
+
+    def add(self, layer: str, kv: LayerKV, query: Tensor, key: Tensor, scale: float) -> None:
+        """Add the attention of new tokens, float32 ``query`` ``[tokens, heads, D]``, ``key`` ``[tokens, heads, D]``."""
+        earlier = self.own.get(layer, key[:0])
+        own = self.own[layer] = torch.cat([earlier, key])
+        cos, sin = self.turns.of(kv.frequencies)
+        logits = []
+        for i, span in enumerate(self.spans):
+            turned = rotate_keys(query, cos[i : i + 1], sin[i : i + 1], kv.frequencies.is_neox)
+            keys = tokens_of(kv.key_pool, span.pages, span.skipped + span.length)[span.skipped :]
+            logits.append(_products(turned, keys))
+        seen = torch.arange(len(own)) <= len(earlier) + torch.arange(len(query))[:, None]
+        logits.append(_products(query, own).masked_fill(~seen[:, None], -torch.inf))
+        shares = (torch.cat(logits, -1) * scale).softmax(-1)
+        self.weights += shares[..., : len(self.weights)].mean((0, 2)).sum(0)
+        self.num_rows += len(query)
 
 
 class ProbingRow(NamedTuple):
-    """Tokens ``[first, end)`` of a step, which score a probe's segments."""
+    """Tokens ``[first, end)`` of a step, which a probe has not seen yet."""
 
     running: _Running
     first: int
@@ -44,53 +66,25 @@ class ProbingRow(NamedTuple):
 
 
 class Probes:
-    """The probes of one worker, and representations of segments in its ``layers``.
+    """The probes of one worker, which measure in its ``layers``.
 
-    ``tags`` are those of the pool's pages; ``request_ids`` returns the requests of a step's rows, in order.
+    ``request_ids`` returns the requests of a step's rows, in order.
     """
 
-    def __init__(
-        self,
-        layers: Mapping[str, LayerKV],
-        tags: PageTags,
-        policy: SelectionPolicy,
-        request_ids: Callable[[], Sequence[str]],
-    ) -> None:
+    def __init__(self, layers: Mapping[str, LayerKV], request_ids: Callable[[], Sequence[str]]) -> None:
         self._layers = layers
-        self._tags = tags
-        self._policy = policy
         self._request_ids = request_ids
-        self._kept: dict[int, dict[str, Representation]] = {}
         self._running: dict[str, _Running] = {}
-        self._scores: dict[int, Tensor] = {}
-        """Scores by probes' ids, until they are taken: a probe answers before this worker learns of its end."""
-
-    def represent(self, number: int, pages: Sequence[int], tag: int, num_tokens: int) -> int:
-        """Keeps a representation of the segment in ``pages`` as ``number``; returns its bytes.
-
-        Raises :class:`WrongPagesError`.
-        """
-        self._tags.check(pages, tag)
-        kept = {
-            name: self._policy.represent(tokens_of(kv.key_pool, pages, num_tokens)) for name, kv in self._layers.items()
-        }
-        self._tags.check(pages, tag)  # a writer removes them first
-        self._kept[number] = kept
-        return sum(tensor.nbytes for layer in kept.values() for tensor in layer.values())
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Drops the representations of these segments."""
-        for number in numbers:
-            self._kept.pop(number, None)
+        self._measured: dict[int, _Running] = {}
+        """By the probes' numbers, until they are taken: a probe answers before this worker learns of its end."""
 
     def update(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
-        """Takes in new probes, and forgets ended ones."""
+        """Take in new probes, and forget ended ones."""
         for request_id in ended:
             self._running.pop(request_id, None)
         for request_id, plan in started.items():
-            if (probe := plan.probe) is not None and all(number in self._kept for number, _ in probe.segments):
-                running = _Running.of(probe, [self._kept[number] for number, _ in probe.segments])
-                self._running[request_id], self._scores[probe.id] = running, running.scores
+            if plan.probe is not None:
+                self._running[request_id] = self._measured[plan.probe] = _Running.of(plan)
 
     @property
     def is_idle(self) -> bool:
@@ -98,7 +92,7 @@ class Probes:
         return not self._running
 
     def step(self, rows: Sequence[BatchRow]) -> list[ProbingRow]:
-        """The tokens of a step that score segments, each token of a probe once."""
+        """The tokens of a step that count, each token of a probe once."""
         found = []
         for request_id, row in zip(self._request_ids(), rows, strict=False):
             running = self._running.get(request_id)
@@ -109,19 +103,25 @@ class Probes:
             found.append(ProbingRow(running, row.first + row.num_tokens - new, row.first + row.num_tokens))
         return found
 
-    def score(self, layer: str, query: Tensor, rows: Iterable[ProbingRow], scale: float) -> None:
-        """Adds a layer's attention from these rows of ``query`` ``[tokens, heads, D]``."""
+    def measure(self, layer: str, query: Tensor, key: Tensor, rows: Iterable[ProbingRow], scale: float) -> None:
+        """Add a layer's attention from these rows of ``query`` and ``key``, each ``[tokens, heads, D]``."""
         if (kv := self._layers.get(layer)) is None:
             return
         for running, first, end in rows:
-            cos, sin = running.turns.of(kv.frequencies)
-            queries = [
-                rotate_keys(query[first:end], cos[i : i + 1], sin[i : i + 1], kv.frequencies.is_neox)
-                for i in range(len(cos))
-            ]
-            running.scores += shares(self._policy, queries, [each[layer] for each in running.kept], scale)
+            # So few tokens at a time that their logits take some 64 MiB.
+            step = max(1, _MOST_LOGITS // (query.shape[1] * (len(running.weights) + end - first)))
+            for start in range(first, end, step):
+                part = slice(start, min(start + step, end))
+                running.add(layer, kv, query[part].float(), key[part].float(), scale)
 
-    def take(self, probe: int) -> list[float] | None:
-        """The scores of a probe that has answered, once; ``None`` if a segment of it was unknown."""
-        scores = self._scores.pop(probe, None)
-        return None if scores is None else scores.tolist()
+    def take(self, probe: int) -> tuple[int, list[float]] | None:
+        """The rows measured by a probe, and their sum of attention to each token of the context; once."""
+        measured = self._measured.pop(probe, None)
+        return None if measured is None else (measured.num_rows, measured.weights.tolist())
+
+
+def _products(query: Tensor, keys: Tensor) -> Tensor:
+    """Logits ``[KV heads, tokens, heads of each, keys]``, not yet scaled, of ``query`` ``[tokens, heads, D]``."""
+    tokens, _, size = query.shape
+    grouped = query.reshape(tokens, keys.shape[1], -1, size).transpose(0, 1)
+    return torch.matmul(grouped, keys.float().permute(1, 2, 0)[:, None])

@@ -4,32 +4,69 @@
 Which row of a step belongs to which request is known from the model runner's batch.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from cache.windows import Window
 from engine_ext.core.attention.rows import BatchRow
 from engine_ext.wire.plan import Span, TransferPlan
-from kernels.attention.plan import AttendingRow, AttentionPlan, ChunkAttention, PooledSegment, Tail, plan_step, runs_of
+from kernels.attention.plan import (
+    BLOCKS,
+    AttendingRow,
+    AttentionPlan,
+    ChunkAttention,
+    Run,
+    Segment,
+    Tail,
+    plan_step,
+    runs_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """A request's context: its segments, their pages and tags, and the number of tokens."""
+    """A request's context: its segments, their pages and tags, the number of tokens before its own; its windows."""
 
-    segments: tuple[PooledSegment, ...]
+    segments: tuple[Segment, ...]
     spans: tuple[Span, ...]
     num_tokens: int
+    windows: tuple[Window, ...]
 
     @classmethod
     def of(cls, plan: TransferPlan, page_tokens: int) -> "_Context":
         segments = tuple(
-            PooledSegment(runs_of(span.pages, page_tokens, span.skipped, span.length), span.length, span.delta)
+            Segment(runs_of(span.pages, page_tokens, span.skipped, span.length), span.length, span.delta)
             for span in plan.loads
         )
-        return cls(segments, plan.loads, plan.num_loaded_tokens)
+        return cls(segments, plan.loads, plan.num_loaded_tokens, plan.windows)
+
+    def rows(self, row: BatchRow, block_tokens: int) -> Iterator[AttendingRow]:
+        """The attention of the request's tokens in a step."""
+
+        def runs(first: int, end: int) -> tuple[Run, ...]:
+            return runs_of(row.blocks, block_tokens, first, end - first)
+
+        if not self.windows:
+            own = row.length - self.num_tokens
+            yield AttendingRow(row.first, row.num_tokens, self.segments, Tail(runs(self.num_tokens, row.length), own))
+            return
+        begin, at = row.length - row.num_tokens, self.num_tokens
+        earlier: list[Segment] = []
+        for window in self.windows:
+            first, end = max(begin, at), min(row.length, at + window.length)
+            # The window's tokens are so many positions behind their place; all else moves along with them.
+            shift = at - window.position
+            if first < end:
+                before = [
+                    each for each, span in zip(self.segments, self.spans, strict=True) if span.start < window.start
+                ]
+                seen = [replace(each, delta=each.delta + shift) for each in (*before, *earlier)]
+                yield AttendingRow(row.first + first - begin, end - first, seen, Tail(runs(at, end), end - at))
+            at += window.length
+            earlier.append(Segment(runs(at - window.length, at), window.length, -shift, BLOCKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +114,13 @@ class AttendingRequests:
 
     def step(self, rows: Sequence[BatchRow]) -> Step | None:
         """Plans a step; ``None`` if no row of it attends to the pool."""
-        attending, dense = [], []
+        attending, dense = list[AttendingRow](), []
         for number, (request_id, row) in enumerate(zip(self._request_ids(), rows, strict=False)):
             context = self._contexts.get(request_id)
             if context is None:
                 dense.append((number, row))
             else:
-                attending.append(self._attending(context, row))
+                attending += context.rows(row, self._block_tokens)
                 self._ran[request_id] = row.blocks[(context.num_tokens - 1) // self._block_tokens]
         return Step(plan_step(attending), dense) if attending else None
 
@@ -95,12 +132,6 @@ class AttendingRequests:
         """The last step's requests: the block where each one's context ends, and its segments."""
         ran, self._ran = self._ran, {}
         return [(block, self._contexts[request_id].spans) for request_id, block in ran.items()]
-
-    def _attending(self, context: _Context, row: BatchRow) -> AttendingRow:
-        first, skipped = divmod(context.num_tokens, self._block_tokens)
-        length = row.length - context.num_tokens
-        runs = runs_of(row.blocks[first:], self._block_tokens, skipped, length)
-        return AttendingRow(row.first, row.num_tokens, context.segments, Tail(runs, length))
 
 
 def attention_reason(modules: Mapping[str, Any]) -> str | None:

@@ -5,9 +5,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 from torch import Tensor
 
@@ -15,8 +15,17 @@ from cache.tiers.chain import Events, TierChain
 from cache.tiers.tier import Address, Buffer
 from engine_ext.core.prefixes.mover import BlockMover
 from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileLabel, pack_file, unpack_file
-from engine_ext.wire.file_transfer import Answer
-from engine_ext.wire.prefix import BlockCommand, file_key, is_block_of
+from engine_ext.wire.prefix import file_key, is_block_of
+from engine_ext.wire.worker_messages import (
+    Answer,
+    BlockMessage,
+    CountBlocks,
+    DropBlocks,
+    ReleaseBlocks,
+    StageBlocks,
+    StopBlocks,
+    block_message,
+)
 from kernels.threads import use_one_thread
 
 logger = logging.getLogger(__name__)
@@ -97,43 +106,48 @@ class BlockFiles:
     # In threads
 
     def answer(self, connection: Connection) -> None:
-        """Carries out one command."""
-        command = BlockCommand.from_bytes(connection.recv_bytes())
-        connection.send_bytes(self._carried_out(command).to_bytes())
+        """Carries out one message."""
+        connection.send_bytes(self.carried_out(block_message(connection.recv_bytes())).to_bytes())
 
-    def _carried_out(self, command: BlockCommand) -> Answer:
+    def carried_out(self, message: BlockMessage) -> Answer:
+        """The answer to a message."""
         answer = Answer()
         try:
-            answer.count = self._verbs[command.verb](command)
+            match message:
+                case StageBlocks():
+                    answer.count = self._stage(message)
+                case ReleaseBlocks():
+                    self._release(message)
+                case DropBlocks():
+                    self._drop(message)
+                case StopBlocks():
+                    self._stop()
+                case CountBlocks():
+                    self._count(answer)
+                case _:
+                    assert_never(message)
         except Exception as error:
             logger.exception("a command for blocks in tiers failed")
             answer.error = repr(error)
-        if command.verb == "status":  # asked by the app, which counts
-            with self._lock:
-                answer.events, self._events = self._events, []
-            answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
         return answer
 
-    @property
-    def _verbs(self) -> dict[str, Callable[[BlockCommand], int]]:
-        return {
-            "stage": self._stage,
-            "release": self._release,
-            "drop": self._drop,
-            "stop": self._stop,
-            "status": lambda _: len(self._waiting) + (self._writing is not None) + self._is_busy,
-        }
+    def _count(self, answer: Answer) -> None:
+        """Counts for the app, which therefore gets the tiers' events as well."""
+        answer.count = len(self._waiting) + (self._writing is not None) + self._is_busy
+        with self._lock:
+            answer.events, self._events = self._events, []
+        answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
 
-    def _stage(self, command: BlockCommand) -> int:
+    def _stage(self, message: StageBlocks) -> int:
         deadline, found = time.monotonic() + self._timeout_s, dict[str, Tensors]()
         with self._lock:
             room = MOST_STAGED_BYTES // self._mover.num_bytes - sum(map(len, self._staged.values()))
-            self._staged[command.stage] = found
-        for key in command.keys[: max(0, room)]:
+            self._staged[message.name] = found
+        for key in message.keys[: max(0, room)]:
             if (
                 self._is_stopped
                 or time.monotonic() > deadline
-                or (tensors := self._read(command.namespace, key)) is None
+                or (tensors := self._read(message.namespace, key)) is None
             ):
                 break
             found[key] = tensors
@@ -152,15 +166,14 @@ class BlockFiles:
         self._note_all(events)
         return found[1] if found is not None else None
 
-    def _release(self, command: BlockCommand) -> int:
+    def _release(self, message: ReleaseBlocks) -> None:
         with self._lock:
-            self._staged.pop(command.stage, None)
-        return 0
+            self._staged.pop(message.name, None)
 
-    def _drop(self, command: BlockCommand) -> int:
+    def _drop(self, message: DropBlocks) -> None:
         def is_meant(address: Address) -> bool:
             is_own = (address.rank, address.ranks) == (self._engine.rank, self._engine.ranks)
-            return is_own and is_block_of(address.key, self._engine.fingerprint, command.namespace)
+            return is_own and is_block_of(address.key, self._engine.fingerprint, message.namespace)
 
         with self._lock:
             self._waiting = deque(each for each in self._waiting if not is_meant(each[0]))
@@ -168,13 +181,11 @@ class BlockFiles:
         events = Events()
         self._chain.delete_all(is_meant, events)
         self._note_all(events)
-        return 0
 
-    def _stop(self, _: BlockCommand) -> int:
+    def _stop(self) -> None:
         with self._lock:
             self._is_stopped = True
             self._waiting.clear()
-        return 0
 
     def _write_all(self) -> None:
         use_one_thread()

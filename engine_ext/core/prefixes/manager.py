@@ -20,7 +20,8 @@ from vllm.v1.kv_offload.base import (
 )
 
 from engine_ext.core.prefixes.worker_links import WorkerLinks
-from engine_ext.wire.prefix import BlockCommand, PrefixTag
+from engine_ext.wire.prefix import PrefixTag
+from engine_ext.wire.worker_messages import ReleaseBlocks, StageBlocks
 
 _MOST_KNOWN: Final = 100_000
 """Blocks of which the manager remembers that tiers have them."""
@@ -52,12 +53,12 @@ class _Prefix:
     def stage(self, workers: WorkerLinks) -> None:
         """Has the workers read the files of all keys."""
         keys = list(map(bytes.hex, self.keys))
-        self.staging = workers.ask(BlockCommand("stage", self.name, self.tag.namespace, keys))
+        self.staging = workers.ask(StageBlocks(self.name, self.tag.namespace, keys))
 
     def release(self, workers: WorkerLinks) -> None:
         """Has the workers forget the files, once they have read them."""
         if self.staging is not None:
-            self.staging.add_done_callback(lambda _: workers.ask(BlockCommand("release", self.name)))
+            self.staging.add_done_callback(lambda _: workers.ask(ReleaseBlocks(self.name)))
 
     def num_staged(self) -> int | None:
         """The keys, from the first on, whose files are staged; ``None`` while they are read."""

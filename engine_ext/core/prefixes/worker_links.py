@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Client, Connection
 from typing import Final
 
-from engine_ext.wire.file_transfer import Answer
-from engine_ext.wire.prefix import BlockCommand, blocks_address
+from engine_ext.wire.prefix import blocks_address
+from engine_ext.wire.worker_messages import Answer, BlockMessage
 
 logger = logging.getLogger(__name__)
 
@@ -23,15 +23,15 @@ class WorkerLinks:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefixes")
         self._of_thread = threading.local()
 
-    def ask(self, command: BlockCommand) -> "Future[int]":
+    def ask(self, message: BlockMessage) -> "Future[int]":
         """The least count in the workers' answers; 0 if one does not answer."""
-        return self._threads.submit(self._ask, command)
+        return self._threads.submit(self._ask, message)
 
-    def _ask(self, command: BlockCommand) -> int:
+    def _ask(self, message: BlockMessage) -> int:
         try:
             connections = self._connections()
             for connection in connections:
-                connection.send_bytes(command.to_bytes())
+                connection.send_bytes(message.to_bytes())
             return min(Answer.from_bytes(connection.recv_bytes()).count for connection in connections)
         except (EOFError, OSError) as error:
             logger.warning("a worker's tiers can't be asked: %r", error)

@@ -4,9 +4,9 @@
 import random
 from collections.abc import Iterator, Sequence
 
+from measuring.quality.questions.demo_episodes import Episode, Shape, make_episode
+from measuring.quality.questions.demo_language import PLAIN_QUESTIONS, PLAIN_STATEMENTS
 from measuring.quality.questions.questions import Question
-from training.demo.episodes import Episode, Shape, make_episode
-from training.demo.language import PLAIN_QUESTIONS, PLAIN_STATEMENTS
 
 CHUNKS = (2, 4, 8, 16)
 _QUESTIONS_PER_EPISODE = 5

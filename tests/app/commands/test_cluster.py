@@ -9,7 +9,7 @@ import yaml
 
 from app.commands import cluster
 from app.commands.cluster import ALERTS, Part, main, named_replicas, prometheus_config, shares
-from tools.server_process import ROOT
+from machine.server_process import ROOT
 
 
 def test_cores_are_divided_and_none_is_left_over():

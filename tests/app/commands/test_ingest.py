@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.commands import ingest
-from tools.http_client import http_client
+from machine.http_client import http_client
 
 Answer = Callable[[str, bytes], httpx.Response]
 
@@ -137,7 +137,7 @@ def test_files_that_cannot_be_read_fail_alone(server: Server, run, tmp_path: Pat
     assert (code, list(server.files)) == (1, ["a.txt", "z.txt"])
     assert "failed: gone.txt: No such file or directory" in said
     assert "failed: caf\\xe9.txt: its name is not UTF-8" in said
-    assert "its name has control characters" in said
+    assert "failed: new\\nline.txt: its name has control characters" in said
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads all files")
@@ -208,6 +208,22 @@ def test_a_collection_is_needed(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     with pytest.raises(SystemExit):
         ingest.main([str(tmp_path)])
     assert "--collection" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [("--collection", "../chunks"), ("--collection", ""), ("--max-tokens", "15")])
+def test_flags_that_no_server_takes_are_refused_before_any_file(
+    server: Server, run, capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: tuple[str, str]
+) -> None:
+    write(tmp_path, a_txt="A")
+    with pytest.raises(SystemExit):
+        run(tmp_path, *flags)
+    assert (f"argument {flags[0]}: " in capsys.readouterr().err, server.files) == (True, {})
+
+
+def test_a_server_without_a_scheme_is_told_once(run, tmp_path: Path) -> None:
+    write(tmp_path, a_txt="A", b_txt="B")
+    code, said = run(tmp_path, "--server", "127.0.0.1:8000")
+    assert (code, said.count("missing an 'http://' or 'https://' protocol")) == (2, 1)
 
 
 def test_an_empty_folder_and_a_missing_one(server: Server, run, tmp_path: Path) -> None:

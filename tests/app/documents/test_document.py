@@ -97,6 +97,21 @@ def test_a_separator_splits_documents_from_the_question():
     assert question == "why?"
 
 
+def test_the_first_line_keeps_its_indentation():
+    code = "    if x:\n        y()\n"
+    assert Document(f" \n\r\n{code}\n ", None, " T ").render() == f"T\n{code}\n"
+    assert Document(f"\n{code}").render() == f"{code}\n"
+    assert Document("\n \n", None, "T").render() == "T\n\n"
+
+
+def test_blanks_behind_a_separator_are_indentation_only_if_it_ends_its_line():
+    assert split_by_separator("  a\n  b | c | d", "|", "p")[0] == [Document("a\n  b "), Document("c ")]
+    assert split_by_separator("  a\n  b\n---\n  c\n---\nd", "\n---\n", "p")[0] == [
+        Document("  a\n  b"),
+        Document("  c"),
+    ]
+
+
 def test_text_without_the_separator_is_the_question_unchanged():
     assert split_by_separator(" why? ", " # # ", "p") == ([], " why? ")
 

@@ -69,6 +69,7 @@ HTML: dict[str, Callable[[int], str]] = {
     "tables": lambda n: "<table><tr><td>" * n + "x",
     "titled tables": lambda n: "<table><caption>y<tr><td>" * n + "x",
     "rows": lambda n: "<table>" + "<tr><td>a<td>b" * n,
+    "one long row": lambda n: "<table>" + "<tr><td>x" * n + "<tr>" + "<td>a" * n,
     "columns": lambda n: "<table><tr><td>x<tr>" + "<td>a" * n,
     "row spans": lambda n: "<table>" + "<tr><td rowspan=65000>x<td>y" * (n // 40),
     "column spans": lambda n: "<table>" + "<tr><td colspan=1000>x" * (n // 40),
@@ -79,6 +80,8 @@ HTML: dict[str, Callable[[int], str]] = {
     "options": lambda n: "<select><option>x" * n,
     "superscripts": lambda n: "<sup>" * n + "x",
     "subscripts": lambda n: "1<sub>2</sub>" * n,
+    "inputs": lambda n: "<input value=x>" * n,
+    "formulas": lambda n: "<math>" + "<msup><mi>x<mn>2</msup>" * n,
     "ruby": lambda n: "<ruby>a<rt>b" * n,
     "breaks": lambda n: "<br>" * n + "x",
     "brackets": lambda n: "<" * n,
@@ -120,6 +123,8 @@ FILES: dict[str, tuple[str, Callable[[int], str | bytes]]] = {
     **{f"HTML: {name}": ("a.html", shape) for name, shape in HTML.items()},
     "CSV: rows": ("a.csv", lambda n: "a,b\n" * n),
     "CSV: columns": ("a.csv", lambda n: "a," * n),
+    "CSV: one long row": ("a.csv", lambda n: "a\n" * n + "a," * n),
+    "CSV: long header": ("a.csv", lambda n: "a," * n + ("\n" + "x" * 900) * (n // 50)),
     "CSV: quotes": ("a.csv", lambda n: '"' * n),
     "CSV: long lines": ("a.csv", lambda n: ("x" * 900 + ",y\n") * (n // 50)),
     "RTF: groups": ("a.rtf", lambda n: _rtf("{" * n + "x" + "}" * n)),
@@ -130,6 +135,8 @@ FILES: dict[str, tuple[str, Callable[[int], str | bytes]]] = {
     "e-mail: lines": ("a.eml", lambda n: message("x", "a line\n" * n)),
     "e-mail: a header": ("a.eml", lambda n: ("Subject: " + "=?utf-8?q?a?= " * (n // 8) + "\n\nx").encode()),
     "e-mail: parts": ("a.eml", lambda n: message("x", "y", **{f"f{i}_txt": b"z" for i in range(n // 99)})),
+    "e-mail: headers": ("a.eml", lambda n: "To: a@b.c\n" * n + "\nx"),
+    "e-mail: nested": ("a.eml", lambda n: _nested_message(n // 200)),
     "notebook: cells": ("a.ipynb", _notebook),
     "document: paragraphs": ("a.docx", lambda n: docx(paragraph("x") * n)),
     "document: rows": ("a.docx", lambda n: docx(_rows(n))),
@@ -139,8 +146,13 @@ FILES: dict[str, tuple[str, Callable[[int], str | bytes]]] = {
     "presentation: slides": ("a.pptx", lambda n: pptx(*[shape("x")] * (n // 99))),
     "book: chapters": ("a.epub", lambda n: _book(n // 40)),
     "PDF: pages": ("a.pdf", lambda n: make_pdf(*[["text"]] * (n // 40))),
+    "PDF: boxes": ("a.pdf", lambda n: make_pdf(["text"], boxes={f"b{i}": True for i in range(n // 8)})),
     "PDF: lines": ("a.pdf", lambda n: make_pdf(["text"] * n)),
 }
+
+
+def _nested_message(depth: int) -> str:
+    return "".join(f"Content-Type: multipart/mixed; boundary=b{i}\n\n--b{i}\n" for i in range(depth)) + "\nx"
 
 
 def _book(chapters: int) -> bytes:
@@ -152,12 +164,15 @@ def seconds(name: str, file: str | bytes) -> float:
     """CPU time to read and split a file."""
     content = file.encode() if isinstance(file, str) else file
     gc.collect()
+    gc.disable()  # it runs once in a while, and then through all that other tests have left
     started = time.process_time()
     try:
         for _ in split(read(content, name), 256, words):
             pass
     except (UnreadableFileError, RecursionError):
         pass
+    finally:
+        gc.enable()
     return time.process_time() - started
 
 

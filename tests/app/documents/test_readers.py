@@ -48,6 +48,14 @@ def html(page: str | bytes) -> str:
         ("<p>a<br>b<br><br>c", "a\nb\n\nc"),
         ("<h1>One<br>two</h1><p>three", "# One two\n\nthree"),
         ("<math><msup><mi>x</mi><mn>2</mn></msup><mfrac><mn>1</mn><mn>3</mn></mfrac></math>", "x^21/3"),
+        ("<math><msqrt><mn>2</mn></msqrt><msub><mi>x</mi><mn>1</mn></msub></math>", "√2x_1"),
+        ("<p><b>Note:</b> a<i>b</i> <em>(c)</em> <strong>Grüße:</strong>", "Note: ab (c) Grüße:"),
+        ("<p>Price <del>100</del> <s>é:</s> <ins>80</ins>", "Price ~~100~~ ~~é:~~ 80"),
+        (
+            "<p>Name <input value=Ada><input type=hidden value=x>! <input type=CHECKBOX checked>a <input type=radio>b",
+            "Name Ada ! [x] a [ ] b",
+        ),
+        ("<p>re&shy;set", "reset"),
         ("<head><title>Emergency: 4711</title></head><body></body>", "Emergency: 4711"),
         ("<p>a\x0cb\x00c", "a bc"),
         ("<select><option>red<option>blue</select>", "red\nblue"),
@@ -99,8 +107,11 @@ def test_each_part_of_a_long_table_has_the_header() -> None:
         ('Name;Price\n"Pump;";12,5\n"a\nb";3', "| Name | Price |\n| --- | --- |\n| Pump; | 12,5 |\n| a b | 3 |"),
         ('a,b\n1,"x ""q"" | y"', '| a | b |\n| --- | --- |\n| 1 | x "q" \\| y |'),
         ("a\tb\n1\t2", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
+        ("Prices\n\nName;Price\nPump, big;3", "| Prices |  |\n| --- | --- |\n| Name | Price |\n| Pump, big | 3 |"),
+        ("Name, first;Price\nA;3", "| Name, first | Price |\n| --- | --- |\n| A | 3 |"),
+        ("a;b\n1,5;2,5\n2,5;3,5", "| a | b |\n| --- | --- |\n| 1,5 | 2,5 |\n| 2,5 | 3,5 |"),
         ("sep=|\na|b\n1|2", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
-        ("a,b\r\n1\r\n1,2,3\r\n", "| a | b |  |\n| --- | --- | --- |\n| 1 |  |  |\n| 1 | 2 | 3 |"),
+        ("a,b\r\n1\r\n1,2,3\r\n", "| a | b |  |\n| --- | --- | --- |\n| 1 |\n| 1 | 2 | 3 |"),
     ],
 )  # fmt: skip
 def test_csv_is_a_table(file: str, expected: str) -> None:
@@ -126,6 +137,11 @@ GERMAN, CHINESE, JAPANESE = (
         (GERMAN, "utf-16"),
         ("\ufeff" + GERMAN, "utf-16-be"),
         pytest.param(GERMAN, "utf-16-le", id="without BOM"),
+        pytest.param(GERMAN, "utf-16-be", id="big-endian without BOM"),
+        pytest.param(f"{CHINESE}，有三座桥。", "utf-16-le", id="Chinese without BOM"),
+        (GERMAN, "utf-32"),
+        ("다리의 길이는 삼백이십 미터입니다", "euc_kr"),
+        ("สะพานยาวสามร้อยยี่สิบเมตร", "cp874"),
         (GERMAN, "latin-1"),
         ("“Brand™” – €5", "cp1252"),
         (CHINESE, "gb18030"),
@@ -145,7 +161,13 @@ def test_declarations_come_before_guesses() -> None:
     assert html("<meta charset=shift_jis><p>日本".encode("shift_jis")) == "日本"
     declared = xhtml(f"<p>{GERMAN}</p>").replace('"1.0"', '"1.0" encoding="iso-8859-1"')
     assert html(declared.encode("latin-1")) == GERMAN
+    assert html(f"<meta charset=utf-8><p>{GERMAN}".encode("latin-1")) == GERMAN  # a declaration that is wrong
     assert html("<p>Some English text.<p>Brand™ 👨‍👩‍👧".encode()) == "Some English text.\n\nBrand™ 👨‍👩‍👧"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.html"])
+def test_a_damaged_character_does_not_change_the_others(name: str) -> None:
+    assert text(f"{GERMAN} ".encode() * 9 + b"\xff" + JAPANESE.encode(), name) == f"{GERMAN} " * 9 + "\ufffd" + JAPANESE
 
 
 def test_line_ends_marks_and_data_uris_are_cleaned() -> None:
@@ -161,6 +183,8 @@ def test_pdf_pages_forms_and_hyphens() -> None:
     assert [made.text[start : start + 4] for start in made.page_starts] == ["Head", "\n\nHe", "Head"]
     assert text(make_pdf(["The clean-", "ing of the x-", "Ray"]), "a.pdf") == "The cleaning of the x-Ray"
     assert text(make_pdf(["Your policy number:"], field="Number 7342"), "a.pdf").split("\n")[-1] == "Number 7342"
+    boxes = make_pdf(["Smoker:", "Driver:"], field="7342", boxes={"smoker": True, "driver": False})
+    assert text(boxes, "a.pdf").split("\n")[-3:] == ["7342", "[x] smoker", "[ ] driver"]
     assert text(make_pdf(["Locked."], password=""), "a.pdf") == "Locked."
     assert text(make_pdf(["Turned."], rotate=90), "a.pdf") == "Turned."
 
@@ -205,6 +229,8 @@ def test_slides_are_pages() -> None:
     made = read(pptx(shape("Pump", "title") + shape("It is blue."), shape("Valve", "title")), "a.pptx")
     assert made.text.strip() == "## Pump\n\nIt is blue.\n\n## Valve"
     assert [made.text[start:].split("\n")[0] for start in made.page_starts] == ["## Pump", "## Valve"]
+    made = read(pptx("", shape("one"), "", shape("two")), "a.pptx")
+    assert [made.text[start:].strip().split("\n")[0] for start in made.page_starts] == ["one", "one", "two", "two"]
 
 
 def test_books_are_read_in_the_order_of_their_spine() -> None:
@@ -223,6 +249,27 @@ def test_messages_with_alternatives_and_attachments() -> None:
     )
 
 
+def mixed(*parts: str, kind: str = "mixed") -> str:
+    return (
+        f"Content-Type: multipart/{kind}; boundary={kind}\n\n"
+        + "".join(f"--{kind}\n{part}\n" for part in parts)
+        + f"--{kind}--\n"
+    )
+
+
+def test_all_parts_of_messages_that_mail_programs_show() -> None:
+    page = "Content-Type: text/html\n\n<p>Hi 42<img src=cid:1>"
+    picture = 'Content-Type: image/png; name="p.png"\nContent-Disposition: inline\n\nABC'
+    note = 'Content-Type: text/plain; name="n.txt"\nContent-Disposition: inline; filename="n.txt"\n\nA note.'
+    plain = "Content-Type: text/plain\n\n"
+    made = mixed(mixed(page, picture, kind="related"), note, f"{plain}After it.")
+    assert text(f"Subject: s\n{made}", "a.eml") == "# s\n\nHi 42\n\n# n.txt\n\nA note.\n\nAfter it."
+    assert text(mixed(page, f"{plain}Plain.", kind="alternative"), "a.eml") == "Plain."
+    assert text(mixed(f"{plain} ", page, kind="alternative"), "a.eml") == "Hi 42"
+    inner = "Content-Type: message/rfc822\n\nSubject: Inner\n\nBelow."
+    assert text(mixed(f"{plain}See", inner), "a.eml") == "See\n\n# Inner\n\nBelow."
+
+
 def test_notebooks_with_outputs() -> None:
     outputs = [
         {"output_type": "stream", "text": ["out 42\n"]},
@@ -230,7 +277,9 @@ def test_notebooks_with_outputs() -> None:
             "output_type": "execute_result",
             "data": {"text/plain": ["<df>"], "text/html": ["<table><tr><td>a<td>b<tr><td>1<td>2"]},
         },
-        {"output_type": "display_data", "data": {"image/png": "iVBO"}},
+        {"output_type": "display_data", "data": {"image/png": "iVBO", "application/json": {"a": 1}}},
+        {"output_type": "display_data", "data": {"text/plain": ["<Markdown>"], "text/markdown": ["It is ", "**7**."]}},
+        {"output_type": "display_data", "data": {"text/plain": ["<HTML>"], "text/html": ["<b>It is 8.</b>"]}},
         {"output_type": "error", "traceback": ["\x1b[0;31mValueError\x1b[0m: no", "line 2"]},
     ]
     cells = [
@@ -240,7 +289,7 @@ def test_notebooks_with_outputs() -> None:
     notebook = {"metadata": {"kernelspec": {"language": "python"}}, "cells": cells}
     assert text(json.dumps(notebook), "a.ipynb") == (
         "# Title\nHalf \ufffd and 😀.\n\n````python\ndef f():\n    return '```'\n````\n\n```\nout 42\n```\n\n"
-        "| a | b |\n| --- | --- |\n| 1 | 2 |\n\n```\nValueError: no\nline 2\n```"
+        "| a | b |\n| --- | --- |\n| 1 | 2 |\n\nIt is **7**.\n\nIt is 8.\n\n```\nValueError: no\nline 2\n```"
     )
 
 

@@ -130,7 +130,11 @@ None."""
     ("text", "titles"),
     [
         ("# C#\n\na", ["C#"]),
-        ("# A *b* `c` #\n\na", ["A *b* `c`"]),
+        ("# A *b* `c` #\n\na", ["A b c"]),
+        ("# See [the *docs*](http://x/y) ![logo](z)\n\na", ["See the docs logo"]),
+        ("# <a name='x'></a>Install\n\na", ["Install"]),
+        ("# AT&amp;T \\# C\\# foo_bar_baz\n\na", ["AT&T # C# foo_bar_baz"]),
+        ("---\n# made by hand\n\ntitle: x\n---\n# A\n\na", [None, "A"]),
         ("Setup\n=====\n\na\n\nUse\nit\n---\n\nb", ["Setup", "Setup › Use it"]),
         ("#hashtag\n\n    # code\n\na", [None]),
         ("# A\n\n```sh install```\n\n# B\n\nb", ["A", "B"]),

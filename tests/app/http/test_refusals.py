@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.testclient import TestClient
 
 from app.http.refusals import REASONS, RETRY_AFTER_S, Reason, RefusalMiddleware, refusal
-from tools.server_process import ROOT
+from machine.server_process import ROOT
 
 
 @pytest.fixture

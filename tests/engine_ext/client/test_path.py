@@ -8,8 +8,8 @@ from typing import Any
 
 from cache.lease import ChunkStatus
 from cache.positions.layout import ChunkedPrompt
+from machine.server_process import ROOT
 from tests.engine_ext.fake_llm import ask, chunk, make_engine
-from tools.server_process import ROOT
 
 MOST_FILES = 16
 

@@ -50,16 +50,16 @@ async def test_a_quota_that_another_request_uses_up() -> None:
     manager.release(held)
 
 
-async def test_a_quota_that_only_link_tokens_exceed() -> None:
-    """Three pages for the segments and one for the second chunk's link tokens."""
+async def test_a_quota_that_only_windows_exceed() -> None:
+    """Three pages for the segments and one for a window."""
     quotas = {"default": Quota(pages=3)}
     engine, llm = make_engine(quota_of=lambda owner: quotas[owner])
-    linked = replace(OPTIONS, link_tokens=2)
-    refused = await outcomes(engine, options=linked)
+    anew = replace(OPTIONS, recompute=0.5)
+    refused = await outcomes(engine, options=anew)
     assert refused == [("full", "the chunks need more than what 'default' may have of the pool")] * 2
     assert not llm.computed, "nothing is computed in vain"
     quotas["default"] = Quota(pages=4)
-    assert await outcomes(engine, options=linked) == [("chunked", None)] * 2
+    assert await outcomes(engine, options=anew) == [("chunked", None)] * 2
 
 
 @pytest.mark.parametrize(

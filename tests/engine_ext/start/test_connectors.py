@@ -8,8 +8,8 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from app.models.random_model import build_preset
 from engine_ext.start.connectors import ADDRESSING, attach_connector
-from tools.random_model import build_preset
 
 OURS = "engine_ext.core.connector.ChunkCacheConnector"
 

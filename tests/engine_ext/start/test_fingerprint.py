@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from app.models.random_model import build_preset
 from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
-from tools.random_model import build_preset
 
 
 def digest(path, load_format="auto"):

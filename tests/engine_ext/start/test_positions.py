@@ -6,10 +6,10 @@ from contextlib import nullcontext
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from app.models.random_model import build_random_model
 from engine_ext.client.position_limit import longest_chunk, trained_positions, window_of
 from engine_ext.start.positions import check_window, extend_positions
 from engine_ext.start.support import UnsupportedFlagError
-from tools.random_model import build_random_model
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.advice import OTHERWISE, remedy_for
+from app.models.random_model import build_preset
 from cache.config import ChunkCacheUse
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.start import startup
 from engine_ext.start.startup import SWITCHED_OFF, ChunkCacheOptions, RequiredCacheError, start_chunk_engine
 from tests.support.comparing_llm import ComparingLLM
-from tools.random_model import build_preset
 
 POOL = {"num_pages": 400, "page_bytes": 1, "block_order": "order"}
 GPT_OSS = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "head_dim": 64, "vocab_size": 1000}

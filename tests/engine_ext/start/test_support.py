@@ -12,6 +12,7 @@ import torch
 from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from app.models.random_model import build_preset
 from cache.positions.layout import PositionStrategy
 from cache.positions.strategy import UNKNOWN, DefaultStrategy, strategy_for
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
@@ -23,7 +24,6 @@ from engine_ext.start.support import (
     unsupported_reason,
 )
 from tests.support.ascend import Layer, Model, Rope
-from tools.random_model import build_preset
 
 
 @pytest.fixture(scope="module")

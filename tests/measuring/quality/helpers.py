@@ -14,10 +14,10 @@ from starlette.types import ASGIApp
 
 from app.documents.document import Document
 from app.http.sse import ReportInserter
-from app.modes import link_tokens, strategy_of
+from app.modes import recompute_of, strategy_of
 from cache.lease import ChunkStatus
 from cache.positions.layout import PositionStrategy
-from cache.report import Links, Report, ReportedChunk, ReportedTokens
+from cache.report import Report, ReportedChunk, ReportedTokens
 from engine_ext.client.request import CacheOptions, Ticket
 from measuring.quality.client import FORCED_TOKENS
 from measuring.quality.metrics import REFUSAL
@@ -54,7 +54,6 @@ def write_questions(path: Path, count: int) -> Path:
 
 def make_report(mode: str, *statuses: str, reason: str | None = None, reused: int = 0) -> dict:
     """Clients' part of a cache report."""
-    number = link_tokens(mode)
     strategy = PositionStrategy.SHARED if mode == "full" else strategy_of(mode)
     statuses = [None] if mode == "full" else [ChunkStatus(status) for status in statuses or ("hit",)]
     return Report(
@@ -65,7 +64,7 @@ def make_report(mode: str, *statuses: str, reason: str | None = None, reused: in
         tokens=ReportedTokens(prompt=100, reused=reused, computed=100 - reused, fill_computed=0),
         chunks=[ReportedChunk(index=i, id=None, key=None, tokens=9, status=each) for i, each in enumerate(statuses)],
         timings_ms={},
-        links=Links(tokens=number, context="chained") if number else None,
+        recompute=0 if mode == "full" else recompute_of(mode),
     ).to_dict()
 
 
@@ -132,8 +131,8 @@ class FakeServer:
 
 def asked_mode(body: dict) -> str:
     cache = body["cache"]
-    number = cache.get("link_tokens")
-    return f"link-{number}" if number else cache.get("position_strategy") or cache["mode"]
+    anew = cache.get("recompute")
+    return (cache.get("position_strategy") or cache["mode"]) + (f"+{100 * anew:.0f}%" if anew else "")
 
 
 def _event(*choices: dict) -> bytes:

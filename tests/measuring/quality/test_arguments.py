@@ -52,17 +52,17 @@ def test_without_a_file_questions_are_in_plain_english(given, output):
 
 
 def test_modes_are_in_their_own_order():
-    modes = "link-16,offset%25,offset,link-8,full,offset"
-    assert parse(["--demo", "--modes", modes]).modes == ("full", "offset", "offset%25", "link-8", "link-16")
+    modes = "offset+25%,offset%25,offset,offset+15%,full,offset"
+    assert parse(["--demo", "--modes", modes]).modes == ("full", "offset", "offset%25", "offset+15%", "offset+25%")
 
 
 def test_a_calibration_has_every_mode():
     args = parse(["m", "--questions", "data/q.jsonl"], "calibrate")
-    everywhere = ("full", "shared", "parallel", "offset", "link-8", "link-16", "link-32")
+    everywhere = ("full", "shared", "parallel", "offset")
     assert args.modes is None
-    assert evaluated(args.calibrates, special({"leaves_out": False})) == everywhere
-    sparse = evaluated(args.calibrates, special({"leaves_out": True}))
-    assert sparse == (*everywhere[:4], "offset%50", "offset%25", *everywhere[4:])
+    assert evaluated(args.calibrates, special({"measures_attention": False})) == everywhere
+    more = ("offset%50", "offset%25", "offset+15%", "offset%50+15%", "offset+25%")
+    assert evaluated(args.calibrates, special({"measures_attention": True})) == (*everywhere, *more)
     assert (args.tolerance, args.profile, args.output) == (2.0, None, Path("results/calibrate-q"))
 
 

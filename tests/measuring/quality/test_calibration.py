@@ -5,14 +5,14 @@ from contextlib import nullcontext
 
 import pytest
 
+from app.models.random_model import build_preset
 from app.profile import Profile, ProfileError
 from measuring.quality import calibration
 from measuring.quality.calibration import LEAST_ANSWERS, kinds, main
 from measuring.quality.summary import rows_by_chunks
 from tests.measuring.quality.helpers import Reply, asked_mode, make_report, make_result, write_questions
-from tools.random_model import build_preset
 
-MODES = {"full": 1.0, "shared": 0.1, "offset": 0.105, "link-8": 0.2, "link-16": 0.3}
+MODES = {"full": 1.0, "shared": 0.1, "offset": 0.105, "offset+15%": 0.2, "offset+25%": 0.3}
 """With times to first token."""
 
 
@@ -36,10 +36,10 @@ def profile(accuracies, chunks=2, count=100, tolerance=0.02, times=MODES, missin
 @pytest.mark.parametrize(
     ("accuracies", "mode"),
     [
-        ({"full": 0.9, "shared": 0.9, "offset": 0.85, "link-8": 0.9}, "shared"),
-        ({"full": 0.9, "shared": 0.88, "offset": 0.89, "link-8": 0.9}, "offset"),
-        ({"full": 0.9, "shared": 0.87, "offset": 0.8, "link-8": 0.89, "link-16": 0.9}, "link-8"),
-        ({"full": 0.9, "shared": 0.5, "offset": 0.6, "link-8": 0.7, "link-16": 0.87}, "full"),
+        ({"full": 0.9, "shared": 0.9, "offset": 0.85, "offset+15%": 0.9}, "shared"),
+        ({"full": 0.9, "shared": 0.88, "offset": 0.89, "offset+15%": 0.9}, "offset"),
+        ({"full": 0.9, "shared": 0.87, "offset": 0.8, "offset+15%": 0.89, "offset+25%": 0.9}, "offset+15%"),
+        ({"full": 0.9, "shared": 0.5, "offset": 0.6, "offset+15%": 0.7, "offset+25%": 0.87}, "full"),
         ({"full": 0.5, "shared": 0.6}, "shared"),
         ({"full": 0.9}, "full"),
     ],

@@ -6,8 +6,8 @@ import pytest
 from app.documents.document import Document
 from measuring.kit.client import RefusedError, ServerError, SetupError
 from measuring.quality.client import FORCED_TOKENS, LEAD, AskOptions, ServerInfo, TesseraClient
+from measuring.quality.divergence import TOP
 from tests.measuring.quality.helpers import TEMPLATE_ERROR, Reply, make_question, make_report
-from tools.divergence import TOP
 
 OPTIONS = AskOptions("m", 32, "No idea")
 
@@ -34,10 +34,10 @@ def describe(server):
     ("mode", "cache"),
     [
         ("full", {"mode": "full"}),
-        ("shared", {"position_strategy": "shared", "link_tokens": 0}),
-        ("parallel", {"position_strategy": "parallel", "link_tokens": 0}),
-        ("offset", {"position_strategy": "offset", "link_tokens": 0}),
-        ("link-16", {"position_strategy": "offset", "link_tokens": 16}),
+        ("shared", {"position_strategy": "shared", "recompute": 0.0}),
+        ("parallel", {"position_strategy": "parallel", "recompute": 0.0}),
+        ("offset", {"position_strategy": "offset", "recompute": 0.0}),
+        ("offset+15%", {"position_strategy": "offset", "recompute": 0.15}),
     ],
 )
 async def test_what_is_sent(server, ask, mode, cache):

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 
 from measuring.quality.questions.demo import CHUNKS, demo_questions
-from training.demo.language import split_of
+from measuring.quality.questions.demo_language import split_of
 
 QUESTIONS = demo_questions(60)
 

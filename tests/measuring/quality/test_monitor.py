@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
+from machine import live_progress
+from machine.live_progress import shown
 from measuring.quality import monitor as module
 from measuring.quality.monitor import Monitor
 from tests.measuring.quality.helpers import make_report, make_result
-from tools import live_progress
-from tools.live_progress import shown
 
 
 @pytest.fixture

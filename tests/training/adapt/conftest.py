@@ -9,8 +9,8 @@ import torch
 from transformers import AutoTokenizer
 
 from app.documents.document import Document
+from app.models.random_model import build_preset
 from app.prompt.tokenization import SegmentTokenizer
-from tools.random_model import build_preset
 from training.adapt import trainer
 from training.adapt.material import Material, Template
 from training.adapt.model import load

@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse
 from app.access.signed import signing
 from app.cluster.router.app import build_app
 from app.cluster.router.settings import RouterSettings
+from machine.server_process import free_port
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import RegistryError, Replica
 from replicas.signing import HEADER, PeerKey
-from tools.server_process import free_port
 
 PREFIX, LEASE_S = "tessera:", 2.0
 

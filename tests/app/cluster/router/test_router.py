@@ -16,6 +16,7 @@ from websockets.exceptions import InvalidStatus
 
 from app.documents.request_documents import wanted_documents
 from cache.segments.holdings import Holding, Tier
+from machine.server_process import ServerProcess
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import Replica
 from replicas.signing import PeerKey
@@ -31,7 +32,6 @@ from tests.app.cluster.router.stand_in import (
     wait_for_disconnect,
 )
 from tests.support.waiting import eventually
-from tools.server_process import ServerProcess
 
 ASKED = {"system": "S", "chunks": ["one", "two"], "question": "?"}
 

@@ -23,10 +23,11 @@ from engine_ext.core.prefixes.mover import BlockMover
 from engine_ext.core.prefixes.worker_links import WorkerLinks
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.chunk_file import pack_file
-from engine_ext.wire.prefix import BlockCommand, PrefixTag, blocks_address, is_block, namespace_digest
+from engine_ext.wire.prefix import PrefixTag, blocks_address, is_block, namespace_digest
+from engine_ext.wire.worker_messages import CountBlocks, DropBlocks, StopBlocks
 from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, make_pool
-from measuring.device.memory import frequencies
+from kernels.reference import frequencies
 
 BLOCK, HEADS, SIZE, BLOCKS, WORKERS = 64, 2, 4, 24, 2
 PER_FILE = 2
@@ -106,7 +107,7 @@ class Server:
     def settle(self) -> None:
         """Waits until all files are written."""
         deadline = time.monotonic() + 30
-        while any(worker.files._carried_out(BlockCommand("status")).count for worker in self.workers):
+        while any(worker.files.carried_out(CountBlocks()).count for worker in self.workers):
             assert time.monotonic() < deadline
             time.sleep(0.005)
 
@@ -205,7 +206,7 @@ def test_damaged_files_are_missing(server: Server, tier: DirectoryTier) -> None:
         data[-1] ^= 1
         path.write_bytes(data)
     assert server.found(server.request(TAG)) == 0
-    events = server.workers[0].files._carried_out(BlockCommand("status")).events
+    events = server.workers[0].files.carried_out(CountBlocks()).events
     assert ("file", "corrupt") in events
 
 
@@ -218,11 +219,11 @@ def test_a_namespace_is_dropped_from_files_and_queue(
     server.store(server.request(TAG), KEYS[:3], SIX)
     server.store(server.request(acme), KEYS[:2], SIX)
     for worker in server.workers:
-        worker.files._carried_out(BlockCommand("drop", namespace=namespace_digest("acme")))
+        worker.files.carried_out(DropBlocks(namespace_digest("acme")))
     assert server.found(server.request(acme)) == 0
     assert server.found(server.request(TAG)) == 3
     for worker in server.workers:
-        worker.files._carried_out(BlockCommand("drop"))
+        worker.files.carried_out(DropBlocks())
     assert [stored.address for stored in tier.list()] == [chunk]
     assert not is_block(chunk.key)
 
@@ -239,7 +240,7 @@ def test_what_waits_is_dropped_too(tmp_path: Path) -> None:
     server = Server(tmp_path / "sockets", tier)
     for worker in server.workers:
         worker.files.store(namespace_digest("default"), [key.hex() for key in KEYS[:3]], SIX)
-    dropping = threading.Thread(target=server.workers[0].files._carried_out, args=(BlockCommand("drop"),))
+    dropping = threading.Thread(target=server.workers[0].files.carried_out, args=(DropBlocks(),))
     dropping.start()
     hold.set()
     dropping.join(30)
@@ -260,7 +261,7 @@ def test_what_is_being_written_is_dropped_too(tmp_path: Path, monkeypatch: pytes
     files = server.workers[0].files
     files.store(namespace_digest("default"), [KEYS[0].hex()], SIX)
     assert begun.wait(30)
-    dropping = threading.Thread(target=files._carried_out, args=(BlockCommand("drop"),))
+    dropping = threading.Thread(target=files.carried_out, args=(DropBlocks(),))
     dropping.start()
     dropping.join(0.2)  # without waiting for the write, it would find nothing to drop yet
     hold.set()
@@ -332,7 +333,7 @@ def test_memory_is_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
 def test_nothing_is_read_nor_written_after_a_stop(server: Server, tier: DirectoryTier) -> None:
     server.store(server.request(TAG), KEYS[:3], SIX)
     for worker in server.workers:
-        worker.files._carried_out(BlockCommand("stop"))
+        worker.files.carried_out(StopBlocks())
     assert server.found(server.request(TAG)) == 0
     before = len(list(tier.list()))
     server.store(server.request(TAG), KEYS, [*range(12)])

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Windows: short runs of a chunk's tokens that a request computes anew, behind everything before them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cache.positions.layout import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens ``[start, start + length)`` of a sequence, logically from ``position`` on."""
+
+    start: int
+    length: int
+    position: int
+
+    @property
+    def end(self) -> int:
+        """One past the last token."""
+        return self.start + self.length
+
+
+def recomputed_tokens(share: float, chunks: Sequence[Place]) -> int:
+    """The number of tokens that is a ``share`` of all tokens of ``chunks``."""
+    return int(share * sum(chunk.length for chunk in chunks))
+
+
+def choose_windows(
+    attention: Sequence[float], chunks: Sequence[Place], budget: int, window_tokens: int
+) -> list[tuple[int, int]]:
+    """Choose the windows of ``chunks`` that get most attention, as many as ``budget`` tokens can be.
+
+    ``attention`` is that of each token of all chunks in a row. Windows start at each chunk's first token; its last one
+    may be shorter. Returns first and end of runs of adjacent windows, as indices in the sequence, in its order.
+    """
+    offset = chunks[0].start
+    windows = [
+        (first, min(first + window_tokens, chunk.start + chunk.length))
+        for chunk in chunks
+        for first in range(chunk.start, chunk.start + chunk.length, window_tokens)
+    ]
+    totals = [sum(attention[first - offset : end - offset]) for first, end in windows]
+    chosen = []
+    for number in sorted(range(len(windows)), key=lambda number: (-totals[number], number)):
+        first, end = windows[number]
+        if end - first <= budget:
+            chosen.append((first, end))
+            budget -= end - first
+    return _joined(sorted(chosen), {chunk.start for chunk in chunks})
+
+
+def _joined(windows: Sequence[tuple[int, int]], starts: set[int]) -> list[tuple[int, int]]:
+    """Join windows that follow one another in a chunk."""
+    if not windows:
+        return []
+    cuts = [0, *(i for i, ((_, end), (first, _)) in enumerate(pairwise(windows), 1) if end != first or first in starts)]
+    return [(windows[cut][0], windows[after - 1][1]) for cut, after in pairwise([*cuts, len(windows)])]

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages arrive as they were sent, and nothing else is taken for one."""
+
+import msgspec
+import pytest
+
+from engine_ext.wire.chunk_file import ChunkFileLabel
+from engine_ext.wire.worker_messages import (
+    Answer,
+    CountBlocks,
+    Drop,
+    DropBlocks,
+    Fetch,
+    FindRecord,
+    KeepRecord,
+    ListRecords,
+    Load,
+    Read,
+    ReleaseBlocks,
+    StageBlocks,
+    StopBlocks,
+    Store,
+    block_message,
+    segment_message,
+)
+
+LABEL = ChunkFileLabel("engine", "0a", "", "0102", 0, 2)
+OF_SEGMENTS = [
+    Read(LABEL, [3, 4], 7),
+    Store(LABEL, [3, 4], 7),
+    Load(LABEL, [3, 4], 7, ("host", "file"), 0.5),
+    Fetch(LABEL, [3, 4], 7, "http://replica", {"key": "secret"}, 2.0),
+    Drop(LABEL),
+    KeepRecord(LABEL, b"\x00\xff"),
+    FindRecord(LABEL),
+    ListRecords("engine"),
+]
+OF_BLOCKS = [StageBlocks("a", "b", ["0c"]), ReleaseBlocks("a"), DropBlocks("b"), StopBlocks(), CountBlocks()]
+
+
+def test_messages_arrive_as_sent():
+    assert [segment_message(message.to_bytes()) for message in OF_SEGMENTS] == OF_SEGMENTS
+    assert [block_message(message.to_bytes()) for message in OF_BLOCKS] == OF_BLOCKS
+
+
+def test_answers_arrive_as_sent():
+    answer = Answer("", "file", "fetched", 3, [("file", "hit")], {"file": 9}, 2, ["0a"], b"\xff")
+    assert Answer.from_bytes(answer.to_bytes()) == answer
+
+
+def test_messages_for_blocks_are_none_for_segments():
+    for message in OF_BLOCKS:
+        with pytest.raises(msgspec.ValidationError):
+            segment_message(message.to_bytes())
+
+
+def test_fields_of_another_type_are_refused():
+    with pytest.raises(msgspec.ValidationError):
+        segment_message(msgspec.msgpack.encode({"type": "ListRecords", "fingerprint": 5}))

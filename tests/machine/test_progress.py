@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages for the user at the terminal."""
+
+import io
+import re
+import sys
+import threading
+
+import pytest
+
+from machine import progress
+
+
+def test_words_go_to_standard_error(capsys):
+    progress.say("hello")
+    assert capsys.readouterr() == ("", "tessera: hello\n")
+
+
+def test_progress_speaks_while_it_lasts(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_INTERVAL_S", 0.001)
+    said = threading.Event()
+    say = progress.say
+    monkeypatch.setattr(progress, "say", lambda message: (say(message), message.endswith(" s") and said.set()))
+    with progress.progress("starting"):
+        assert said.wait(30)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "tessera: starting …"
+    assert lines[1].startswith("tessera: starting … ")
+    assert "progress" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_progress_ends_with_an_error():
+    with pytest.raises(RuntimeError), progress.progress("starting"):
+        raise RuntimeError
+    assert "progress" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_stages_follow_one_another_each_with_its_time(capsys):
+    with progress.progress("loading") as shown:
+        shown.begin("checking")
+    said = re.sub(r"\d+\.\d s", "T", capsys.readouterr().err)
+    assert said.splitlines() == [
+        "tessera: loading …",
+        "tessera: loading: T",
+        "tessera: checking …",
+        "tessera: checking: T",
+    ]
+
+
+def test_a_terminal_has_one_live_line_that_others_lines_replace(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "12")
+    with progress.progress("loading the weights"):
+        progress.show("WARNING: x")
+    clear = "\x1b[2K"
+    assert terminal.getvalue().startswith(
+        f"{clear}tessera: lo\r{clear}WARNING: x\n{clear}tessera: loading the weights: "
+    )
+    assert terminal.getvalue().endswith(" s\n")
