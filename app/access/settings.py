@@ -10,9 +10,7 @@ class AccessSettings(BaseSettings):
 
     tenants: str | None = Field(None, description="file of tenants and hashes of their API keys, made by tessera key")
     allow_anonymous: bool = Field(False, description="listen beyond this machine without API keys")
-    allowed_host: str | None = Field(
-        None, description="names that a server without keys answers to, with commas, beside its own; *: any"
-    )
+    allowed_host: str | None = Field(None, description="further names of a server without keys, with commas; *: any")
     max_body_size: ByteSize = Field(ByteSize(64 << 20), gt=0, description="largest request, uploaded files included")
 
     def names(self) -> list[str]:
