@@ -50,7 +50,17 @@ class BrowserCheck:
         _, _, netloc = origin.partition("://")  # "null" has none: of a file, or a page that hides where it is from
         if not netloc:
             return False
-        return _bare(netloc) == _bare(host) or origin in self._origins or bool({_name(netloc), _ANY} & self._names)
+        return _is_at(netloc, host) or origin in self._origins or bool({_name(netloc), _ANY} & self._names)
+
+
+def is_of_own_page(scope: Scope) -> bool:
+    """Whether a browser says that a page of the address which is asked sent a request."""
+    headers = Headers(scope=scope)
+    return _is_at(headers.get("origin", "").partition("://")[2], headers.get("host", ""))
+
+
+def _is_at(netloc: str, host: str) -> bool:
+    return netloc != "" and _bare(netloc) == _bare(host)
 
 
 def _refused(words: str) -> Response:

@@ -7,7 +7,6 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -45,7 +44,6 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
 
     app = FastAPI(title="Tessera router", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_endpoints(registry, directory, chooser, metrics))
-    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
     browsers = browser_check(tenants, [settings.host, *settings.names()])
     app.add_middleware(AccessMiddleware, tenants=tenants, browsers=browsers)  # outside, before anything reads the body

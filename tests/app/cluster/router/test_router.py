@@ -320,6 +320,17 @@ async def test_who_has_not_sealed_a_heartbeat_gets_no_request(redis_server):
     assert other.requests == []
 
 
+async def test_pages_of_other_sites_get_no_further_and_the_routers_own_is_no_other_to_replicas(cluster):
+    """The replicas without keys, too, look where a request comes from."""
+    foreign = await cluster.client.post("/v1/rag/chat", json=ASKED, headers={"origin": "https://evil.example"})
+    assert (foreign.status_code, foreign.json()["error"]["reason"]) == (403, "cross_site")
+    assert not any(stand_in.requests for stand_in in cluster.stand_ins)
+    own = {"origin": cluster.url, "sec-fetch-site": "same-origin"}
+    assert (await cluster.client.post("/v1/rag/chat", json=ASKED, headers=own)).status_code == 200
+    ((scope, _),) = [asked for stand_in in cluster.stand_ins for asked in stand_in.requests]
+    assert not {b"origin", b"sec-fetch-site"} & {name for name, _ in scope["headers"]}
+
+
 async def test_replicas_do_not_ask_one_another_through_it(cluster):
     answer = await cluster.client.get("/peer/chunks/aa")
     assert (answer.status_code, answer.json()["error"]["reason"]) == (404, "not_found")
