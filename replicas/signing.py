@@ -114,10 +114,12 @@ class PeerAuth(httpx.Auth):
         self._key = key
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Raise ``httpx.RemoteProtocolError`` for an answer that isn't signed."""
+        """Raise ``httpx.RemoteProtocolError`` for an answer that isn't signed, but for refusals, which give nothing."""
         signature = self._key.sign(request.method, request.url.raw_path.decode("ascii"), request.content)
         request.headers[HEADER] = signature
         response = yield request
+        if not response.is_success:
+            return
         try:
             self._key.check_answer(response.headers.get(HEADER), signature, response.status_code, response.content)
         except SignatureError as error:

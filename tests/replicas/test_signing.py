@@ -106,6 +106,13 @@ def test_a_request_is_accepted_once() -> None:
             door.check(signature, "GET", TARGET)
 
 
+async def test_a_refusal_needs_no_signature() -> None:
+    """Anybody can refuse: then the work is done elsewhere."""
+    answer = httpx.MockTransport(lambda request: httpx.Response(503))
+    async with httpx.AsyncClient(transport=answer, auth=PeerAuth(PeerKey(SECRET))) as client:
+        assert (await client.post("http://a/peer/fills")).status_code == 503
+
+
 @pytest.mark.parametrize("is_honest", [True, False])
 async def test_a_client_takes_signed_answers_only(is_honest: bool) -> None:
     key = PeerKey(SECRET)
