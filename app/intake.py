@@ -135,6 +135,7 @@ def open_ticket(context: ServerContext, request: DocumentsRequest, retrieved: Fo
         options,
         tuple(document.id for document in documents),
         tuple(keys),
+        tuple(document.context or "" for document in documents) if any(each.context for each in documents) else (),
         decide=profile.applied if profile is not None and field.leaves_the_choice else None,
         retrieved=retrieved,
     )

@@ -118,7 +118,7 @@ class TuningSettings(BaseSettings):
         None, ge=1, description="of positions window, in tokens (default: half of the trained ones)"
     )
     chunk_recompute: float = Field(
-        0.0, ge=0, le=1, description="share of the chunks' tokens that is computed anew, where the question attends"
+        0.0, ge=0, le=1, description="share of chunks' tokens computed anew where the question attends"
     )
     chunk_sparse_budget: int | None = Field(None, ge=1, description="tokens of chunks that an answer may use")
     chunk_probe_layers: str | None = Field(

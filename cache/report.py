@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from cache.lease import ChunkStatus
-from cache.positions.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds
+from cache.positions.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds, unpack
 
 ScopeName = Literal["system", "isolated"]
 Milliseconds = Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
@@ -97,6 +97,8 @@ class Segment(Shape):
     kind: Literal["system", "chunk", "question"]
     token_ids: TokenIds
     position: int
+    context: TokenIds = ()
+    """Of a chunk: the tokens of its document that it was computed behind."""
 
 
 class Decided(Shape):
@@ -185,7 +187,8 @@ def explain_segments(prompt: ChunkedPrompt, layout: Layout | None) -> list[Segme
         positions = [p.position for p in (layout.system, *layout.chunks, layout.question)]
     else:
         positions = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
+    contexts: list[TokenIds] = [(), *(unpack(chunk.context) for chunk in prompt.chunks), ()]
     return [
-        Segment(kind=kind, token_ids=ids, position=position)
-        for kind, ids, position in zip(kinds, tokens, positions, strict=True)
+        Segment(kind=kind, token_ids=ids, position=position, context=context if layout is not None else ())
+        for kind, ids, position, context in zip(kinds, tokens, positions, contexts, strict=True)
     ]

@@ -34,6 +34,8 @@ Both are chosen by `attention`: that of the question, composed as in the strateg
 A generated token may read some blocks of the row (`score` with `blocks`): the first, the last two, and for each KV
 head those between that its own query attends to most, in a quarter of the channels. Answers are read token by token.
 
+Contexts (`score` with `contexts`, one for each chunk) stand between system segment and chunk where that is computed.
+
 Scope `isolated` is `score` with an `opening`: each chunk's K and V are computed behind the opening alone, and K is
 then moved to the chunk's place in the strategy; the system segment is computed alone, at position 0.
 """
@@ -152,6 +154,7 @@ class Oracle:
         opening: Sequence[int] | None = None,
         windows: Sequence[Sequence[tuple[int, int]]] | None = None,
         kept: Sequence[int] | None = None,
+        contexts: Sequence[Sequence[int]] | None = None,
         blocks: dict[str, Any] | None = None,
     ) -> Answer:
         """Like the strategy's method, but forced to follow `tokens`; `blocks` are arguments of `attend_to_blocks`."""
@@ -161,10 +164,10 @@ class Oracle:
             moved_by = len(segments[0]) + sum(map(len, segments[1])) - first
             context = self._compose(strategy, segments, segments[0], moved_by=moved_by)
             return self._decode(context._replace(blocks=blocks), forced=tokens)
-        if opening is None and not windows and kept is None:
+        if opening is None and not windows and kept is None and contexts is None:
             return self._decode(self._read(strategy, segments), forced=tokens)
         opening = segments[0] if opening is None else opening
-        context = self._compose(strategy, segments, opening, windows, kept=kept)
+        context = self._compose(strategy, segments, opening, windows, kept=kept, contexts=contexts)
         return self._decode(context, forced=tokens)
 
     def attention(
@@ -230,6 +233,7 @@ class Oracle:
         last: int = 1,
         kept: Sequence[int] | None = None,
         moved_by: int = 0,
+        contexts: Sequence[Sequence[int]] | None = None,
     ) -> Context:
         """A context composed of parts, each chunk computed behind `opening` and moved to its place.
 
@@ -240,9 +244,9 @@ class Oracle:
         places, first = chunk_places(strategy, start, chunks)
         system_at = max(0, first - start - window_of(strategy, chunks)) + moved_by
         parts = [self._keys_and_values(system, moved_by=system_at)] if system else []
-        for chunk, place in zip(chunks, places, strict=True):
-            skip = len(opening)
-            computed = self._keys_and_values([*opening, *chunk], moved_by=place - skip + moved_by)
+        for chunk, place, before in zip(chunks, places, contexts or [()] * len(chunks), strict=True):
+            skip = len(opening) + len(before)
+            computed = self._keys_and_values([*opening, *before, *chunk], moved_by=place - skip + moved_by)
             parts.append([(k[:, :, skip:], v[:, :, skip:]) for k, v in computed])
         if kept is not None:
             parts = [*parts[: len(parts) - len(chunks)], *(parts[len(parts) - len(chunks) + index] for index in kept)]

@@ -13,7 +13,7 @@ from starlette.datastructures import State, UploadFile
 
 from app.catalog.ingestion import ingestion_of
 from app.catalog.segments import Catalog
-from app.collections.passages import LONGEST_NAME, FileRecord, Passage, dropped_ids, passages_of
+from app.collections.passages import LONGEST_NAME, FileRecord, dropped_ids, passages_of
 from app.collections.store import About, Collections
 from app.documents.document import BadRequestError
 from app.documents.extraction import Extraction
@@ -88,7 +88,7 @@ class CollectionIngestion:
             if result.record is None and self._statuses.total() == self._statuses["failed"]:
                 failed.append(result)
                 continue
-            lines = self._computed(result.record.passages) if result.record else _nothing()
+            lines = self._computed(result.record) if result.record else _nothing()
             first = await anext(lines, None)
             for each in (*failed, result):
                 yield each.to_dict()
@@ -127,17 +127,22 @@ class CollectionIngestion:
             pieces = await self._extraction.split(content, name, most)
         except UnreadableFileError as error:
             return FileResult(name, "failed", None, str(error))
-        passages = await asyncio.to_thread(passages_of, pieces, name, self._about.name)
+        choices = name, self._about.name, self._about.context_tokens
+        passages = await asyncio.to_thread(passages_of, pieces, *choices)
         record = FileRecord(name, digest, len(content), most, passages)
         await asyncio.to_thread(self._collections.put, self._about, record)
         await self.drop(dropped_ids(before, record))
         return FileResult(name, "added" if before is None else "changed", record)
 
-    async def _computed(self, passages: Sequence[Passage]) -> AsyncIterator[dict[str, Any]]:
+    async def _computed(self, record: FileRecord) -> AsyncIterator[dict[str, Any]]:
         """Computes a file's passages; yields a line for each. Raises :class:`IngestionRefusedError`."""
+        passages = record.passages
         for start in range(0, len(passages), _BATCH):
             batch = passages[start : start + _BATCH]
-            chunks = [RagChunk(id=each.id, text=each.text, title=each.title) for each in batch]
+            chunks = [
+                RagChunk(id=each.id, text=each.text, title=each.title, context=record.context_of(each))
+                for each in batch
+            ]
             request = IngestRequest.model_validate(
                 {"system": self._about.system, "chunks": chunks, "cache": {"namespace": self._about.namespace}}
             )

@@ -60,7 +60,7 @@ class Keeper:
         Raises :class:`CapacityError` if it can't be pinned, and :class:`IdConflictError`.
         """
         document = self.documents[chunk.document]
-        content = RegisteredText(document.text, document.title)
+        content = RegisteredText(document.text, document.title, document.context)
         if self._document_keys:
             self._manager.name(self._document_keys[chunk.document], entry)
         if chunk.id is not None:
@@ -82,7 +82,7 @@ class Keeper:
         for document in self.documents:
             if document.id is None:
                 continue
-            content = RegisteredText(document.text, document.title)
+            content = RegisteredText(document.text, document.title, document.context)
             if given.setdefault(document.id, content) != content:
                 raise IdConflictError(f"chunk id {document.id!r} is given with two texts")
             self._manager.ids.check(self.namespace, document.id, content)

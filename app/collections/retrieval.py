@@ -59,7 +59,7 @@ class Retrieval:
         """
         turns = [request.question] if request.question is not None else _user_texts(request.messages, "messages")
         about, passages, found = await self._find(field, turns, request.cache.namespace)
-        chunks = [RagChunk(id=each.id, text=each.text, title=each.title) for each in passages]
+        chunks = [RagChunk(id=each.id, text=each.text, title=each.title, context=context) for each, context in passages]
         has_system = request.system or system_texts({"messages": request.messages})
         system = request.system if has_system else about.system
         return request.model_copy(update={"chunks": chunks, "system": system}), found
@@ -75,8 +75,8 @@ class Retrieval:
         turns = next((_user_texts(body[name], name) for name in ("messages", "input") if body.get(name)), [])
         about, passages, found = await self._find(_parsed(given), turns, _namespace(body.get("cache")))
         body["documents"] = [
-            {"id": each.id, "data": {"text": each.text, **({"title": each.title} if each.title else {})}}
-            for each in passages
+            {"id": each.id, "data": _fields(text=each.text, title=each.title, context=context)}
+            for each, context in passages
         ]
         if about.system and not system_texts(body):
             _add_system(path, body, about.system)
@@ -97,7 +97,8 @@ class Retrieval:
 
     async def _find(
         self, field: RetrieveField, turns: Sequence[str], namespace: str | None
-    ) -> tuple[About, list[Passage], Found]:
+    ) -> tuple[About, list[tuple[Passage, str]], Found]:
+        """The collection, passages of it with their contexts, and their list for the report."""
         try:
             own = own_namespace(namespace)
         except NamespaceRefusedError as error:
@@ -113,7 +114,12 @@ class Retrieval:
             logger.exception("The retriever %s failed.", type(self._retriever).__name__)
             raise RetrieverFailedError(f"the retriever failed: {type(error).__name__}: {error}") from error
         degraded = ranked.degraded if isinstance(ranked, Ranking) else None
-        return corpus.about, [each for each, _ in passages], Found(list(starmap(_listed, passages)), degraded)
+        behind = [(each, corpus.files[each.file].context_of(each)) for each, _ in passages]
+        return corpus.about, behind, Found(list(starmap(_listed, passages)), degraded)
+
+
+def _fields(**fields: str | None) -> dict[str, str]:
+    return {name: value for name, value in fields.items() if value}
 
 
 def _namespace(cache: Any) -> str | None:

@@ -81,13 +81,17 @@ class _UnreadableError(sqlite3.DatabaseError):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A collection's choices, made when it begins. Its passages are computed behind ``system``."""
+    """A collection's choices, made when it begins.
+
+    Its passages are computed behind ``system``, and behind up to ``context_tokens`` tokens before them in their file.
+    """
 
     name: str
     namespace: str
     system: str
     max_tokens: int
     created_at: float
+    context_tokens: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,11 +146,17 @@ class Collections:
         self._lock = threading.Lock()
 
     def begin(
-        self, namespace: str, name: str, system: str | None, max_tokens: int | None, default_tokens: int
+        self,
+        namespace: str,
+        name: str,
+        system: str | None,
+        max_tokens: int | None,
+        default_tokens: int,
+        context_tokens: int | None = None,
     ) -> About:
         """The collection, or a new one, stored with its first file; ``None`` stands for its choice, or the default.
 
-        Raises :class:`CollectionConflictError` for another system prompt or length.
+        Raises :class:`CollectionConflictError` for another choice than the collection's.
         """
         about, deleted_at = None, 0.0
         with _database(self._path(namespace, name)) as database:
@@ -156,8 +166,8 @@ class Collections:
         if about is None:
             # After the deletion, by which put() tells it from the deleted one, even if the clock was set back.
             created_at = max(time.time(), deleted_at + 1e-3)
-            return About(name, namespace, system or "", max_tokens or default_tokens, created_at)
-        _check_choices(about, system, max_tokens)
+            return About(name, namespace, system or "", max_tokens or default_tokens, created_at, context_tokens or 0)
+        _check_choices(about, system, max_tokens, context_tokens)
         return about
 
     def put(self, about: About, record: FileRecord) -> None:
@@ -369,7 +379,7 @@ def _about(database: sqlite3.Connection) -> About | None:
         return None if found is None else About(**json.loads(found[0]))
 
 
-def _check_choices(about: About, system: str | None, max_tokens: int | None) -> None:
+def _check_choices(about: About, system: str | None, max_tokens: int | None, context_tokens: int | None) -> None:
     if system is not None and system != about.system:
         raise CollectionConflictError(
             f"collection {about.name!r} is computed behind another system prompt: delete it first"
@@ -377,6 +387,10 @@ def _check_choices(about: About, system: str | None, max_tokens: int | None) -> 
     if max_tokens is not None and max_tokens != about.max_tokens:
         raise CollectionConflictError(
             f"collection {about.name!r} has passages of {about.max_tokens} tokens at most: delete it first"
+        )
+    if context_tokens is not None and context_tokens != about.context_tokens:
+        raise CollectionConflictError(
+            f"collection {about.name!r} has passages behind {about.context_tokens} tokens of context: delete it first"
         )
 
 
@@ -386,7 +400,7 @@ def _begin_collection(database: sqlite3.Connection, about: About) -> None:
     if about.created_at <= deleted_at:
         raise CollectionConflictError(f"collection {about.name!r} was deleted meanwhile: send its files again")
     if (existing := _about(database)) is not None:
-        _check_choices(existing, about.system, about.max_tokens)
+        _check_choices(existing, about.system, about.max_tokens, about.context_tokens)
     else:
         database.execute("INSERT INTO about VALUES (?)", (_json(asdict(about)),))
 

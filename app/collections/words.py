@@ -34,6 +34,8 @@ _PART: Final = regex.compile(
     flags=regex.V1,
 )
 """A part of an identifier: ``HTTP``, ``Proxy`` and ``12`` of ``HTTPProxy_12``."""
+_STROKED: Final = str.maketrans({"đ": "d", "ð": "d", "ħ": "h", "ı": "i", "ł": "l", "ø": "o", "æ": "ae", "œ": "oe"})
+"""Letters that have no accent, but which many people write as if they had."""
 _HANGUL: Final = regex.compile(r"\p{Hangul}")
 _ACCENTS: Final = frozenset({*range(1, 7), *range(10, 36), *range(200, 241)})
 """Combining classes of accents and vowel points; those of other classes are letters of Indic and Thai words."""
@@ -66,7 +68,7 @@ def _of_word(word: str) -> tuple[str, ...]:
     parts = _PART.findall(word)
     whole = _JOINTS.sub(lambda joint: "." if joint["numbers"] else "", word)
     wholes = [whole] if [whole] != parts else []
-    if _GROUPED.fullmatch(whole):
+    if ("." in whole and "-" in word) or _GROUPED.fullmatch(whole):  # 555-0199, 1.000
         wholes.append(whole.replace(".", ""))
     if _HANGUL.search(word):  # whose particles follow without a space, and whose compounds have one or not
         parts += [pair for part in parts if len(part) > 2 for pair in map("".join, pairwise(part))]
@@ -90,6 +92,6 @@ def _forms(words: Iterable[str]) -> Iterator[str]:
         yield folded
         if not folded.isascii():
             bare = "".join(c for c in unicodedata.normalize("NFD", folded) if unicodedata.combining(c) not in _ACCENTS)
-            bare = unicodedata.normalize("NFC", bare).replace("ı", "i")
+            bare = unicodedata.normalize("NFC", bare).translate(_STROKED)
             if bare != folded:
                 yield bare

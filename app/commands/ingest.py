@@ -77,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--server", default="http://127.0.0.1:8000", help="the server's or router's URL")
     parser.add_argument("--system", help="system prompt of the collection's questions")
     parser.add_argument("--max-tokens", type=_max_tokens, help="most tokens of a passage")
+    parser.add_argument(
+        "--context-tokens",
+        type=int,
+        help="compute each passage behind so much of the text before it in its file, at most 512 (default: 0)",
+    )
     parser.add_argument("--namespace", help="namespace of the collection; default: the API key's")
     parser.add_argument(
         "--api-key", default=os.environ.get("TESSERA_API_KEY"), help="a key with the role ingest; or TESSERA_API_KEY"
@@ -179,7 +184,7 @@ class _Ingestion:
                 self._failed.append(f"failed: {_shown(line['file'])}: {line['error']}")
 
     def _sent(self, client: httpx.Client, name: str, content: BinaryIO) -> Iterator[dict[str, Any]]:
-        given = {"system": self._args.system, "max_tokens": self._args.max_tokens}
+        given = {name: getattr(self._args, name) for name in ("system", "max_tokens", "context_tokens")}
         fields = {key: str(value) for key, value in given.items() if value is not None}
         parameters = {"namespace": self._args.namespace} if self._args.namespace else {}
         path = f"/v1/rag/collections/{self._args.collection}"

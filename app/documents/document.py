@@ -10,6 +10,9 @@ MOST_DOCUMENTS: Final = 5000
 """Documents that one call may bring."""
 _BLANK_LINES: Final = re.compile(r"\A(?:[^\S\n]*+\n)++")
 
+CONTEXT_TOKENS: Final = 512
+"""Tokens of a document's context that count: its last ones."""
+
 
 class BadRequestError(ValueError):
     """A request that can't be served as sent. ``parameter`` is the path of the field at fault."""
@@ -26,6 +29,8 @@ class Document:
     text: str
     id: str | None = None
     title: str | None = None
+    context: str | None = None
+    """Text that its KV is computed behind, and that is no part of the prompt: what precedes it, a title, a summary."""
 
     def render(self) -> str:
         """The chunk's text in the prompt. A function of the document alone, never of its neighbours.
@@ -36,12 +41,12 @@ class Document:
         return f"{title}{_BLANK_LINES.sub('', self.text)}".rstrip() + "\n\n"
 
 
-def checked_document(text: Any, id: Any, title: Any, path: str) -> Document:
+def checked_document(text: Any, id: Any, title: Any, path: str, context: Any = None) -> Document:
     """A document of checked fields; raises :class:`BadRequestError` naming ``path``."""
-    for name, value in (("text", text), ("id", id), ("title", title)):
+    for name, value in (("text", text), ("id", id), ("title", title), ("context", context)):
         if value is not None or name == "text":
             check_field(name, value, path)
-    return Document(text, id, title)
+    return Document(text, id, title, context or None)
 
 
 def check_field(name: str, value: Any, path: str) -> None:
@@ -90,7 +95,8 @@ def _parse_document(document: Any, path: str) -> Document:
     name = next((name for name in ("text", "snippet") if name in fields), None)
     if name is None:
         raise BadRequestError("a document needs a text (or data.snippet)", path)
-    return checked_document(fields[name], document.get("id"), fields.get("title"), f"{path}.{name}")
+    title, context = fields.get("title"), fields.get("context")
+    return checked_document(fields[name], document.get("id"), title, f"{path}.{name}", context)
 
 
 def check_number(number: int, path: str) -> None:

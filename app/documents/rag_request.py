@@ -28,7 +28,7 @@ _RESERVED = {
 
 
 class RagChunk(BaseModel):
-    """One document chunk. Its KV depends on ``title`` and ``text`` only; ``id`` appears in the report.
+    """One document chunk. Its KV depends on ``title``, ``text`` and ``context`` only; ``id`` appears in the report.
 
     An ``id`` without a text stands for the text registered under it by ``POST /v1/rag/chunks``.
     """
@@ -38,6 +38,11 @@ class RagChunk(BaseModel):
     id: str | None = Field(None, min_length=1, max_length=1024)
     text: str | None = None
     title: str | None = None
+    context: str | None = Field(
+        None,
+        description="text that the chunk is computed behind, and that is no part of the prompt, such as what precedes "
+        "it in its document, or a summary; its last 512 tokens count",
+    )
     metadata: dict[str, Any] | None = Field(None, description="ignored; never shown to the model")
 
 
@@ -149,10 +154,10 @@ def _document(chunk: str | RagChunk, index: int, ids: ChunkIds | None, namespace
         chunk = RagChunk(text=chunk)
     if chunk.text is None:
         return _registered(chunk, index, ids, namespace)
-    for name, value in (("text", chunk.text), ("id", chunk.id), ("title", chunk.title)):
-        if value is not None:
+    for name in ("text", "id", "title", "context"):
+        if (value := getattr(chunk, name)) is not None:
             check_field(name, value, f"chunks.{index}.{name}")
-    return Document(chunk.text, chunk.id, chunk.title)
+    return Document(chunk.text, chunk.id, chunk.title, chunk.context or None)
 
 
 def _registered(chunk: RagChunk, index: int, ids: ChunkIds | None, namespace: str) -> Document:
@@ -165,7 +170,7 @@ def _registered(chunk: RagChunk, index: int, ids: ChunkIds | None, namespace: st
         content = ids.content(namespace, chunk.id)
     except (UnknownIdError, GoneIdError) as error:
         raise type(error)(f"{path}.id: {error}") from error
-    return Document(content.text, chunk.id, content.title)
+    return Document(content.text, chunk.id, content.title, content.context)
 
 
 def documents_request(request: RagRequest, documents: list[Document]) -> DocumentsRequest:

@@ -101,7 +101,9 @@ def read(file: bytes, name: str, *, ocr: bool = False) -> Text:
 
 def read_text(file: bytes) -> str:
     """Text in UTF-8 or UTF-16, else in the encoding that fits its bytes best."""
-    return _clean(_decoded(file))
+    text = _clean(_decoded(file))
+    _check_length(len(text))  # before anything is made of it, which takes more memory
+    return text
 
 
 def read_markdown(file: bytes) -> Text:
@@ -122,7 +124,7 @@ def read_csv(file: bytes, separators: str = "\t;,|") -> Text:
 
 
 def _most_alike(rows: Iterable[Sequence[str]]) -> int:
-    """How many rows have as many cells as others, of those with several."""
+    """The most rows with the same number of cells, of those with several."""
     return max(Counter(len(row) for row in rows if len(row) > 1).values(), default=0)
 
 
@@ -376,7 +378,7 @@ def _prepare_table(table: Any) -> None:
 
 
 def _shown(field: Mapping[str, Any]) -> str:
-    """What a form's field shows."""
+    """The text that a form's field shows."""
     kind = str(field.get("type", "text")).lower()
     if kind in ("checkbox", "radio"):
         return "[x] " if "checked" in field else "[ ] "

@@ -87,7 +87,7 @@ def keys_of(
     context = [str(body.get("model") or ""), options.namespace, options.scope]
     if options.scope == "system":
         context += before
-    return text_keys(context, (document.render() for document in documents))
+    return text_keys(context, (f"{document.render()}{document.context or ''}" for document in documents))
 
 
 def _of_rag(body: dict[str, Any], reading: Reading) -> list[Wanted]:
@@ -99,7 +99,9 @@ def _of_rag(body: dict[str, Any], reading: Reading) -> list[Wanted]:
         fields = {"text": chunk} if isinstance(chunk, str) else chunk if isinstance(chunk, dict) else {}
         text, id, title = fields.get("text"), fields.get("id"), fields.get("title")
         if isinstance(text, str):
-            documents.append(Document(text, title=title if isinstance(title, str) else None))
+            before = fields.get("context")
+            named_as = (each if isinstance(each, str) else None for each in (title, before))
+            documents.append(Document(text, None, *named_as))
             named.append(None)
         elif isinstance(id, str):
             named.append(Wanted(id_key(options.namespace, id), 0, is_required=True))

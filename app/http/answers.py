@@ -167,6 +167,7 @@ class CollectionAbout(Shape):
     namespace: str
     system: str
     max_tokens: int
+    context_tokens: int = 0
     created_at: float
     files: int
     passages: int
@@ -203,6 +204,7 @@ class KeptPassage(Place):
     title: str | None
     text: str
     tokens: int
+    context: int
 
 
 class PassageList(Shape):

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from vllm.exceptions import VLLMValidationError
 
-from app.documents.document import Document
+from app.documents.document import CONTEXT_TOKENS, Document
 from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.prompt.tokenization import SegmentTokenizer
-from cache.positions.layout import Chunk, ChunkedPrompt, ChunkTokens, pack, split_packed, unpack
+from cache.positions.layout import Chunk, ChunkedPrompt, ChunkTokens, pack, packed_length, split_packed, take, unpack
 from engine_ext.client.request import REQUEST_KEY, ChunkedRequest
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
@@ -104,7 +104,7 @@ class SegmentRenderer:
 
     def chunks(self, document: Document, index: int, namespace: str) -> list[Chunk]:
         """Splits a document into one or, if it exceeds the chunk limit, several chunks; thread-safe."""
-        return self._chunks(document.render(), document.id, index, namespace)
+        return self._chunks(document.render(), document.id, index, namespace, document.context or "")
 
     def check_documents(self, documents: Sequence[Document]) -> None:
         """Refuse documents that no prompt has room for, by their characters: tokenizing takes longer."""
@@ -173,23 +173,35 @@ class SegmentRenderer:
             return ChunkedRequest(marked.ticket, None), token_ids
         options = marked.ticket.options
         is_isolated, namespace = options.scope == "isolated", options.namespace
-        documents = enumerate(zip(marked.chunks, marked.ticket.chunk_ids, strict=True))
+        contexts = marked.ticket.contexts or ("",) * len(marked.chunks)
+        documents = zip(marked.chunks, marked.ticket.chunk_ids, contexts, strict=True)
         prompt = ChunkedPrompt(
             self._padded(encode(marked.system, add_special_tokens=add_special_tokens)),
-            tuple(chunk for i, (text, id) in documents for chunk in self._chunks(text, id, i, namespace)),
+            tuple(
+                chunk
+                for i, (text, id, context) in enumerate(documents)
+                for chunk in self._chunks(text, id, i, namespace, context)
+            ),
             encode(marked.question),
             self._padded(encode(opening, add_special_tokens=add_special_tokens)) if is_isolated else None,
             encode(f"{_BLANK}{closing}"),
         )
         return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
 
-    def _chunks(self, text: str, id: str | None, document: int, namespace: str) -> list[Chunk]:
+    def _chunks(self, text: str, id: str | None, document: int, namespace: str, context: str) -> list[Chunk]:
+        before = b""
+        if context:
+            before = self._tokenizer.pack_document(context, namespace)
+            length = packed_length(before)
+            before = take(before, max(0, length - CONTEXT_TOKENS), min(length, CONTEXT_TOKENS))
         tokens = self._tokenizer.pack_document(text, namespace)
         pieces = [self._chunk_tokens.around(piece) for piece in split_packed(tokens, self._max_chunk_tokens)]
         padded = [self._tokenizer.padded(piece, self._block_tokens) for piece in pieces]
         if len(padded) == 1:
-            return [Chunk(padded[0], id, document)]
-        return [Chunk(piece, id, document, (number, len(padded))) for number, piece in enumerate(padded, start=1)]
+            return [Chunk(padded[0], id, document, context=before)]
+        return [
+            Chunk(piece, id, document, (number, len(padded)), before) for number, piece in enumerate(padded, start=1)
+        ]
 
     def _padded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         return unpack(self._tokenizer.padded(pack(token_ids), self._block_tokens))

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from app.catalog.collection_ingestion import CollectionIngestion, IngestionRefusedError
 from app.documents.cache_options import NAMESPACE
-from app.documents.document import BadRequestError
+from app.documents.document import CONTEXT_TOKENS, BadRequestError
 from app.documents.retrieve_field import COLLECTION_NAME
 from app.documents.splitting import LEAST_TOKENS
 from app.errors import error_response
@@ -62,6 +62,10 @@ async def ingest_files(
     retrieval: RequestRetrieval,
     system: Annotated[str | None, Form(description="system prompt of its questions; the first call's stays")] = None,
     max_tokens: Annotated[int | None, Form(ge=LEAST_TOKENS, description="most of a passage; default: 256")] = None,
+    context_tokens: Annotated[
+        int | None,
+        Form(ge=0, le=CONTEXT_TOKENS, description="most of the text before a passage that it is computed behind"),
+    ] = None,
     namespace: Namespace = None,
 ) -> JsonLines | JSONResponse:
     """Answers with JSON lines: per file one, with one per computed passage behind it, then a summary.
@@ -70,7 +74,9 @@ async def ingest_files(
     passages that it did not compute are computed when a question needs them. 400 if no file can be read.
     """
     collections, default = retrieval.collections, min(DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
-    about = await asyncio.to_thread(collections.begin, _own(namespace), name, system, max_tokens, default)
+    about = await asyncio.to_thread(
+        collections.begin, _own(namespace), name, system, max_tokens, default, context_tokens
+    )
     lines = CollectionIngestion(state, manager, collections, about).run(files)
     try:
         first = await anext(lines)

@@ -11,14 +11,14 @@ system starts at    0           0         0        max(0, N - W - S)
 chunk i starts at   S           S         o_i      max(o_i, N - W)
 question starts at  S + max(L)  N         N        N
 system turns by     D           0         0        its start
-chunk i turns by    D + S - P   S - P     o_i - P  its start - P
+chunk i turns by    D + S - P_i S - P_i   o_i - P_i its start - P_i
 ==================  ==========  ========  =======  ===================
 
-``S`` is the length of the system segment, ``P`` the length of the tokens before the chunks where they were computed
-(the system segment, or the constant opening in scope ``isolated``), ``L`` a chunk's length, ``o_i`` the index of chunk
-i's first token, ``D = N - (S + max(L))``, ``W`` the larger of the window and ``max(L)``: no chunk starts farther from
-the question, so that chunks together may exceed the positions that a model was trained for. That is ReRoPE
-(https://kexue.fm/archives/9708) at the grain of a chunk.
+``S`` is the length of the system segment, ``P_i`` the length of the tokens before chunk i where it was computed (the
+system segment, or the constant opening in scope ``isolated``, and the chunk's context), ``L`` a chunk's length, ``o_i``
+the index of chunk i's first token, ``D = N - (S + max(L))``, ``W`` the larger of the window and ``max(L)``: no chunk
+starts farther from the question, so that chunks together may exceed the positions that a model was trained for. That is
+ReRoPE (https://kexue.fm/archives/9708) at the grain of a chunk.
 
 *In place*, requests share the engine's own blocks of a chunk, so its keys keep the positions at which they were
 computed: those that ``parallel`` positions need. With placement ``attend``, keys stay in the pool as computed, and
@@ -93,6 +93,8 @@ class Chunk:
     """Index of the document in the request."""
     part: tuple[int, int] | None = None
     """``(2, 3)`` for the second of three parts."""
+    context: PackedTokens = b""
+    """Tokens that it is computed behind, and that are no part of the prompt: what precedes it in its document."""
 
     @property
     def token_ids(self) -> TokenIds:
@@ -154,6 +156,10 @@ class ChunkedPrompt:
         if any(not chunk.packed for chunk in self.chunks):
             raise ValueError("a chunk has no tokens")
 
+    def before(self, chunk: Chunk) -> PackedTokens:
+        """The tokens before ``chunk`` where its KV is computed."""
+        return pack(self.chunk_prefix) + chunk.context
+
     def keeping(self, kept: Sequence[int]) -> "ChunkedPrompt":
         """The prompt with these chunks only, by index."""
         return replace(self, chunks=tuple(self.chunks[index] for index in kept))
@@ -165,7 +171,7 @@ class ChunkedPrompt:
 
     @property
     def chunk_prefix(self) -> TokenIds:
-        """The tokens before each chunk where its KV is computed."""
+        """The tokens before each chunk, or its context, where its KV is computed."""
         return self.system if self.opening is None else self.opening
 
     @property
@@ -248,11 +254,11 @@ class Layout:
 
 def layout_as_computed(prompt: ChunkedPrompt) -> Layout:
     """The place of each segment where its KV is computed: each chunk directly behind its prefix."""
-    prefix = len(prompt.chunk_prefix)
+    prefixes = [packed_length(prompt.before(chunk)) for chunk in prompt.chunks]
     return Layout(
         PositionStrategy.SHARED,
         Place(0, len(prompt.system), 0, 0),
-        tuple(Place(prefix, chunk.num_tokens, prefix, 0) for chunk in prompt.chunks),
+        tuple(Place(at, chunk.num_tokens, at, 0) for at, chunk in zip(prefixes, prompt.chunks, strict=True)),
         Place(prompt.num_context_tokens, len(prompt.question), prompt.num_context_tokens, 0),
     )
 
@@ -276,8 +282,8 @@ class PositionReindexer:
         lengths = [chunk.num_tokens for chunk in prompt.chunks]
         if not lengths:
             raise ValueError("a prompt without chunks has no chunk layout")
-        lengths_around = len(prompt.system), len(prompt.chunk_prefix), len(prompt.question)
-        layout = _layout(strategy, lengths, *lengths_around, self.window)
+        prefixes = [packed_length(prompt.before(chunk)) for chunk in prompt.chunks]
+        layout = _layout(strategy, lengths, prefixes, len(prompt.system), len(prompt.question), self.window)
         copies = self.placement == "in-place" and not self._fits_blocks(prompt, layout)
         placement: PlacementName = "copy" if copies else self.placement
         return replace(layout, placement=placement, is_requantized=self.is_quantized and layout.turns)
@@ -285,11 +291,17 @@ class PositionReindexer:
     def _fits_blocks(self, prompt: ChunkedPrompt, layout: Layout) -> bool:
         """Whether chunks keep their computed positions, and no block has two segments."""
         whole = all(segment.length % self.block_tokens == 0 for segment in (layout.system, *layout.chunks))
-        return prompt.opening is None and whole and not layout.turns
+        has_context = any(chunk.context for chunk in prompt.chunks)
+        return prompt.opening is None and not has_context and whole and not layout.turns
 
 
 def _layout(
-    strategy: PositionStrategy, lengths: Sequence[int], system: int, prefix: int, question: int, window: int
+    strategy: PositionStrategy,
+    lengths: Sequence[int],
+    prefixes: Sequence[int],
+    system: int,
+    question: int,
+    window: int,
 ) -> Layout:
     *starts, num_context = accumulate(lengths, initial=system)
     question_at, system_at = num_context, 0
@@ -305,10 +317,10 @@ def _layout(
         case PositionStrategy.SHARED:
             positions, question_at = [system] * len(lengths), system + max(lengths)
     turn = num_context - question_at
-    chunks = zip(starts, lengths, positions, strict=True)
+    chunks = zip(starts, lengths, positions, prefixes, strict=True)
     return Layout(
         strategy,
         Place(0, system, system_at, system_at + turn),
-        tuple(Place(start, length, at, at + turn - prefix) for start, length, at in chunks),
+        tuple(Place(start, length, at, at + turn - prefix) for start, length, at, prefix in chunks),
         Place(num_context, question, question_at, 0),
     )

@@ -30,10 +30,11 @@ class IdConflictError(ChunkCacheError):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredText:
-    """The text and title that an id stands for."""
+    """The text and title that an id stands for, and the text that it is computed behind."""
 
     text: str
     title: str | None = None
+    context: str | None = None
 
 
 @dataclass(slots=True)

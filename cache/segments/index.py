@@ -183,9 +183,13 @@ def look_up(
         prefix = pack(prompt.opening)
         prefix_key = hasher.system_key(scope, prefix)
     names = [(system_key, SegmentIdentity(scope, b"", system), True)] if system else []
-    chunks = [chunk.packed for chunk in prompt.chunks]
-    for key, tokens in zip(hasher.chunk_keys(scope, prefix_key, chunks), chunks, strict=True):
-        names.append((key, SegmentIdentity(scope, prefix, tokens), False))
+    keys = hasher.chunk_keys(scope, prefix_key, [chunk.packed for chunk in prompt.chunks])
+    for key, chunk in zip(keys, prompt.chunks, strict=True):
+        before = prefix
+        if chunk.context:
+            before += chunk.context
+            (key,) = hasher.chunk_keys(scope, hasher.system_key(scope, before), [chunk.packed])
+        names.append((key, SegmentIdentity(scope, before, chunk.packed), False))
     segments = [PromptSegment(key, identity, is_system, index.get(key, identity)) for key, identity, is_system in names]
     missing = {segment.key: segment.identity for segment in segments if segment.entry is None}
     return Lookup(segments, sum(config.pages_for(identity.num_tokens) for identity in missing.values()), len(missing))

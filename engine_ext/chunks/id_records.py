@@ -107,7 +107,7 @@ class IdRecords:
             logger.warning("the record of a chunk id in tier %s is none: %r", tier, error)
 
     def _restore(self, name: ChunkName, record: dict[str, Any], tier: str) -> None:
-        content = RegisteredText(record["text"], record["title"])
+        content = RegisteredText(record["text"], record["title"], record.get("context"))
         for each in record["segments"]:
             key = ChunkHash(bytes.fromhex(each["key"]))
             if each["expires_at"] is not None and each["expires_at"] <= self._clock():
@@ -143,6 +143,7 @@ class IdRecords:
             "namespace": None if is_secret else name.namespace,
             "text": content.text,
             "title": content.title,
+            "context": content.context,
             "segments": [_segment(entry) for entry in entries if entry is not None],
         }
         return json.dumps(record).encode()

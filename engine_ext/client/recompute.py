@@ -39,7 +39,7 @@ def windows_of(filled: FilledSegments, attention: Sequence[Sequence[float]]) -> 
     change.
     """
     layout, prompt = filled.placed.layout, filled.placed.request.chunked()
-    first = 1 if prompt.opening is None else 0
+    first = 1 if prompt.opening is None and not prompt.chunks[0].context else 0
     chunks, leased = layout.chunks[first:], filled.lease.chunks[first:]
     if not chunks:
         return []

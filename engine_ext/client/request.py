@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cache.errors import FullAttentionError
@@ -138,12 +139,14 @@ class Ticket:
 
     ``decide`` is set if the request leaves the server a choice, made once its number of chunks is known. ``chunk_ids``
     and ``document_keys`` have one item per document: the client's id, and the registry's key (empty: the documents are
-    not published). ``retrieved`` is for the report.
+    not published); ``contexts`` the text that each is computed behind, which is no part of the prompt (empty: none).
+    ``retrieved`` is for the report.
     """
 
     options: CacheOptions
     chunk_ids: tuple[str | None, ...] = ()
     document_keys: tuple[DocumentKey, ...] = ()
+    contexts: tuple[str, ...] = ()
     report: dict[str, Any] | None = None
     decide: Decide | None = None
     retrieved: Found | None = None
@@ -212,6 +215,8 @@ class ResolvedRequest:
         """Cache salt of the KV that the request composes in ``layout``, with these windows computed anew."""
         opening = self.prompt.opening if self.prompt is not None else None
         parts = [*layout.salt_parts(), self.options.scope, *(opening or ())]
+        for number, chunk in enumerate(self.chunked().chunks if self.prompt is not None else ()):
+            parts += ["context", number, sha256(chunk.context).hexdigest()] if chunk.context else []
         if windows:
             parts += ["windows", *(number for each in windows for number in (each.start, each.length))]
         return hasher.layout_salt(self.scope, parts)

@@ -83,6 +83,22 @@ def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(directo
     server.stop()
 
 
+def test_passages_computed_behind_those_before_them(server: TesseraServer) -> None:
+    """A question finds them computed; another text before one makes it another chunk."""
+    files = {"owls.txt": f"{OWLS}\n\n" * 4}
+    _, summary = put(server, "behind", files, max_tokens="32", context_tokens="128")
+    assert summary["filled"] > 3
+    kept = server.get("/v1/rag/collections/behind/passages", file="owls.txt")["data"]
+    assert [each["context"] for each in kept][:3] == [0, 1, 2]
+    report = ask(server, "behind", "barn owl", 2)["cache"]
+    assert {chunk["status"] for chunk in report["chunks"]} == {"hit"}
+    _, again = put(server, "behind", files)
+    assert (again["files"]["unchanged"], again["filled"]) == (1, 0)
+    _, changed = put(server, "behind", {"owls.txt": f"A new beginning.\n\n{files['owls.txt']}"})
+    assert changed["failed"] == 0
+    assert {chunk["status"] for chunk in ask(server, "behind", "barn owl", 2)["cache"]["chunks"]} == {"hit"}
+
+
 def test_deleting_drops_texts_and_kv(server: TesseraServer) -> None:
     put(server, "short", {"owls.txt": OWLS, "falcon.md": FALCON}, max_tokens="48")
     kept = [each["id"] for each in server.get("/v1/rag/collections/short/passages", file="owls.txt")["data"]]

@@ -26,6 +26,9 @@ from engine_ext.wire.vllm_compat import tokens_input
 from tests.engine.faults import LOST
 from tests.support.engines import OPTIONS, PROMPT, ask, engine_args
 
+STRATEGIES = [
+    pytest.param(each, marks=[] if each is PositionStrategy.OFFSET else pytest.mark.matrix) for each in PositionStrategy
+]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FAULTS = [
@@ -69,7 +72,7 @@ async def test_a_sound_engine_passes(engine: ChunkEngine) -> None:
     assert (await ask(engine))[0].mode == "chunked"
 
 
-@pytest.mark.parametrize("strategy", list(PositionStrategy))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("system", [(), (11,), tuple(range(20, 60))])
 @pytest.mark.parametrize("lengths", [(1,), (1, 1, 1), (1, 40, 2), (16, 1)])
 async def test_segments_of_one_token_or_none(
@@ -141,7 +144,7 @@ async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_l
     manager.check_integrity()
 
 
-@pytest.mark.parametrize("strategy", list(PositionStrategy))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("lost", [1, 2])
 async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(
     engine: ChunkEngine, model: str, oracle: Any, lost: int, strategy: PositionStrategy

@@ -13,6 +13,7 @@ from tests.engine.server import TesseraServer, token_logprobs
 from tests.engine.sharing import SMALL_STEPS
 from tests.support.exactness import (
     LLAMA_MHA,
+    ONE_OF_STRATEGIES,
     QWEN3,
     QWEN3_MHA,
     STRATEGIES,
@@ -41,7 +42,7 @@ def test_every_order_of_four(model: str, strategy: str, server: TesseraServer, o
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 def test_number_of_chunks(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     for lengths in ([90], [60 + 11 * i for i in range(12)]):
         chunks = [text(n) for n in lengths]
@@ -50,7 +51,7 @@ def test_number_of_chunks(model: str, strategy: str, server: TesseraServer, orac
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 def test_a_chunk_given_twice(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     twice, other = text(70), text(40)
     for status in ("filled", "hit"):
@@ -60,7 +61,7 @@ def test_a_chunk_given_twice(model: str, strategy: str, server: TesseraServer, o
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 def test_isolated_chunks_are_reused_behind_any_system_prompt(
     model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
@@ -81,7 +82,7 @@ def test_isolated_chunks_are_reused_behind_any_system_prompt(
         assert_exact(response, oracle(model), strategy)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 def test_the_scopes_of_one_chunk_never_mix(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     """Neither in the chunk cache nor in vLLM's prefix cache, which hits repeats of either layout."""
     system, chunks = text(60), [text(200), text(130)]
@@ -117,7 +118,7 @@ def test_chunks_never_match_across_namespaces(scope: str, server: TesseraServer,
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 def test_same_layout_repeated_and_second_question(
     model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
@@ -132,7 +133,7 @@ def test_same_layout_repeated_and_second_question(
     assert again["cache"]["tokens"]["computed"] < num_question == other_question["cache"]["tokens"]["computed"] + 20
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 def test_empty_system_prompt(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(50), text(90)]
     for order in (chunks, chunks[::-1]):
@@ -158,7 +159,7 @@ def test_missing_cached_and_partly_cached(model: str, server: TesseraServer, ora
 
 @SMALL_STEPS
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 def test_chunk_lengths(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     """Around page size, block size, and longer than max_num_batched_tokens; a title makes the shortest chunks."""
     (found,) = set(re.findall(r'block_size="(\d+)"', server.client.get("/metrics").text))
@@ -175,7 +176,7 @@ def test_chunk_lengths(model: str, strategy: str, server: TesseraServer, oracle:
 
 @SMALL_STEPS
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 def test_chunked_prefill_with_a_budget_of_64(
     model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
@@ -187,7 +188,7 @@ def test_chunked_prefill_with_a_budget_of_64(
 
 @pytest.mark.serve_with("--dtype", "bfloat16")
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 @pytest.mark.matrix
 def test_bfloat16(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     """Rounding to bfloat16 costs an answer no more than it costs full attention on the same machine."""

@@ -13,7 +13,7 @@ import torch
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.oracle import Oracle
 from tests.support.concurrently import apart, rag_body, run
-from tests.support.exactness import STRATEGIES, ask, assert_exact, segments, statuses
+from tests.support.exactness import ONE_OF_STRATEGIES, STRATEGIES, ask, assert_exact, segments, statuses
 
 Text = Callable[[int], str]
 VOCABULARY, IMPOSSIBLE = 260, -9999.0
@@ -36,7 +36,7 @@ def assert_exact_choices(response: dict[str, Any], oracle: Oracle, strategy: str
         assert token_logprobs({"choices": [choice]}) == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 def test_several_answers_are_each_exact(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks, system = [text(150), text(60)], text(20)
     body = {**explained(system, chunks, text(20), strategy), "n": 3, "temperature": 1.0, "seed": 5}
@@ -71,7 +71,7 @@ def test_log_probabilities_of_alternatives(server: TesseraServer, oracle: Any, t
     ],
     ids=["regex", "choice", "json_schema"],
 )
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 def test_structured_output(
     strategy: str, constraint: dict[str, Any], pattern: str, server: TesseraServer, oracle: Any, text: Text
 ) -> None:
@@ -113,7 +113,7 @@ def scheduled(serve: Any) -> TesseraServer:
     return serve("tiny-llama", *flags, "--block-size", "32", "--max-model-len", "640", environment=environment)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 @pytest.mark.matrix
 def test_without_vllms_prefix_cache(strategy: str, scheduled: TesseraServer, oracle: Any, text: Text) -> None:
     chunks, question = [text(100), text(64)], text(100)

@@ -20,7 +20,7 @@ def stock(serve: Any) -> TesseraServer:
     return serve("tiny-llama", "--no-chunk-cache")
 
 
-@pytest.mark.parametrize("strategy", ["shared", "offset"])
+@pytest.mark.parametrize("strategy", [pytest.param("shared", marks=pytest.mark.matrix), "offset"])
 def test_ordinary_requests_get_ordinary_answers(
     strategy: str, server: TesseraServer, stock: TesseraServer, oracle: Any, text: Text
 ) -> None:
@@ -52,7 +52,7 @@ def test_ordinary_requests_get_ordinary_answers(
     assert_exact(ask(server, strategy, chunks, question), oracle("tiny-llama"), strategy)
 
 
-@pytest.mark.parametrize("strategy", ["shared", "offset"])
+@pytest.mark.parametrize("strategy", [pytest.param("shared", marks=pytest.mark.matrix), "offset"])
 def test_ordinary_requests_after_composed_ones(
     strategy: str, server: TesseraServer, stock: TesseraServer, text: Text
 ) -> None:

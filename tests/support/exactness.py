@@ -14,6 +14,8 @@ QWEN3, LLAMA_MHA, QWEN3_MHA = (
     pytest.param(name, marks=pytest.mark.matrix) for name in ("tiny-qwen3", "tiny-llama-mha", "tiny-qwen3-mha")
 )
 STRATEGIES = ["shared", "parallel", "offset"]
+ONE_OF_STRATEGIES = [*(pytest.param(each, marks=pytest.mark.matrix) for each in STRATEGIES[:2]), STRATEGIES[2]]
+"""In `make test`, the default one: `test_every_order_of_four` has all of them there."""
 
 
 # Two line feeds follow a chunk's text, and one byte is one token: a chunk of n tokens has n - 2 characters.
@@ -65,6 +67,7 @@ def assert_exact(
         report.get("opening"),
         windows_of(report),
         kept=kept_of(report) if "left_out" in report["tokens"] else None,
+        contexts=contexts_of(report),
     )
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
@@ -82,6 +85,12 @@ def windows_of(report: dict[str, Any]) -> list[list[tuple[int, int]]] | None:
     """The windows computed anew of each chunk that is kept."""
     windows = [chunk.get("recomputed", []) for chunk in report["chunks"] if chunk.get("kept", True)]
     return windows if any(windows) else None
+
+
+def contexts_of(report: dict[str, Any]) -> list[list[int]] | None:
+    """The tokens that each chunk was computed behind, besides the system segment."""
+    contexts = [segment.get("context", []) for segment in report["segments"][1:-1]]
+    return contexts if any(contexts) else None
 
 
 def statuses(response: dict[str, Any]) -> list[str]:

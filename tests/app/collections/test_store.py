@@ -22,7 +22,7 @@ from app.collections.store import (
 )
 from app.documents.document import Document
 from app.documents.readers import Text
-from app.documents.splitting import split
+from app.documents.splitting import Piece, split
 
 ROOT = Path(__file__).parents[3]
 
@@ -337,3 +337,26 @@ def test_only_passages_that_differ_are_dropped() -> None:
     assert dropped_ids(before, after) == [second]
     assert first in {passage.id for passage in after.passages}
     assert dropped_ids(before, None) == [first, second]
+
+
+def test_passages_are_computed_behind_those_before_them() -> None:
+    """Contexts grow until they are full, then start anew with their last half."""
+    pieces = [Piece(f"Title {i}", f"Text {i}.", 10, 0, 7, None) for i in range(9)]
+    passages = passages_of(pieces, "a.txt", "birds", 40)
+    assert [each.context for each in passages] == [0, 1, 2, 3, 4, 2, 3, 4, 2]
+    record = FileRecord("a.txt", "digest", 9, 60, passages)
+    assert record.context_of(passages[5]) == "Title 3\nText 3.\n\nTitle 4\nText 4.\n\n"
+    assert record.context_of(passages[0]) == ""
+    alone = passages_of(pieces, "a.txt", "birds")
+    assert {each.context for each in alone} == {0}
+    assert alone[0].id == passages[0].id
+    assert alone[1].id != passages[1].id, "an id stands for a text behind its context"
+
+
+def test_a_collection_keeps_its_contexts_length(collections: Collections) -> None:
+    about = collections.begin("default", "birds", None, None, 60, 256)
+    assert about.context_tokens == 256
+    collections.put(about, FileRecord("a.txt", "digest", 9, 60, passages_of([], "a.txt", "birds", 256)))
+    assert collections.begin("default", "birds", None, None, 60).context_tokens == 256
+    with pytest.raises(CollectionConflictError, match="256 tokens of context"):
+        collections.begin("default", "birds", None, None, 60, 0)

@@ -15,6 +15,8 @@ from app.collections.words import words_of
         ("the ﬁlter of the oﬃce", "filter office"),
         ("Cafe\N{COMBINING ACUTE ACCENT} Zoë", "CAFÉ zoe"),
         ("Straße", "STRASSE"),
+        ("Łódź, Đà Nẵng, Smørrebrød, Æther, cœur", "lodz da nang smorrebrod aether coeur"),
+        ("call 555-0199", "5550199"),
         ("İSTANBUL", "istanbul"),
         ("ISPARTA", "ısparta"),
         ("１２３４ ＡＢＣ", "1234 abc"),

@@ -11,7 +11,7 @@ from app.http.openapi import OUR_TAGS, correct_openapi
 from app.routes import cache, chunks, cluster, rag, split
 from cache.lease import ChunkStatus
 from cache.positions.layout import Chunk, PositionStrategy, pack
-from cache.report import Decided, Links, Report, Segment
+from cache.report import Decided, Report, Segment
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +48,11 @@ def test_a_report_has_the_shape_that_the_page_says(page, is_full):
     report = Report.begun(PositionStrategy.OFFSET, "isolated", 9, [Chunk(pack((1, 2)), "d1", 0, (1, 2))])
     if not is_full:
         report.mode, report.placement, report.opening = "chunked", "in-place", (1, 2)
-        report.decision, report.links = Decided(mode="offset", why="asked"), Links(tokens=8, context="chained")
+        report.decision, report.recompute = Decided(mode="offset", why="asked"), 0.5
         report.segments = [Segment(kind="system", token_ids=(1, 2), position=0)]
         chunk = report.chunks[0]
         chunk.key, chunk.status, chunk.origin, chunk.why = "00", ChunkStatus.FETCHED, "replica-1", "damaged"
+        chunk.recomputed = [(0, 1)]
     shown = json.loads(json.dumps(report.to_dict()))
     schema = {"$ref": "#/components/schemas/Report", "components": page["components"]}
     jsonschema.validate(shown, schema)
