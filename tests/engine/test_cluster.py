@@ -28,7 +28,7 @@ from app.access.middleware import AccessMiddleware
 from app.documents.request_documents import wanted_documents
 from replicas.peer_file import FINGERPRINT_HEADER
 from replicas.registry import Replica
-from replicas.signing import PeerAuth, PeerKey
+from replicas.signing import HEADER, PeerAuth, PeerKey
 from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer
 from tests.redis_server import RedisServer
@@ -211,12 +211,14 @@ def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int]
     cluster.redis.client.delete("tessera:r:" + liar.id)
 
 
-@pytest.mark.parametrize("secret", [None, "wrong"])
+@pytest.mark.parametrize("secret", [None, "wrong", SECRET])
 def test_peers_without_the_secret_get_nothing(cluster: Cluster, secret: str | None) -> None:
-    headers = {"authorization": f"Bearer {secret}"} if secret else {}
-    for path in ("/peer/chunks/00", "/peer/chunks/" + "00" * 16):
-        answer = cluster.replicas["a"].client.get(path, params={"rank": 0}, headers=headers)
-        assert (answer.status_code, "secret" in answer.text) == (401, True)
+    """Nor with it, if they send it instead of signing with it."""
+    for path in ("/peer/chunks/00?rank=0", "/peer/chunks/" + "00" * 16 + "?rank=0"):
+        signed = PeerKey(secret or "wrong").sign("GET", path.replace("rank=0", "rank=1"))
+        headers = {"authorization": f"Bearer {secret}", HEADER: signed} if secret else {}
+        answer = cluster.replicas["a"].client.get(path, headers=headers)
+        assert (answer.status_code, "secret" in answer.text) == (403, True)
     assert cluster.router.client.get("/peer/chunks/00", params={"rank": 0}).status_code == 404
 
 
