@@ -6,28 +6,56 @@ options for the engine on the way in, the cache report on the way out. Our own e
 stand behind :class:`DocumentsMiddleware`.
 """
 
+import asyncio
 import json
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from starlette.datastructures import MutableHeaders, State
+from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.sampling_params import SamplingParams
 
 from app.collections.retrievers import RetrieverFailedError
 from app.context import ServerContext
 from app.documents.cache_options import cache_salt_of, parse_cache_field
+from app.documents.checked_fields import check_body, check_request_id
 from app.documents.document import BadRequestError
 from app.documents.openai_documents import EXTRACTORS, DocumentsRequest, dumped
 from app.documents.rag_request import RagChatRequest, RagRequest, documents_of, documents_request
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
-from app.http.messages import is_event_stream, object_in, path_of, read_body, replay
+from app.http.messages import is_event_stream, is_form, object_in, path_of, read_body, replay
 from app.http.sse import ReportInserter
 from cache.report import Found
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.client.request import REQUEST_KEY, ResolvedRequest, Ticket
+from engine_ext.client.request import CALLER, REQUEST_KEY, ResolvedRequest, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
+
+_QUICK_BYTES = 1 << 16
+"""Of a body that is parsed and checked without a thread."""
+
+
+class CheckedFieldsMiddleware:
+    """Refuses what vLLM's endpoints would answer with status 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or is_form(scope):
+            return await self._app(scope, receive, send)
+        if (body := await read_body(receive)) is None:
+            return None
+        caller = CALLER.get()
+        is_shared = path_of(scope) == "/v1/responses" and caller is not None and not caller.is_admin
+        try:
+            if wrong := check_request_id(Headers(scope=scope).get("x-request-id", "")):
+                raise BadRequestError(wrong, "X-Request-Id")
+            check = partial(check_body, body, keeps_responses_apart=not is_shared)
+            await asyncio.to_thread(check) if len(body) > _QUICK_BYTES else check()
+        except BadRequestError as error:
+            return await refusal_of(error)(scope, receive, send)
+        return await self._app(scope, replay([body], receive), send)
 
 
 class DocumentsMiddleware:
@@ -38,7 +66,7 @@ class DocumentsMiddleware:
         self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        is_post = scope["type"] == "http" and scope["method"] == "POST" and not is_form(scope)
         if not is_post or (path := path_of(scope)) not in EXTRACTORS:
             return await self._app(scope, receive, send)
         if (body := await read_body(receive)) is None:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from starlette.datastructures import State
@@ -20,7 +21,7 @@ from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.access.client_limits import ClientLimitsMiddleware
-from app.access.exposure import checked_host, known_tenants
+from app.access.exposure import browser_check, checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
 from app.advice import off_message
@@ -33,7 +34,7 @@ from app.errors import answer_errors
 from app.http.cut_off import CutOffMiddleware
 from app.http.openapi import correct_openapi
 from app.http.refusals import RefusalMiddleware
-from app.intake import DocumentsMiddleware
+from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware
 from app.logs import configure_logging
 from app.profile import Profile, ProfileError
 from app.prometheus import exported
@@ -56,6 +57,7 @@ from engine_ext.start.vllm_log import log_file
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from machine.progress import progress, say
 from replicas.redis_registry import RedisRegistry
+from replicas.signing import PeerKey
 from web import page
 from web.example import example_file
 
@@ -78,17 +80,19 @@ async def build_tessera_app(
     supported_tasks = await engine.llm.get_supported_tasks()
     app: FastAPI = build_app(args, supported_tasks, engine.model_config)
     app.title = "Tessera"
-    for module in (rag, collections, split, chunks, cache, cluster, peer):
+    for module in (rag, collections, split, chunks, cache, cluster, *([peer] if settings.peer_secret else [])):
         app.include_router(module.router)
     app.include_router(page.pages(page.read(example_file(args.model))))
     answer_errors(app)
     correct_openapi(app)
     app.middleware_stack = None  # vLLM has built its own; the first request builds it again
     # Each wraps those before it, and vLLM's.
+    app.add_middleware(CheckedFieldsMiddleware)
     app.add_middleware(DocumentsMiddleware, context=context)
     app.add_middleware(CutOffMiddleware, engine=engine)
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
-    app.add_middleware(AccessMiddleware, tenants=tenants, secret=settings.peer_secret)
+    browsers = browser_check(tenants, [args.host, _advertised(settings), *settings.names()], args.allowed_origins)
+    app.add_middleware(AccessMiddleware, tenants=tenants, secret=settings.peer_secret, browsers=browsers)
     app.add_middleware(RefusalMiddleware)
     app.state.tessera = context
     await init_app_state(engine, app.state, args, supported_tasks)
@@ -104,8 +108,20 @@ def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, m
         marks,
         Extraction(engine.renderer.tokenizer_json, ocr=settings.ocr),
         profile and profile.placed(engine.cache.placement, measures_attention=engine.cache.no_attention is None),
-        RedisRegistry(settings.registry) if settings.registry is not None else None,
+        _registry(settings),
     )
+
+
+def _advertised(settings: Settings) -> str | None:
+    """The name by which routers ask."""
+    return urlsplit(settings.advertise_url).hostname if settings.advertise_url else None
+
+
+def _registry(settings: Settings) -> RedisRegistry | None:
+    if settings.registry is None:
+        return None
+    secret = settings.peer_secret
+    return RedisRegistry(settings.registry, PeerKey(secret.get_secret_value()) if secret is not None else None)
 
 
 async def _check_model(profile: Profile, engine: ChunkEngine) -> None:
@@ -185,7 +201,8 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
     def renderer(vllms: Any, block_tokens: int | None) -> SegmentRenderer:
         model = vllms.model_config
         most_tokens = min(settings.chunk_max_tokens, longest_chunk(model))
-        return SegmentRenderer(vllms, marks, most_tokens, block_tokens, ChunkTokens.of(model.hf_config))
+        chunk_tokens = ChunkTokens.of(model.hf_config)
+        return SegmentRenderer(vllms, marks, most_tokens, block_tokens, chunk_tokens, model.max_model_len)
 
     options = _cache_options(settings, profile)
     quotas = tenants.quota_of if tenants is not None else no_quotas

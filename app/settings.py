@@ -21,7 +21,7 @@ from cache.report import ScopeName
 from cache.sparse import Sparse
 from cache.tiers.config import parse_tiers
 from engine_ext.client.request import CacheOptions
-from replicas.registry import Role
+from replicas.registry import Role, origin_of
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
@@ -87,6 +87,11 @@ class ClusterSettings(BaseSettings):
                 f"--role {self.role} needs --registry and --peer-secret, by which replicas reach one another"
             )
         return self
+
+    @field_validator("advertise_url")
+    @classmethod
+    def _is_a_servers(cls, text: str | None) -> str | None:
+        return origin_of(text) if text is not None else None
 
     @field_validator("chunk_cache_tiers")
     @classmethod

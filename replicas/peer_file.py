@@ -7,10 +7,16 @@ HTTP clients that hand out parts cost more than computing short chunks: each byt
 import http.client
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing, suppress
 from http import HTTPStatus
+from typing import Final
 from urllib.parse import urlsplit
+
+from replicas.signing import HEADER, PeerKey
+
+FINGERPRINT_HEADER: Final = "x-tessera-fingerprint"
+"""In requests to replicas: the engine whose KV is wanted."""
 
 
 class PeerFileError(Exception):
@@ -19,16 +25,21 @@ class PeerFileError(Exception):
 
 def fetch_file(
     url: str,
-    headers: Mapping[str, str],
+    key: PeerKey,
+    fingerprint: str,
     max_bytes: int,
     limit_s: float,
     allocate: Callable[[int], memoryview],
 ) -> memoryview | None:
     """The body of a GET in memory from ``allocate``; ``None`` for 404. Blocks for ``limit_s`` seconds at most.
 
-    Raises :class:`PeerFileError`, also for more than ``max_bytes``. Follows no redirect and uses no proxy.
+    ``key`` signs the request and must have signed the answer. Raises :class:`PeerFileError`, also for more than
+    ``max_bytes``. Follows no redirect and uses no proxy.
     """
     parts = urlsplit(url)
+    target = parts._replace(scheme="", netloc="").geturl()
+    signature = key.sign("GET", target)
+    headers = {HEADER: signature, FINGERPRINT_HEADER: fingerprint}
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
         with closing(connect(parts.netloc, timeout=limit_s)) as connection:
@@ -37,10 +48,14 @@ def fetch_file(
             end.daemon = True
             end.start()
             try:
-                connection.request("GET", parts._replace(scheme="", netloc="").geturl(), headers=dict(headers))
-                return _body(connection.getresponse(), max_bytes, allocate)
+                connection.request("GET", target, headers=headers)
+                response = connection.getresponse()
+                body = _body(response, max_bytes, allocate)
             finally:
                 end.cancel()
+        if body is not None:
+            key.check_answer(response.headers.get(HEADER), signature, response.status, body)
+        return body
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise PeerFileError(f"{url}: {type(error).__name__}: {error}") from error
 

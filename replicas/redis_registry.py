@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registry in Redis 7 or Valkey, for replicas and routers on many machines.
 
-Keys, behind :data:`PREFIX`: ``replicas``, a set of replica ids; ``r:<id>``, a heartbeat as JSON that expires with its
-lease; ``d:<digest>``, a hash of claims, from the id of a replica or a storage to tier and tokens, in binary for Redis
-to pack; ``f:<digest>``, the id of the replica that computes a document, short-lived. Claims outlive their replicas, but
-readers ignore claims without a heartbeat, and the keys expire. Clusters that share a Redis have a database each.
+Keys, behind :data:`PREFIX`: ``replicas``, a set of replica ids; ``r:<id>``, a heartbeat as JSON, sealed if there is a
+peers' secret, that expires with its lease; ``d:<digest>``, a hash of claims, from the id of a replica or a storage to
+tier and tokens, in binary for Redis to pack; ``f:<digest>``, the id of the replica that computes a document,
+short-lived. Claims outlive their replicas, but readers ignore claims without a heartbeat, and the keys expire. Claims
+are not sealed: a false one sends a request to another live replica, or asks it in vain. Clusters that share a Redis
+have a database each.
 """
 
 import asyncio
@@ -22,8 +24,10 @@ from redis.exceptions import ReadOnlyError, RedisError
 
 from cache.segments.holdings import DocumentKey, Holding, Tier
 from replicas.registry import FILL_S, Claim, Found, RegistryError, Replica
+from replicas.signing import PeerKey, unverified
 
 PREFIX = b"tessera:"
+_PURPOSE = "heartbeat"
 CLAIM_TTL_S = 3600
 """Lifetime of a claim that its replica does not repeat."""
 BATCH = 500
@@ -40,10 +44,14 @@ class RedisRegistry:
     A replica without a heartbeat for ``lease_s`` counts as gone.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 0.1, lease_s: float = 5.0) -> None:
-        """Connects on first use. Raises ``ValueError`` for a URL that is not a Redis URL."""
+    def __init__(self, url: str, key: PeerKey | None = None, *, timeout_s: float = 0.1, lease_s: float = 5.0) -> None:
+        """Connects on first use. Raises ``ValueError`` for a URL that is not a Redis URL.
+
+        ``key`` seals heartbeats, and those that it hasn't sealed are ignored; without it, any are believed.
+        """
         self.num_invalid = 0
-        """Malformed entries ignored so far."""
+        """Malformed or unsigned entries ignored so far."""
+        self._key = key
         self._timeout_s = timeout_s
         self._lease_ms = int(lease_s * 1000)
         self._ids: tuple[bytes, ...] = ()
@@ -59,7 +67,7 @@ class RedisRegistry:
         heartbeat = self._heartbeat(replica.id.encode())
         async with self._round_trip(transaction=True) as pipe:
             pipe.exists(heartbeat)
-            pipe.set(heartbeat, json.dumps(replica.to_dict()), px=self._lease_ms)
+            pipe.set(heartbeat, self._sealed(json.dumps(replica.to_dict()).encode()), px=self._lease_ms)
             pipe.sadd(self._replicas, replica.id)
             known, *_ = await pipe.execute()
         return bool(known)
@@ -128,9 +136,15 @@ class RedisRegistry:
         earlier = [value.decode(errors="replace") if isinstance(value, bytes) else replica_id for value in found[1::2]]
         return list(map(Found, map(self._parsed, found[::2]), earlier))
 
+    def _sealed(self, heartbeat: bytes) -> bytes:
+        return heartbeat if self._key is None else self._key.seal(_PURPOSE, heartbeat)
+
+    def _unsealed(self, value: bytes) -> bytes:
+        return unverified(value) if self._key is None else self._key.unseal(_PURPOSE, value)
+
     def _replica(self, id: bytes, value: bytes) -> Replica | None:
         try:
-            replica = Replica.from_dict(json.loads(value))
+            replica = Replica.from_dict(json.loads(self._unsealed(value)))
             if replica.id.encode() == id and bytes.fromhex(replica.id).hex() == replica.id != "":
                 return replica
         except (ValueError, RecursionError):

@@ -6,6 +6,8 @@ Its entries are hints: a wrong hint costs time, never a correct answer. Document
 with the model's tokenizer and chat template.
 """
 
+import ipaddress
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -92,18 +94,40 @@ class Replica:
             or fields["name"] != fields["name"].strip()
         ):
             raise ValueError(f"not printable: {fields!r}"[:200])
-        _check_url(fields["url"])
-        return cls(**{**fields, "models": tuple(models), "storages": tuple(storages)})
+        url = origin_of(fields["url"])
+        return cls(**{**fields, "url": url, "models": tuple(models), "storages": tuple(storages)})
 
 
-def _check_url(text: str) -> None:
-    """Raises ``ValueError`` unless ``text`` is an HTTP URL that requests can be sent to."""
+def origin_of(text: str) -> str:
+    """Return the URL of a server, to which paths are added; raise ``ValueError`` for any other.
+
+    It has a scheme, a host and perhaps a port, and nothing else. Its host isn't link-local: there, clouds keep secrets.
+    """
     try:
         parts, url = urlsplit(text), httpx.URL(text)
-    except httpx.InvalidURL as error:
+        port = parts.port  # also checks the range
+    except (httpx.InvalidURL, ValueError) as error:
         raise ValueError(f"not a URL: {text!r}"[:200]) from error
-    if parts.scheme not in ("http", "https") or not url.host or parts.port == 0:  # .port also checks the range
+    if parts.scheme not in ("http", "https") or not url.host or port == 0:
         raise ValueError(f"not a URL: {text!r}"[:200])
+    if url.userinfo or parts.path.rstrip("/") or parts.query or parts.fragment or {*"?#@\\ "} & {*text}:
+        raise ValueError(f"more than scheme, host and port: {text!r}"[:200])
+    if (address := _address(url.host)) is not None and (address.is_link_local or address.is_multicast):
+        raise ValueError(f"no server's address: {text!r}"[:200])
+    host = f"[{url.host}]" if ":" in url.host else url.host
+    return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is, also in forms that only the C library takes (2852039166); ``None`` for names."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            return ipaddress.IPv4Address(socket.inet_aton(host))
+        except (OSError, ValueError):
+            return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 class RegistryError(Exception):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ids of storage that may be shared: replicas with the same id find the same chunks there."""
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -11,6 +10,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from cache.segments.holdings import HOST
+from cache.tiers.locked_file import locked_file
 
 _ID_BYTES: Final = 2
 """Short, since each stored document has one in the registry; a wrong match costs time only."""
@@ -37,13 +37,9 @@ def _name(url: str) -> str:
 
 def _mark(folder: Path) -> str:
     """The directory's mark, made by the first server."""
-    folder.mkdir(parents=True, exist_ok=True)
-    mark = os.open(folder / _MARK, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(mark, fcntl.LOCK_EX)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked_file(folder / _MARK) as mark:
         if not (found := os.pread(mark, 64, 0).decode(errors="replace")):
             found = secrets.token_hex(16)
             os.pwrite(mark, found.encode(), 0)
         return found
-    finally:
-        os.close(mark)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a connection: size of the body, and time without progress."""
+"""Limits of a connection: size and complexity of the body, and time without progress."""
 
 import asyncio
 import logging
@@ -9,13 +9,18 @@ from pydantic import ByteSize
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.messages import read_parts, replay
+from app.http.json_size import MOST_CONTAINERS, MOST_VALUES, is_too_complex
+from app.http.messages import is_form, read_parts, replay
 from app.http.refusals import refusal
 
 logger = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 60.0
 """Time without progress after which a client that neither sends nor reads is disconnected."""
+BODY_TIMEOUT_S = 180.0
+"""Time for a whole body: parts that come just in time must not hold the memory of the others for long."""
+_QUICK_BYTES = 1 << 16
+"""Of a body that is never too complex to parse."""
 
 
 class _TooLargeError(Exception):
@@ -23,7 +28,7 @@ class _TooLargeError(Exception):
 
 
 class ClientLimitsMiddleware:
-    """Refuses large (413) and slow (408) bodies, and ends responses that nobody reads."""
+    """Refuses large (413), slow (408) and complex (400) bodies, and ends responses that nobody reads."""
 
     def __init__(self, app: ASGIApp, max_body_size: ByteSize) -> None:
         self._app = app
@@ -37,18 +42,25 @@ class ClientLimitsMiddleware:
             declared = Headers(scope=scope).get("content-length", "")
             if declared.isdigit() and int(declared) > most:
                 raise _TooLargeError
-            parts = await read_parts(_limited(receive, most))
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                parts = await read_parts(_limited(receive, most))
         except _TooLargeError:
             words = f"the body is larger than {most.human_readable()} (--max-body-size)"
             answer = refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", words, headers=_CLOSE)
             return await answer(scope, receive, send)
         except TimeoutError:
-            words = f"nothing of the body came for {CLIENT_TIMEOUT_S:g} s"
+            words = f"nothing of the body came for {CLIENT_TIMEOUT_S:g} s, or not all of it in {BODY_TIMEOUT_S:g} s"
             answer = refusal(HTTPStatus.REQUEST_TIMEOUT, "client_too_slow", words, headers=_CLOSE)
             return await answer(scope, receive, send)
-        if parts is not None:
-            connection = _Connection(replay(parts, receive), send, CLIENT_TIMEOUT_S)
-            await self._app(scope, connection.receive, connection.send)
+        if parts is None:
+            return None
+        if not is_form(scope) and sum(map(len, parts)) > _QUICK_BYTES:
+            parts = [b"".join(parts)]
+            if await asyncio.to_thread(is_too_complex, parts[0]):
+                words = f"the body has more than {MOST_CONTAINERS} arrays and objects, or {MOST_VALUES} values"
+                return await refusal(HTTPStatus.BAD_REQUEST, "bad_request", words)(scope, receive, send)
+        connection = _Connection(replay(parts, receive), send, CLIENT_TIMEOUT_S)
+        await self._app(scope, connection.receive, connection.send)
         return None
 
 

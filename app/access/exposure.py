@@ -2,9 +2,11 @@
 """Exposure of a server: to clients with a key, to this machine, or to everybody."""
 
 import ipaddress
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from app.access.browsers import BrowserCheck
 from app.access.tenants import Tenant, Tenants, TenantsFile, hash_of
 
 LOOPBACK = "127.0.0.1"
@@ -39,6 +41,15 @@ def checked_host(host: str | None, tenants: Tenants | None, *, allow_anonymous: 
             "keys for it) or --api-key KEY, or --allow-anonymous"
         )
     return host
+
+
+def browser_check(
+    tenants: Tenants | None, names: Iterable[str | None], origins: Iterable[str] = ()
+) -> BrowserCheck | None:
+    """The check of browsers for a server of these and this machine's names; ``None`` with keys, which pages lack."""
+    if tenants is not None:
+        return None
+    return BrowserCheck([*filter(None, names), socket.gethostname(), socket.getfqdn()], origins)
 
 
 def _is_loopback(host: str) -> bool:

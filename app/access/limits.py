@@ -5,8 +5,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from app.access.tenants import Tenant
+
+LIMITS: "ContextVar[TenantLimits | None]" = ContextVar("limits", default=None)
+"""Of the request's tenant; ``None`` if the server requires no keys."""
 
 
 class LimitExceededError(Exception):
@@ -65,6 +69,10 @@ class TenantLimits:
             yield
         finally:
             self._running -= 1
+
+    def check(self) -> None:
+        """Raises :class:`LimitExceededError` if no tokens are left for more work of a running request."""
+        _refuse_without("tokens", self._tokens)
 
     def charge(self, tokens: int) -> None:
         """Counts tokens of a prompt or an answer."""

@@ -1,56 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caller of a request: API keys, roles and rate limits, and the secret of replicas and their router."""
+"""The caller of a request: API keys, roles and rate limits, and the signatures of replicas and their router."""
 
-import hmac
 from http import HTTPStatus
-from typing import Final
 
 from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.access.limits import LimitExceededError, TenantLimits
+from app.access.browsers import BrowserCheck
+from app.access.limits import LIMITS, LimitExceededError, TenantLimits
 from app.access.policy import required_role
+from app.access.signed import signing, target_of, with_digest
 from app.access.tenants import Role, Tenant, Tenants
-from app.http.messages import path_of
+from app.http.messages import is_plain, path_of, replay
 from app.http.refusals import refusal
 from engine_ext.client.request import CALLER, IS_PEER, Caller
-
-SECRET_HEADER: Final = "x-tessera-peer-secret"
-
-
-def is_secret(given: str, secret: SecretStr | None) -> bool:
-    """Whether ``given`` is the peers' secret, compared in constant time; False without a secret."""
-    return secret is not None and hmac.compare_digest(given.encode(), secret.get_secret_value().encode())
+from replicas.signing import HEADER, PeerKey, SignatureError, SignedRequests
 
 
 class AccessMiddleware:
     """Requires an API key if there are ``tenants``, and sets the caller; marks peers, which may pass on KV.
 
-    Peers send the ``secret``, beside an API key if needed. Runs before anything reads the body, and in front of vLLM's
-    own endpoints too.
+    Peers sign their requests with the ``secret``, beside an API key if needed. Runs before anything reads the body, and
+    in front of vLLM's own endpoints too. The path that it decides about is the one that is routed, and that a router
+    sends on: paths that could be read in two ways are refused.
     """
 
-    def __init__(self, app: ASGIApp, tenants: Tenants | None, secret: SecretStr | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tenants: Tenants | None,
+        secret: SecretStr | None = None,
+        browsers: BrowserCheck | None = None,
+    ) -> None:
+        """``browsers`` may send what it doesn't refuse; it is for servers without keys."""
         self._app = app
+        self._browsers = browsers
         self._tenants = tenants
-        self._secret = secret
+        self._key = PeerKey(secret.get_secret_value()) if secret is not None else None
+        self._signed = SignedRequests(self._key) if self._key is not None else None
         self._limits: dict[str, tuple[Tenant, TenantLimits]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        token = IS_PEER.set(is_secret(Headers(scope=scope).get(SECRET_HEADER, ""), self._secret))
+        if not is_plain(scope):
+            words = "the path has dot segments, empty ones, or encoded dots or slashes"
+            return await refusal(HTTPStatus.BAD_REQUEST, "bad_request", words)(scope, receive, send)
+        signature = Headers(scope=scope).get(HEADER)
+        if signature is None or self._key is None or self._signed is None:
+            return await self._authenticated(scope, receive, send)
+        token = IS_PEER.set(True)
         try:
-            await self._authenticated(scope, receive, send)
+            digest = self._signed.check(signature, scope.get("method", "GET"), target_of(scope))
+            await self._authenticated(scope, with_digest(digest, receive), signing(self._key, signature, send))
+        except SignatureError as error:
+            await refusal(HTTPStatus.FORBIDDEN, "peers_only", str(error))(scope, receive, send)
         finally:
             IS_PEER.reset(token)
 
     async def _authenticated(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenants = self._tenants
-        role = required_role(scope.get("method", "GET"), path_of(scope)) if tenants is not None else None
-        if tenants is None or role is None:
+        if self._browsers is not None and not IS_PEER.get() and (answer := self._browsers.refusal(scope)):
+            return await answer(scope, receive, send)
+        role = None if _is_preflight(scope) else required_role(scope.get("method", "GET"), path_of(scope))
+        if role == "peer":
+            if not IS_PEER.get():
+                return await self._not_a_peer()(scope, receive, send)
+            return await self._app(scope, receive, send)
+        if role is None:
+            return await self._app(scope, replay([b""], receive), send)  # nobody's body is kept
+        if tenants is None:
             return await self._app(scope, receive, send)
         key = _key(Headers(scope=scope))
         tenant = tenants.of_key(key) if key else None
@@ -58,15 +79,22 @@ class AccessMiddleware:
             return await _refused(key, tenant, role)(scope, receive, send)
         return await self._run(tenant, scope, receive, send)
 
+    def _not_a_peer(self) -> Response:
+        if self._key is None:
+            return refusal(HTTPStatus.NOT_FOUND, "not_found", "only replicas with a --peer-secret have this")
+        return refusal(HTTPStatus.FORBIDDEN, "peers_only", "this is for replicas with the --peer-secret")
+
     async def _run(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self._limits_of(tenant)
         try:
             with limits.request():
-                token = CALLER.set(Caller(tenant.name, tenant.namespaces, "admin" in tenant.roles, limits.charge))
+                caller = CALLER.set(Caller(tenant.name, tenant.namespaces, "admin" in tenant.roles, limits.charge))
+                limited = LIMITS.set(limits)
                 try:
                     await self._app(scope, receive, send)
                 finally:
-                    CALLER.reset(token)
+                    LIMITS.reset(limited)
+                    CALLER.reset(caller)
         except LimitExceededError as error:
             headers = {"retry-after": str(error.retry_after_s)}
             answer = refusal(HTTPStatus.TOO_MANY_REQUESTS, "limit_exceeded", str(error), headers=headers)
@@ -77,6 +105,12 @@ class AccessMiddleware:
         if known is None or known[0] != tenant:
             known = self._limits[tenant.name] = (tenant, TenantLimits(tenant))
         return known[1]
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks, without a key, what it may send."""
+    headers = Headers(scope=scope)
+    return scope.get("method") == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
 
 
 def _key(headers: Headers) -> str:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The role that each endpoint needs: administrator, unless listed here."""
 
+from typing import Literal
+
 from app.access.tenants import Role
 
 _OPEN = frozenset({"/", "/health", "/ping", "/ready", "/readyz"})
-_OPEN_BELOW = ("/web/", "/peer/")
-"""The page's files, and the replicas' own endpoints, which have a secret of their own."""
+_OPEN_BELOW = "/web/"
+"""The page's files."""
+_PEERS_BELOW = "/peer/"
 _CHAT = frozenset(
     {
         "/v1/models",
@@ -25,10 +28,15 @@ _COLLECTIONS = "/v1/rag/collections"
 """Read by those who ask, changed by those who bring documents."""
 
 
-def required_role(method: str, path: str) -> Role | None:
-    """The role that a request needs; ``None`` if it needs no key. ``path`` is relative to ``--root-path``."""
-    if method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_BELOW):
-        return None  # browsers send preflight requests (OPTIONS) without a key
+def required_role(method: str, path: str) -> Role | Literal["peer"] | None:
+    """The role that a request needs; ``None`` if it needs no key. ``path`` is relative to ``--root-path``.
+
+    ``peer``: it needs the signature of another replica, and no key.
+    """
+    if path in _OPEN or path.startswith(_OPEN_BELOW):
+        return None
+    if path.startswith(_PEERS_BELOW):
+        return "peer"
     if path in _CHAT:
         return "chat"
     if path in _INGEST or path.startswith(f"{_INGEST[0]}/"):

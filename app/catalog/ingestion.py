@@ -4,11 +4,12 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from starlette.datastructures import State
 
+from app.access.limits import LIMITS, LimitExceededError
 from app.context import ServerContext
 from app.documents.document import Document
 from app.documents.openai_documents import DocumentsRequest
@@ -22,7 +23,7 @@ from cache.segments.chunk_ids import IdConflictError, RegisteredText
 from cache.segments.hashing import ChunkHash
 from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
-from engine_ext.client.background import BackgroundFills, Ingested, Ingestion
+from engine_ext.client.background import BUSY_ROUND_TOKENS, BackgroundFills, Ingested, Ingestion
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import ResolvedRequest, Ticket
 from engine_ext.wire.vllm_compat import ErrorResponse
@@ -96,6 +97,7 @@ async def ingestion_of(request: IngestRequest, state: State, manager: ChunkCache
     assert engine.background is not None
     context: ServerContext = state.tessera
     taken, ticket = await take_in(context, request)
+    engine.renderer.check_documents(taken.documents)
     rendered = await _frame(taken, ticket, context.marks, state)
     if isinstance(rendered, ErrorResponse):
         return rendered
@@ -121,10 +123,43 @@ async def ingested(
     chunks = await asyncio.to_thread(_chunks, renderer, keeper.documents, keeper.namespace)
     ingestion = Ingestion(rendered, keeper.keep)
     tally = _Tally(len(keeper.documents))
-    async for result in background.run(ingestion, chunks):
+    async for result in _within_limits(background, ingestion, chunks):
         yield tally.line(result)
     summary = tally.summary(keeper.num_cached(tally.keys))
     yield {"summary": {**summary, "seconds": round(time.monotonic() - started, 3)}}
+
+
+async def _within_limits(
+    background: BackgroundFills, ingestion: Ingestion, chunks: list[Chunk]
+) -> AsyncIterator[Ingested]:
+    """Results of chunks, each charged to its tenant as a prompt is; of those beyond its tokens per minute, failures."""
+    limits = LIMITS.get()
+    if limits is None:
+        async for result in background.run(ingestion, chunks):
+            yield result
+        return
+    for part in _parts(chunks):
+        try:
+            limits.check()
+        except LimitExceededError as error:
+            for chunk in part:
+                yield Ingested(chunk, error=f"{error}; try again in {error.retry_after_s} s")
+            continue
+        limits.charge(sum(chunk.num_tokens for chunk in part))
+        async for result in background.run(ingestion, part):
+            yield result
+
+
+def _parts(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
+    """The chunks, in parts of about one round of work."""
+    part, num_tokens = list[Chunk](), 0
+    for chunk in chunks:
+        part.append(chunk)
+        if (num_tokens := num_tokens + chunk.num_tokens) >= BUSY_ROUND_TOKENS:
+            yield part
+            part, num_tokens = [], 0
+    if part:
+        yield part
 
 
 class _Tally:

@@ -21,17 +21,11 @@ logger = logging.getLogger(__name__)
 
 PATH: Final = "/peer/chunks/{key}"
 FILL_PATH: Final = "/peer/fills"
-FINGERPRINT_HEADER: Final = "x-tessera-fingerprint"
 MOST_AT_ONCE: Final = 8
 """Segments fetched concurrently, each held in a worker's memory as a whole."""
 _POLL_S, _KNOWN_S, _LEAST_S = 0.05, 1.0, 0.01
 _PUBLISHED_S = 0.25
 """Seconds at most until other replicas see a computed chunk in the registry."""
-
-
-def peer_headers(secret: str, fingerprint: str) -> dict[str, str]:
-    """Headers of requests to other replicas."""
-    return {"authorization": f"Bearer {secret}", FINGERPRINT_HEADER: fingerprint}
 
 
 class Peers:
@@ -49,14 +43,14 @@ class Peers:
         metrics: ChunkCacheMetrics,
         transfers: Callable[[], PoolTransfers | None],
         costs: Costs,
-        headers: dict[str, str],
+        secret: str,
         *,
         wait_s: float = 5.0,
         is_eager: bool = False,
     ) -> None:
         """``own_id`` returns ``None`` while the registry is lost, ``transfers`` once sharing has ended.
 
-        ``headers`` are :func:`peer_headers`. ``is_eager``: fetches even where computing were faster.
+        ``secret`` signs the requests. ``is_eager``: fetches even where computing were faster.
         """
         self._registry = registry
         self._own_id = own_id
@@ -66,7 +60,7 @@ class Peers:
         self._costs = costs
         self._wait_s = wait_s
         self._is_eager = is_eager
-        self._headers = headers
+        self._secret = secret
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._lookups = LookupBatcher(self._begin_fills)
         self._known: dict[str, Replica] = {}
@@ -137,7 +131,7 @@ class Peers:
         async with self._turns:
             left = max(deadline - time.monotonic(), _LEAST_S)
             try:
-                return {str(answer.fetched) for answer in await transfers.fetch(entry, url, self._headers, left)}
+                return {str(answer.fetched) for answer in await transfers.fetch(entry, url, self._secret, left)}
             except TransferError as error:
                 logger.warning("chunks of replica %s are unusable: %s", peer.name, error)
                 return {"refused"}

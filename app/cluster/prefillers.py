@@ -32,7 +32,7 @@ class Prefillers:
     """
 
     def __init__(self, peers: Peers, client: httpx.AsyncClient) -> None:
-        """``client`` sends :func:`app.cluster.peers.peer_headers`."""
+        """``client`` signs its requests, and sends the fingerprint."""
         self._peers = peers
         self._client = client
 

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.datastructures import State
 
-from app.cluster.peers import Peers, peer_headers
+from app.cluster.peers import Peers
 from app.cluster.prefillers import Prefillers
 from app.context import ServerContext
 from app.settings import Settings
@@ -24,8 +24,10 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import num_unfinished_requests
 from machine.progress import say
+from replicas.peer_file import FINGERPRINT_HEADER
 from replicas.publisher import Publisher
 from replicas.registry import Registry, Replica
+from replicas.signing import PeerAuth, PeerKey
 from replicas.storage import storage_ids
 
 logger = logging.getLogger(__name__)
@@ -66,9 +68,9 @@ async def _fetching(
     if isinstance(cache, CacheOff) or cache.transfers is None or secret is None:
         yield
         return
-    headers = peer_headers(secret.get_secret_value(), cache.config.fingerprint)
+    headers, auth = {FINGERPRINT_HEADER: cache.config.fingerprint}, PeerAuth(PeerKey(secret.get_secret_value()))
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
-    async with httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as client:
+    async with httpx.AsyncClient(headers=headers, auth=auth, timeout=timeout, trust_env=False) as client:
         peers = Peers(
             registry,
             lambda: publisher.replica_id,
@@ -76,7 +78,7 @@ async def _fetching(
             cache.metrics,
             lambda: cache.transfers,
             cache.costs,
-            headers,
+            secret.get_secret_value(),
             is_eager=settings.role == "decode",
         )
         with cache.fills.also_from(peers), ExitStack() as stack:

@@ -122,9 +122,10 @@ def _export(tier: DirectoryTier, args: argparse.Namespace) -> int:
 
 def _import(tier: DirectoryTier, args: argparse.Namespace) -> int:
     count = refused = 0
-    with tarfile.open(args.archive) as archive:
+    with tarfile.open(args.archive, "r:") as archive:  # not compressed: no file is larger than the archive
         for info in archive:
-            address, content = address_of(info.name), archive.extractfile(info) if info.isfile() else None
+            is_whole = info.isfile() and not info.issparse()
+            address, content = address_of(info.name), archive.extractfile(info) if is_whole else None
             file = content.read() if content is not None else None
             reason = "not a file of a tier" if address is None else _fault(file, address)
             if reason is not None or address is None or file is None:

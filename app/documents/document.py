@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+MOST_DOCUMENTS: Final = 5000
+"""Documents that one call may bring."""
 _BLANK_LINES: Final = re.compile(r"\A(?:[^\S\n]*+\n)++")
 
 CONTEXT_TOKENS: Final = 512
@@ -76,6 +78,7 @@ def parse_documents(documents: Any, path: str = "documents") -> list[Document]:
     """
     if not isinstance(documents, list):
         raise BadRequestError(f"{path} must be a list, not {type(documents).__name__}", path)
+    check_number(len(documents), path)
     return [_parse_document(document, f"{path}.{i}") for i, document in enumerate(documents)]
 
 
@@ -96,9 +99,21 @@ def _parse_document(document: Any, path: str) -> Document:
     return checked_document(fields[name], document.get("id"), title, f"{path}.{name}", context)
 
 
+def check_number(number: int, path: str) -> None:
+    """Refuse more documents than a call may bring; raise :class:`BadRequestError` naming ``path``."""
+    if number > MOST_DOCUMENTS:
+        raise BadRequestError(f"a call may bring at most {MOST_DOCUMENTS} chunks, not {number}", path)
+
+
+def pieces_of(text: str, separator: str, path: str) -> list[str]:
+    """Split a text, unless that would make more documents than a call may bring; raise :class:`BadRequestError`."""
+    check_number(text.count(separator), path)
+    return text.split(separator)
+
+
 def split_by_separator(text: str, separator: str, path: str) -> tuple[list[Document], str]:
     """Splits ``chunk separator chunk separator question`` into documents and question; an empty piece is neither."""
-    *chunks, question = text.split(separator)
+    *chunks, question = pieces_of(text, separator, path)
     return separated(chunks, separator, path), question.strip() if chunks else question
 
 

@@ -26,6 +26,8 @@ from app.documents.document import Document
 from app.documents.document_tokenizer import DocumentTokenizer
 from app.documents.readers import READERS, UnreadableFileError, read, suffix_of
 from app.documents.splitting import Piece, split
+from engine_ext.chunks.turns import FairTurns
+from engine_ext.client.request import CALLER
 
 MAX_SECONDS = 60
 MAX_MEMORY_BYTES = 2 << 30
@@ -58,6 +60,7 @@ class Extraction:
         self._tokenizer = tokenizer.encode()
         self._ocr = ocr
         self._threads = ThreadPoolExecutor(_PROCESSES, "extraction")
+        self._turns = FairTurns(_PROCESSES, most_of_one=_PROCESSES - 1)  # one tenant's files don't keep another's out
         self._running = set[subprocess.Popen[bytes]]()
         self._idle: list[subprocess.Popen[bytes]] = []
 
@@ -66,7 +69,9 @@ class Extraction:
         if suffix_of(name) not in READERS:
             raise UnreadableFileError(f"files of the type {suffix_of(name)!r} can't be read")
         about = {"name": name, "max_tokens": max_tokens, "ocr": self._ocr}
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._split, file, about)
+        caller = CALLER.get()
+        async with self._turns.turn(caller.namespace if caller is not None else None):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._split, file, about)
 
     def close(self) -> None:
         """Ends the processes; files that they read fail."""

@@ -13,8 +13,10 @@ from typing import Any
 from app.documents.document import (
     BadRequestError,
     Document,
+    check_number,
     checked_document,
     parse_documents,
+    pieces_of,
     separated,
     split_by_separator,
 )
@@ -80,7 +82,7 @@ def from_completion(body: Body, separator: str | None) -> DocumentsRequest | Non
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not separator or separator not in prompt:
         return _refuse_cache_without_documents(cache)
-    system, *chunks, question = prompt.split(separator)
+    system, *chunks, question = pieces_of(prompt, separator, "prompt")
     documents = separated(chunks, separator, "prompt")
 
     def insert(marked: str) -> None:
@@ -156,6 +158,7 @@ def _texts(content: Any) -> list[str]:
 
 def _from_blocks(body: Body, content: list[Any], first: int, end: int, path: str) -> DocumentsRequest:
     """Removes the document blocks ``[first, end)``; their marked text goes before the text behind them."""
+    check_number(end - first, path)
     cache, _ = _pop_cache(body, None)
     documents = [_anthropic_document(content[k], f"{path}.{k}") for k in range(first, end)]
     followed_by_text = end < len(content) and _is_text(content[end])

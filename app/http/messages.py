@@ -3,17 +3,35 @@
 
 import asyncio
 import json
+import re
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
+_AMBIGUOUS: Final = re.compile(r"//|/\.\.?(?:/|$)|\\")
+
 
 def path_of(scope: Scope) -> str:
-    """The path relative to ``--root-path``, whether or not a proxy has removed that prefix."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+    """The path relative to ``--root-path``, whether or not a proxy has removed that prefix: the one that is routed."""
+    path, root = str(scope["path"]), scope.get("root_path", "")
+    return path[len(root) :] if path == root or path.startswith(f"{root}/") else path
+
+
+def is_plain(scope: Scope) -> bool:
+    """Whether a request's path means the same to all who read it: normalising or decoding it again changes nothing."""
+    path: str = scope["path"]
+    raw = bytes(scope.get("raw_path") or quote(path).encode())
+    return (
+        path.startswith("/")
+        and path.isprintable()
+        and unquote(path) == path == unquote(raw)
+        and not _AMBIGUOUS.search(path)
+        and not any(code in raw.lower() for code in (b"%2e", b"%2f", b"%5c"))
+    )
 
 
 def object_in(body: bytes) -> dict[str, Any] | None:
@@ -41,6 +59,11 @@ async def read_parts(receive: Receive) -> list[bytes] | None:
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return parts
+
+
+def is_form(scope: Scope) -> bool:
+    """Whether a request's body is a form, with files perhaps, and not to be read as JSON."""
+    return Headers(scope=scope).get("content-type", "").lower().startswith("multipart/")
 
 
 def replay(parts: Iterable[bytes], receive: Receive) -> Receive:

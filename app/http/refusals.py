@@ -23,6 +23,7 @@ Reason = Literal[
     "cache_state",
     "chunk_gone",
     "client_too_slow",
+    "cross_site",
     "engine_died",
     "internal_error",
     "invalid_api_key",

@@ -36,7 +36,10 @@ class SegmentRenderer:
         max_chunk_tokens: int,
         block_tokens: int | None = None,
         chunk_tokens: ChunkTokens = _NONE,
+        context_tokens: int | None = None,
     ) -> None:
+        """``context_tokens`` is the longest prompt, if there is one: no longer document is tokenized."""
+        self._context_tokens = context_tokens
         self._renderer = renderer
         self._marks = marks
         self._max_chunk_tokens = max(1, max_chunk_tokens - chunk_tokens.number)
@@ -103,6 +106,20 @@ class SegmentRenderer:
         """Splits a document into one or, if it exceeds the chunk limit, several chunks; thread-safe."""
         return self._chunks(document.render(), document.id, index, namespace, document.context or "")
 
+    def check_documents(self, documents: Sequence[Document]) -> None:
+        """Refuse documents that no prompt has room for, by their characters: tokenizing takes longer."""
+        for i, document in enumerate(documents):
+            self._check_characters(document.text, self._context_tokens, f"chunks.{i}.text")
+
+    def _check_characters(self, text: str, limit: int | None, parameter: str) -> None:
+        if limit is None or len(text) <= (most := limit * self._tokenizer.most_characters):
+            return
+        raise VLLMValidationError(
+            f"{len(text)} characters: the model's maximum context length of {limit} tokens can't hold more than {most}",
+            parameter=parameter,
+            value=len(text),
+        )
+
     @property
     def tokenizer_json(self) -> str:
         """The model's tokenizer."""
@@ -136,6 +153,7 @@ class SegmentRenderer:
     async def _engine_input(
         self, marked: MarkedPrompt, frame: tuple[str, str], tok_params: Any, prompt_extras: dict[str, Any] | None
     ) -> Any:
+        self._check_characters(marked.text, tok_params.max_total_tokens, "chunks")
         salt = (prompt_extras or {}).get("cache_salt")
         request, token_ids = await asyncio.to_thread(self._tokenize, marked, frame, tok_params.add_special_tokens)
         _check_length(request.prompt, len(token_ids), tok_params)

@@ -9,7 +9,7 @@ from typing import Any
 
 from cachetools import LRUCache, cachedmethod
 
-from app.documents.document_tokenizer import DocumentTokenizer
+from app.documents.document_tokenizer import DocumentTokenizer, encoded
 from cache.positions.layout import PackedTokens, pack, packed_length
 
 REMEMBERED_BYTES = 32 << 20
@@ -25,7 +25,11 @@ class SegmentTokenizer:
         self._lock = threading.Lock()
         # A copy, since vLLM's threads use the model's own tokenizer.
         self._tokenizer = copy.deepcopy(tokenizer)
+        self._tokenizer.backend_tokenizer.no_truncation()
+        self._tokenizer.backend_tokenizer.no_padding()
         self.json: str = self._tokenizer.backend_tokenizer.to_str()
+        self.most_characters = max(map(len, self._tokenizer.get_vocab()))
+        """Of one token."""
         self._document_tokenizer = DocumentTokenizer(self.json)
         self._remembered: LRUCache[Any, PackedTokens] = LRUCache(REMEMBERED_BYTES, getsizeof=len)
         self._remembering = threading.Lock()
@@ -33,7 +37,9 @@ class SegmentTokenizer:
     def encode_template(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
         """Tokens of the chat template's text, with control tokens recognised."""
         with self._lock:
-            return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+            backend = self._tokenizer.backend_tokenizer
+            (ids,) = encoded(backend, [text], add_special_tokens=add_special_tokens)
+            return tuple(ids)
 
     def encode_document(self, text: str) -> tuple[int, ...]:
         """Tokens of a document; a control token's spelling is plain text."""

@@ -74,7 +74,7 @@ class Options(BaseModel):
 _SHARED = ("registry", "chunk_separator", "chunk_scope")
 # Both sides need the shared ones. The others have no use here, since Ray names and reaches replicas: without an address
 # of their own, none can fetch what another one has computed.
-_NOT_AMONG_FLAGS = {*_SHARED, "model", "host", "port", "replica_name", "advertise_url", "role"}
+_NOT_AMONG_FLAGS = {*_SHARED, "model", "host", "port", "replica_name", "advertise_url", "role", "peer_secret"}
 
 
 def _underscored(name: str) -> str:

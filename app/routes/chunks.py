@@ -3,7 +3,7 @@
 
 import json
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse
@@ -19,8 +19,6 @@ from app.routes.dependencies import AppState, CallersCatalog, Engine, Manager
 from engine_ext.wire.vllm_compat import ErrorResponse
 
 router = APIRouter(prefix="/v1/rag/chunks", tags=["Chunks"])
-MOST_CHUNKS: Final = 5000
-"""Chunks that one call may bring."""
 Key = Annotated[str, Path()]
 
 
@@ -53,16 +51,12 @@ async def ingest(request: IngestRequest, state: AppState, manager: Manager) -> J
     ``{"id": …}`` alone. Finished chunks stay when the call is interrupted. The last call that names a chunk determines
     its ``pin`` and ``ttl_s``.
     """
-    _check_number(len(request.chunks))
+    if not request.chunks:
+        raise BadRequestError("a call brings at least one chunk", "chunks")
     lines = await ingestion_of(request, state, manager)
     if isinstance(lines, ErrorResponse):
         return error_response(lines)
     return JsonLines(json.dumps(line) + "\n" async for line in lines)
-
-
-def _check_number(number: int) -> None:
-    if not 1 <= number <= MOST_CHUNKS:
-        raise BadRequestError(f"a call may bring 1 to {MOST_CHUNKS} chunks, not {number}", "chunks")
 
 
 @router.get(

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves cached chunks to other replicas of the same model (:mod:`app.cluster.peers`)."""
+"""Serves cached chunks to other replicas of the same model (:mod:`app.cluster.peers`).
+
+:class:`app.access.middleware.AccessMiddleware` lets in what peers have signed, and nothing else.
+"""
 
 from collections.abc import AsyncIterator
 from http import HTTPStatus
@@ -7,11 +10,9 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Header, Path, Query
 from fastapi.responses import StreamingResponse
-from pydantic import SecretStr
 
-from app.access.middleware import is_secret
-from app.cluster.peers import FILL_PATH, FINGERPRINT_HEADER, PATH
-from app.routes.dependencies import Engine, RequestSettings
+from app.cluster.peers import FILL_PATH, PATH
+from app.routes.dependencies import Engine
 from cache.errors import FullAttentionError
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
@@ -22,6 +23,7 @@ from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.peer_fills import fill_for_peer
 from engine_ext.wire.peer_fill import PeerFill
 from engine_ext.wire.vllm_compat import GracefulHTTPError
+from replicas.peer_file import FINGERPRINT_HEADER
 
 router = APIRouter(include_in_schema=False)
 
@@ -34,12 +36,9 @@ async def chunk(
     key: Annotated[str, Path(pattern="^([0-9a-f]{2}){1,64}$")],
     rank: Annotated[int, Query(ge=0)],
     engine: Engine,
-    settings: RequestSettings,
-    authorization: Annotated[str, Header()] = "",
     fingerprint: Annotated[str | None, Header(alias=FINGERPRINT_HEADER)] = None,
 ) -> StreamingResponse:
-    """One worker's file of a cached segment. 401 without the secret, 409 for another engine's fingerprint."""
-    _check_secret(authorization, settings.peer_secret)
+    """One worker's file of a cached segment. 409 for another engine's fingerprint."""
     cache = engine.cache
     if isinstance(cache, CacheOff) or (transfers := cache.transfers) is None:
         raise GracefulHTTPError("this replica shares nothing", HTTPStatus.NOT_FOUND)
@@ -61,12 +60,9 @@ async def chunk(
 async def fill(
     body: Annotated[dict[str, Any], Body()],
     engine: Engine,
-    settings: RequestSettings,
-    authorization: Annotated[str, Header()] = "",
     fingerprint: Annotated[str | None, Header(alias=FINGERPRINT_HEADER)] = None,
 ) -> None:
-    """Computes segments for a replica that decodes, which then fetches them. 401 and 409 as above, 503 if it can't."""
-    _check_secret(authorization, settings.peer_secret)
+    """Computes segments for a replica that decodes, which then fetches them. 409 as above, 503 if it can't."""
     cache = engine.cache
     _check_fingerprint(fingerprint, cache.config.fingerprint if isinstance(cache, ChunkCache) else None)
     try:
@@ -92,9 +88,3 @@ def _lease(manager: ChunkCacheManager, key: str) -> Lease:
     if lease is None:
         raise GracefulHTTPError(f"no cached segment has the key {key}", HTTPStatus.NOT_FOUND)
     return lease
-
-
-def _check_secret(authorization: str, secret: SecretStr | None) -> None:
-    scheme, _, given = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not is_secret(given.strip(), secret):
-        raise GracefulHTTPError("this needs the peers' secret (--peer-secret)", HTTPStatus.UNAUTHORIZED)

@@ -16,7 +16,7 @@ from app.http.openapi import EVENT_STREAM, answers
 from app.http.sse import ReportInserter
 from app.intake import render, take_in
 from engine_ext.client.plan_preview import preview
-from engine_ext.client.request import IS_PEER, Ticket
+from engine_ext.client.request import CALLER, IS_PEER, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
 
 router = APIRouter(prefix="/v1/rag", tags=["RAG"])
@@ -73,6 +73,8 @@ async def rag_plan(request: PlanRequest, raw_request: Request) -> JSONResponse:
         return error_response(rendered)
     plan = preview(context.engine.cache, rendered)
     if request.prefetch and plan["mode"] == "chunked":
+        if (caller := CALLER.get()) is not None and rendered.prompt is not None:
+            caller.charge(len(rendered.prompt.token_ids))
         plan["prefetching"] = context.engine.prefetch(rendered)
     return JSONResponse(plan)
 

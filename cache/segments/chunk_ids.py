@@ -10,6 +10,8 @@ from cache.errors import ChunkCacheError
 from cache.eviction.removal import FOR_GOOD, Removal
 from cache.segments.hashing import ChunkHash
 
+MAX_IDS = 256
+"""Ids of one segment: each is a record in the tiers."""
 MAX_GONE = 100_000
 """Ids remembered after their chunks have gone, with the reason; the oldest are forgotten first."""
 
@@ -78,6 +80,8 @@ class ChunkIds:
         """Registers an id whose segment ``key`` is cached; raises as :meth:`check` does."""
         self.check(namespace, id, content)
         name = ChunkName(namespace, id)
+        if len(known := self._names.get(key, ())) >= MAX_IDS and name not in known:
+            raise IdConflictError(f"its text has {MAX_IDS} chunk ids already: use one of them, or delete the chunk")
         self.restore(name, content, key)
         self._on_change(name)
 

@@ -7,17 +7,17 @@ Readers take no lock: files appear whole, by renaming, and an opened file stays 
 need no other coordination.
 """
 
-import fcntl
 import os
 import re
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final
 
 from cache.tiers.kept import KeptMemory
+from cache.tiers.locked_file import locked_file, mode_of_files
 from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
 
 SUFFIX: Final = ".safetensors"
@@ -48,7 +48,7 @@ class DirectoryTier:
         self.root = root
         self.num_bytes = 0
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked() as lock:
                 for leftover, _ in _regular_files(root, _LEFTOVER):
                     leftover.unlink(missing_ok=True)  # its writer held the lock, and has ended
@@ -164,14 +164,8 @@ class DirectoryTier:
             self.path(address).unlink(missing_ok=True)
             self._note(lock, max(0, (_read_number(lock) or 0) - stored.num_bytes))
 
-    @contextmanager
-    def _locked(self) -> Iterator[int]:
-        lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield lock
-        finally:
-            os.close(lock)
+    def _locked(self) -> AbstractContextManager[int]:
+        return locked_file(self.root / "lock")
 
 
 def address_of(name: str) -> Address | None:
@@ -183,7 +177,7 @@ def address_of(name: str) -> Address | None:
 
 def _regular_files(root: Path, name: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
     """Regular files with addresses in the folders of ``root``."""
-    for folder in filter(Path.is_dir, root.iterdir()):
+    for folder in root.iterdir():
         for path in _entries(folder):
             if name.fullmatch(path.name):
                 with suppress(FileNotFoundError):
@@ -192,9 +186,9 @@ def _regular_files(root: Path, name: re.Pattern[str]) -> Iterator[tuple[Path, os
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Entries of a folder; none if it has gone or is not readable."""
+    """Entries of a folder; none if it is a link, has gone or is not readable."""
     try:
-        return list(folder.iterdir())
+        return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
     except (FileNotFoundError, PermissionError):
         return []
 
@@ -202,9 +196,12 @@ def _entries(folder: Path) -> list[Path]:
 def _write_whole(path: Path, file: Buffer) -> None:
     """Writes under a temporary name; the final name appears once the data is on the disk."""
     path.parent.mkdir(exist_ok=True)
+    if path.parent.is_symlink():
+        raise TierError(f"{path.parent} is a link")
     temporary = path.with_suffix(f".{os.getpid()}-{time.monotonic_ns()}{_TEMPORARY}")
     try:
-        with temporary.open("wb", buffering=0) as target:
+        with temporary.open("xb", buffering=0) as target:
+            os.fchmod(target.fileno(), mode_of_files(path.parent.parent))  # KV and ids' texts are their owner's
             view, written = memoryview(file).cast("B"), 0
             while written < len(view):
                 written += target.write(view[written:]) or 0

@@ -35,7 +35,7 @@ class CacheOff:
     async def known_ids(self, namespace: str, wanted: Iterable[str]) -> None:
         """No registered chunk ids."""
 
-    def is_crowded(self) -> bool:
+    def is_crowded(self, owner: str | None = None) -> bool:
         """False: no fill waits."""
         return False
 

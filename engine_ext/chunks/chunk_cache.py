@@ -4,6 +4,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from engine_ext.chunks.source import ChunkSource, SourceResult
 from engine_ext.chunks.tier_source import TierSource
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
+from engine_ext.chunks.turns import FairTurns
 from engine_ext.wire.plan import TransferPlan
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ class FillLimits:
     max_queued: int
 
 
+_MOST_OWNERS: Final = 4
+"""Owners whose fill queues may be full before others' are, too."""
 FILL_LIMITS: Final = FillLimits(max_running=16, max_queued=1024)
 
 
@@ -95,7 +99,8 @@ class FillRunner:
         self._sources = list(sources)
         self._on_computed = on_computed
         self._on_end = on_end
-        self._turns = asyncio.Semaphore(limits.max_running)
+        self._turns = FairTurns(limits.max_running)
+        self._of_owners: Counter[str] = Counter()
         self._max_queued = limits.max_queued
         self.num_running = 0
         self._tasks: dict[FillJob, FillTask] = {}
@@ -129,6 +134,7 @@ class FillRunner:
             # Runs before any waiter wakes, and also for a task cancelled before its first step.
             task.add_done_callback(partial(self._ended, job))
             self._tasks[job] = task
+            self._of_owners[job.entries[0].owner] += 1
             self._jobs.update(dict.fromkeys(job.entries, job))
             tasks.append(task)
         return tasks
@@ -163,10 +169,12 @@ class FillRunner:
         """Fills that wait for their turn."""
         return len(self._tasks) - self.num_running
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether the fill queue is full."""
-        return self.num_queued >= self._max_queued
+    def is_crowded(self, owner: str | None) -> bool:
+        """Whether the fill queue is full for an owner; ``None`` is nobody in particular, where there are no keys."""
+        if owner is None:
+            return self.num_queued >= self._max_queued
+        shares = sum(min(number, self._max_queued) for number in self._of_owners.values())
+        return self._of_owners[owner] >= self._max_queued or shares >= _MOST_OWNERS * self._max_queued
 
     async def _fill(
         self,
@@ -188,7 +196,7 @@ class FillRunner:
         self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]
     ) -> FillResult:
         await self._end_of_prefix(job)
-        async with self._turns:
+        async with self._turns.turn(job.entries[0].owner):
             self.num_running += 1
             started = time.perf_counter()
             # A prefix without a lease may be evicted before the engine loads it. Then its pages have other tags: the
@@ -216,6 +224,7 @@ class FillRunner:
 
     def _ended(self, job: FillJob, task: FillTask) -> None:
         del self._tasks[job]
+        self._of_owners -= Counter((job.entries[0].owner,))  # keeps no zeros
         for entry in job.entries:
             del self._jobs[entry]
         if task.cancelled():
@@ -342,9 +351,9 @@ class ChunkCache:
         await self._id_records.recall(namespace, wanted)
         return self.manager.ids
 
-    def is_crowded(self) -> bool:
-        """Whether the fill queue is full."""
-        return self.fills.is_crowded
+    def is_crowded(self, owner: str | None = None) -> bool:
+        """Whether the fill queue is full; with keys, for a tenant."""
+        return self.fills.is_crowded(owner)
 
     async def wait(self, lease: Lease, own: Sequence[FillTask]) -> list[FillResult]:
         """Waits until the leased segments can be loaded; see :meth:`FillRunner.wait`."""
@@ -385,7 +394,7 @@ class ChunkCache:
     async def drop_from_tiers(self, keys: Iterable[ChunkHash], namespace: str | None) -> None:
         """Drops segments, and all prefixes of ``namespace``, if given, from all tiers."""
         await self.tier_writer.drop(keys)
-        await self._id_records.flush()
+        await self._id_records.flush(namespace)
         if self.prefixes is not None:
             await self.prefixes.drop(namespace)
 

@@ -50,14 +50,19 @@ class IdRecords:
         """Reads all records once, and writes changed ones until cancelled."""
         await asyncio.gather(self._recall_all(), self._flush_always())
 
-    async def flush(self) -> None:
-        """Writes the records that have changed."""
-        async with self._writing:
-            while self._changed:
-                name, change = next(iter(self._changed.items()))
-                await self._write(name)
-                if self._changed[name] == change:
-                    del self._changed[name]
+    async def flush(self, namespace: str | None = None) -> None:
+        """Writes the records that have changed: of ``namespace``, if given, whatever others' still wait."""
+        while names := [name for name in self._changed if namespace in (None, name.namespace)]:
+            for name in names:
+                async with self._writing:  # of one record: nobody waits for all of them
+                    await self._write_change(name)
+
+    async def _write_change(self, name: ChunkName) -> None:
+        if (change := self._changed.get(name)) is None:
+            return  # another flush has written it
+        await self._write(name)
+        if self._changed.get(name) == change:
+            del self._changed[name]
 
     async def recall(self, namespace: str, ids: Iterable[str]) -> None:
         """Registers those of the ids that are unknown here and have a record."""
@@ -91,11 +96,15 @@ class IdRecords:
             return
         if tier is None:
             return
-        record = json.loads(data)
-        if name is None and record["namespace"] is not None:
-            name = ChunkName(record["namespace"], record["id"])
-        if name is not None and key == self._key(name) and name not in self._changed:
-            self._restore(name, record, tier)
+        try:
+            record = json.loads(data)
+            if name is None and record["namespace"] is not None:
+                name = ChunkName(record["namespace"], record["id"])
+            if name is not None and key == self._key(name) and name not in self._changed:
+                self._restore(name, record, tier)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            # Whoever may write to the tier may have written it: the others are recalled nevertheless.
+            logger.warning("the record of a chunk id in tier %s is none: %r", tier, error)
 
     def _restore(self, name: ChunkName, record: dict[str, Any], tier: str) -> None:
         content = RegisteredText(record["text"], record["title"], record.get("context"))

@@ -67,15 +67,15 @@ class PoolTransfers:
         async with self._lane() as workers:
             return await workers[rank].read(Read(self._label(entry, rank), entry.pages, entry.tag))
 
-    async def fetch(self, entry: ChunkKVCache, url: str, headers: dict[str, str], limit_s: float) -> list[Answer]:
-        """Fills a segment from another replica's files at ``url``.
+    async def fetch(self, entry: ChunkKVCache, url: str, secret: str, limit_s: float) -> list[Answer]:
+        """Fills a segment from another replica's files at ``url``, which the peers' ``secret`` signs.
 
         It may be loaded only if every worker fetched its own. It returns, even if cancelled, only when all workers have
         stopped writing: the pages may then be reused. Raises :class:`TransferError` for files of something else.
         """
         async with self._lane() as workers:
             return await self._all(
-                workers, lambda rank: Fetch(self._label(entry, rank), entry.pages, entry.tag, url, headers, limit_s)
+                workers, lambda rank: Fetch(self._label(entry, rank), entry.pages, entry.tag, url, secret, limit_s)
             )
 
     async def load(self, entry: ChunkKVCache, tiers: Sequence[str], limit_s: float = 0.0) -> list[Answer]:

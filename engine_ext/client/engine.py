@@ -271,7 +271,8 @@ class ChunkEngine:
         self.llm.check_admission(n, request_id)
 
     def _refuse_if_full(self) -> None:
-        if self.cache.is_crowded():
+        caller = CALLER.get()
+        if self.cache.is_crowded(caller.namespace if caller is not None else None):
             message = "too many chunks wait to be computed; try again later"
             raise GracefulHTTPError(message, HTTPStatus.SERVICE_UNAVAILABLE)
 

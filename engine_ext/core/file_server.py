@@ -42,6 +42,7 @@ from engine_ext.wire.worker_messages import (
 )
 from kernels.threads import use_one_thread
 from replicas.peer_file import PeerFileError, fetch_file
+from replicas.signing import PeerKey
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,8 @@ class TransferServer:
     def _fetch(self, message: Fetch, answer: Answer) -> None:
         url = f"{message.url}?rank={message.label.rank}"
         try:
-            file = fetch_file(url, message.headers, self._largest(message.label), message.limit_s, self._memory.take)
+            key, engine = PeerKey(message.secret), message.label.fingerprint
+            file = fetch_file(url, key, engine, self._largest(message.label), message.limit_s, self._memory.take)
         except PeerFileError as error:
             logger.warning("a replica's chunk: %s", error)
             answer.fetched = "failed"

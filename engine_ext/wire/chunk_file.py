@@ -35,6 +35,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LENGTH_BYTES = 8
 _NO_CHECKSUM = "-" * 32
 LONGEST_HEADER = 16 << 20
+_MOST_VALUES = 1 << 16
+"""Of a header: a few for each layer."""
 
 
 class ChunkFileError(ValueError):
@@ -137,8 +139,11 @@ def _header(data: Buffer) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
     if len(view) < _LENGTH_BYTES or length > min(len(view) - _LENGTH_BYTES, LONGEST_HEADER):
         raise ChunkFileError(f"{len(view)} bytes are too few for a header of {length}")
+    words = bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    if sum(map(words.count, (b"{", b"[", b","))) > _MOST_VALUES:  # parsed, each takes a hundred times its bytes
+        raise ChunkFileError(f"the header has more than {_MOST_VALUES} values")
     try:
-        header = json.loads(bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + length]))
+        header = json.loads(words)
     except (ValueError, RecursionError) as error:
         raise ChunkFileError(f"no safetensors header: {error!r}") from error
     if not isinstance(header, dict):

@@ -51,10 +51,10 @@ class Load(_OfPages):
 
 
 class Fetch(_OfPages):
-    """Fill the pages from a replica's file at ``url`` and this worker's rank, asked for with ``headers``."""
+    """Fill the pages from a replica's file at ``url`` and this worker's rank, signed with the peers' ``secret``."""
 
     url: str
-    headers: dict[str, str]
+    secret: str
     limit_s: float
 
 

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tessera's own log: one record per request with chunks, as text or JSON."""
 
+import asyncio
 import json
 import logging
 
 import pytest
 
-from app.logs import configure_logging
+from app.logs import LONGEST_MESSAGE, configure_logging
 from app.settings import Settings
 from cache.lease import ChunkStatus
 from cache.positions.layout import PositionStrategy
 from cache.report import Report, ReportedChunk, ReportedTokens
+from cache.segments.holdings import Holdings
 from engine_ext.client.reporting import log_finished
+from replicas.publisher import Publisher
+from replicas.registry import InProcessRegistry, RegistryError, Replica
 
-PACKAGES = ("app", "cache", "engine_ext", "kernels")
+PACKAGES = ("app", "cache", "engine_ext", "kernels", "replicas")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +56,44 @@ def test_a_request_is_one_readable_line(capsys):
         " INFO request r-1: chunked, 3 chunks: 2 hit, 1 filled; 70 of 100 tokens reused; "
         "plan 0.2 ms, first token 9.9 ms"
     )
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize(
+    "name", ["a\ntessera: 2026 CRITICAL b", "a\r\nb", "\x1b[2J", "\x9b2J", "a\u2028b", "\ud800", "x" * 10**6]
+)
+def test_what_clients_choose_is_no_line_of_the_log(capsys, log_format, name):
+    configure_logging(Settings(log_level="INFO", log_format=log_format))
+    logging.getLogger("app.x").warning("Storing %r or %s failed.", name, name)
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert said[:-1].isprintable()
+    assert len(said) < 2 * LONGEST_MESSAGE
+    assert "Storing" in said
+
+
+def test_a_traceback_keeps_its_lines(capsys):
+    configure_logging(Settings())
+    try:
+        raise ValueError("x")
+    except ValueError:
+        logging.getLogger("app.x").exception("It failed")
+    assert capsys.readouterr().err.splitlines()[1] == "Traceback (most recent call last):"
+
+
+async def test_a_registry_that_fails_is_told(capsys):
+    configure_logging(Settings())
+    registry = InProcessRegistry()
+
+    async def fails(_):
+        raise RegistryError("Redis: DB index is out of range")
+
+    registry.beat = fails
+    replica = Replica("00" * 6, "a", "http://a", (), "")
+    publishing = asyncio.create_task(Publisher(registry, lambda _: replica, Holdings()).run())
+    await asyncio.sleep(0.01)
+    publishing.cancel()
+    assert "WARNING registry lost: Redis: DB index is out of range" in capsys.readouterr().err
 
 
 def test_a_request_in_full_attention_says_why(capsys):

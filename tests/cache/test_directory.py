@@ -3,13 +3,16 @@
 
 import os
 import shutil
+import stat
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache.tiers import locked_file as locked_file_module
 from cache.tiers.directory import DirectoryTier
+from cache.tiers.locked_file import locked_file
 from cache.tiers.tier import TierConfigError, TierError
 from tests.fuzzing import ends
 from tests.support.tier_files import MOST, address, held
@@ -74,6 +77,61 @@ def test_what_is_no_file_is_in_nobodys_way(tmp_path, kind):
         tier.delete(address(1))
     assert path.is_symlink() or path.exists()
     assert (tmp_path / "else").read_bytes() == b"secret"
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "hard link"])
+def test_a_lock_that_is_a_link_is_not_written_to(tmp_path, kind):
+    target, root = tmp_path / "else", tmp_path / "tier"
+    target.write_bytes(b"secret")
+    root.mkdir()
+    if kind == "hard link":
+        (root / "lock").hardlink_to(target)
+    else:
+        make(root / "lock", kind, target)
+    with ends(), pytest.raises(TierConfigError):
+        DirectoryTier(root, MOST)
+    assert target.read_bytes() == b"secret"
+
+
+def test_a_lock_that_others_hold_is_told_and_waited_for_not_for_ever(tmp_path, monkeypatch, caplog):
+    DirectoryTier(tmp_path, MOST)
+    monkeypatch.setattr(locked_file_module, "TOLD_AFTER_S", 0.01)
+    monkeypatch.setattr(locked_file_module, "LONGEST_WAIT_S", 0.2)
+    with locked_file(tmp_path / "lock"), pytest.raises(TierConfigError, match="another process has locked"):
+        DirectoryTier(tmp_path, MOST)
+    assert f"waiting for {tmp_path}/lock, which another process has locked" in caplog.text
+    DirectoryTier(tmp_path, MOST)
+
+
+@pytest.mark.parametrize(("of_folder", "of_files"), [(0o700, 0o600), (0o755, 0o600), (0o775, 0o660), (0o2770, 0o660)])
+def test_files_are_read_by_their_owner_or_its_group(tmp_path, of_folder, of_files):
+    """They have texts; and who may open the lock may hold it."""
+    root = tmp_path / "tier"
+    root.mkdir()
+    root.chmod(of_folder)
+    (root / "lock").touch(0o666)
+    tier = DirectoryTier(root, MOST)
+    tier.put(address(1), b"KV")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (root / "lock", tier.path(address(1)))} == {of_files}
+
+
+def test_a_new_directory_is_its_owners(tmp_path):
+    DirectoryTier(tmp_path / "tier", MOST)
+    assert stat.S_IMODE((tmp_path / "tier").stat().st_mode) == 0o700
+
+
+def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
+    elsewhere, root = tmp_path / "else", tmp_path / "tier"
+    other = DirectoryTier(elsewhere, MOST)
+    other.put(address(1), b"KV")
+    tier = DirectoryTier(root, MOST)
+    folder = tier.path(address(1)).parent
+    folder.symlink_to(other.path(address(1)).parent)
+    assert held(tier) == {}
+    with pytest.raises(TierError, match="is a link"):
+        tier.put(address(2), b"KV")
+    tier.shrink(0)
+    assert list(held(other)) == [address(1)]
 
 
 def make(path, kind, target):

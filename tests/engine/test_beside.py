@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.access.middleware import SECRET_HEADER
 from machine.server_process import free_port
+from replicas.signing import PeerAuth, PeerKey
 from tests.engine.server import ServerPool, TesseraServer
 from tests.support.completions import complete
 from tests.support.exactness import assert_filled_hit_and_mixed_are_exact
@@ -53,14 +53,13 @@ def test_only_peers_may_pass_on_kv(server: TesseraServer, text: Text) -> None:
     prompt = text(200)
     refused = server.post("/v1/chat/completions", body(server, prompt, **REMOTE), 403)["error"]
     assert refused["reason"] == "peers_only"
-    headers = {SECRET_HEADER: "another secret"}
-    answer = server.client.post("/v1/chat/completions", json=body(server, prompt, **REMOTE), headers=headers)
+    wrong, right = PeerAuth(PeerKey("another secret")), PeerAuth(PeerKey(SECRET))
+    answer = server.client.post("/v1/chat/completions", json=body(server, prompt, **REMOTE), auth=wrong)
     assert answer.status_code == 403
-    headers = {SECRET_HEADER: SECRET}
-    answer = server.client.post("/v1/chat/completions", json=body(server, prompt, **REMOTE), headers=headers)
+    answer = server.client.post("/v1/chat/completions", json=body(server, prompt, **REMOTE), auth=right)
     assert answer.json()["kv_transfer_params"]["remote_block_ids"]
     forged = body(server, prompt, tessera={"loads": [[0, 8, 0, 1, [0]]], "saves": []})
-    answer = server.client.post("/v1/chat/completions", json=forged, headers=headers)
+    answer = server.client.post("/v1/chat/completions", json=forged, auth=right)
     assert (answer.status_code, answer.json()["error"]["reason"]) == (400, "bad_request")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.routes.chunks import MOST_CHUNKS
+from app.documents.document import MOST_DOCUMENTS
 from tests.engine.server import TesseraServer
 from tests.support.exactness import ask, assert_exact, segments, statuses
 from tests.support.small_pool import PAGES, SMALL
@@ -184,20 +184,20 @@ def test_malformed_bodies(path: str, content: bytes, server: TesseraServer) -> N
 
 
 def test_a_call_with_too_many_chunks_names_the_limit(server: TesseraServer) -> None:
-    message = error_of(server, "/v1/rag/chunks", {"chunks": ["a"] * (MOST_CHUNKS + 1)}, 400)
-    assert f"1 to {MOST_CHUNKS} chunks, not {MOST_CHUNKS + 1}" in message
+    message = error_of(server, "/v1/rag/chunks", {"chunks": ["a"] * (MOST_DOCUMENTS + 1)}, 400)
+    assert f"at most {MOST_DOCUMENTS} chunks, not {MOST_DOCUMENTS + 1}" in message
 
 
 @pytest.mark.serve_with(*SMALL)
 def test_many_chunks_in_one_call(small: TesseraServer, text: Text) -> None:
     distinct = [text(10) for _ in range(25)]
-    lines, summary = small.ingest(distinct * (MOST_CHUNKS // 25))
-    assert len(lines) == MOST_CHUNKS
-    assert lines[-1]["progress"] == {"done": MOST_CHUNKS, "total": MOST_CHUNKS}
+    lines, summary = small.ingest(distinct * (MOST_DOCUMENTS // 25))
+    assert len(lines) == MOST_DOCUMENTS
+    assert lines[-1]["progress"] == {"done": MOST_DOCUMENTS, "total": MOST_DOCUMENTS}
     assert (summary["filled"], summary["failed"], summary["cached"]) == (25, 0, 25)
-    assert summary["hit"] + summary["waited"] == MOST_CHUNKS - 25
+    assert summary["hit"] + summary["waited"] == MOST_DOCUMENTS - 25
     # They don't fit the model as one prompt: one error, and nothing computed.
-    message = error_of(small, "/v1/rag/chat", question(distinct * (MOST_CHUNKS // 25)), 400)
+    message = error_of(small, "/v1/rag/chat", question(distinct * (MOST_DOCUMENTS // 25)), 400)
     assert "the model's maximum context length is 8192" in message
 
 

@@ -18,13 +18,17 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from app.access.middleware import AccessMiddleware
 from app.documents.request_documents import wanted_documents
+from replicas.peer_file import FINGERPRINT_HEADER
 from replicas.registry import Replica
+from replicas.signing import HEADER, PeerAuth, PeerKey
 from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer
 from tests.redis_server import RedisServer
@@ -169,12 +173,12 @@ def test_what_both_want_at_once_one_of_them_computes(cluster: Cluster, text: Cal
 
 
 def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int], str]) -> None:
-    """A peer with the right fingerprint sends another document's KV, damaged KV, or none."""
+    """A peer with the secret and the right fingerprint sends another document's KV, damaged KV, or none."""
     a = cluster.replicas["a"]
     (other,) = a.chat(chunks=[text(400)], **ASKED)["cache"]["chunks"]
     me = next(each for each in cluster.router.cluster()["replicas"] if each["name"] == "a")
-    headers = {"authorization": f"Bearer {SECRET}", "x-tessera-fingerprint": me["fingerprint"]}
-    file = a.client.get(f"/peer/chunks/{other['key']}", params={"rank": 0}, headers=headers).content
+    key, headers = PeerKey(SECRET), {FINGERPRINT_HEADER: me["fingerprint"]}
+    file = a.client.get(f"/peer/chunks/{other['key']}?rank=0", headers=headers, auth=PeerAuth(key)).content
     damaged = bytearray(file)
     damaged[-100] ^= 1
     lies = {"of another": file, "damaged": bytes(damaged), "nothing": b"", "half": file[: len(file) // 2]}
@@ -184,17 +188,19 @@ def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int]
         told.append(lie)
         return Response(lies[lie])
 
-    with served(Starlette(routes=[Route("/peer/chunks/{key}", answer)])) as url:
+    liars = Starlette(routes=[Route("/peer/chunks/{key}", answer)])
+    with served(AccessMiddleware(liars, None, SecretStr(SECRET))) as url:
         liar = Replica("ff" * 6, "liar", url, tuple(me["models"]), me["fingerprint"], load=1000)
-        cluster.redis.client.set("tessera:r:" + liar.id, json.dumps(liar.to_dict()), px=120_000)
-        cluster.redis.client.sadd("tessera:replicas", liar.id)
 
         def is_told(lie: str) -> bool:
             """Whether a request for a document that the liar claims came to it; its answer is right anyhow."""
+            heartbeat = key.seal("heartbeat", json.dumps(liar.to_dict()).encode())
+            cluster.redis.client.set("tessera:r:" + liar.id, heartbeat, px=120_000)
+            cluster.redis.client.sadd("tessera:replicas", liar.id)
             document = text(400)
             wanted = wanted_documents("/v1/rag/chat", {"chunks": [document], "question": "?"})
-            for key in [each.key.digest for each in wanted]:
-                cluster.redis.client.hset(b"tessera:d:" + key, bytes.fromhex(liar.id), bytes(13))
+            for digest in [each.key.digest for each in wanted]:
+                cluster.redis.client.hset(b"tessera:d:" + digest, bytes.fromhex(liar.id), bytes(13))
             answered = cluster.replicas["b"].chat(chunks=[document], **ASKED)
             assert statuses(answered) == ["filled"]
             assert words(answered) == words(a.chat(chunks=[document], **ASKED, cache={"mode": "chunked"}))
@@ -205,12 +211,14 @@ def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int]
     cluster.redis.client.delete("tessera:r:" + liar.id)
 
 
-@pytest.mark.parametrize("secret", [None, "wrong"])
+@pytest.mark.parametrize("secret", [None, "wrong", SECRET])
 def test_peers_without_the_secret_get_nothing(cluster: Cluster, secret: str | None) -> None:
-    headers = {"authorization": f"Bearer {secret}"} if secret else {}
-    for path in ("/peer/chunks/00", "/peer/chunks/" + "00" * 16):
-        answer = cluster.replicas["a"].client.get(path, params={"rank": 0}, headers=headers)
-        assert (answer.status_code, "secret" in answer.text) == (401, True)
+    """Nor with it, if they send it instead of signing with it."""
+    for path in ("/peer/chunks/00?rank=0", "/peer/chunks/" + "00" * 16 + "?rank=0"):
+        signed = PeerKey(secret or "wrong").sign("GET", path.replace("rank=0", "rank=1"))
+        headers = {"authorization": f"Bearer {secret}", HEADER: signed} if secret else {}
+        answer = cluster.replicas["a"].client.get(path, headers=headers)
+        assert (answer.status_code, "secret" in answer.text) == (403, True)
     assert cluster.router.client.get("/peer/chunks/00", params={"rank": 0}).status_code == 404
 
 

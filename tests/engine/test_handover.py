@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.access.middleware import SECRET_HEADER
+from replicas.signing import PeerAuth, PeerKey
 from tests.engine.server import TesseraServer, stream_events
 from tests.support.completions import all_tokens, complete
 from tests.support.exactness import STEPS, STRATEGIES, assert_exact
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.matrix
 
 Text = Callable[[int], str]
 
-PEER = {SECRET_HEADER: SECRET}
+PEER = PeerAuth(PeerKey(SECRET))
 CHAT = "/v1/rag/chat"
 
 
@@ -56,13 +56,13 @@ def body(server: TesseraServer, *chunks: str, strategy: str = "parallel", **fiel
 def handed_over(split: Split, asked: dict[str, Any]) -> dict[str, Any]:
     """The parameters of a prompt that the prefill replica has computed."""
     first = {**asked, "max_tokens": 1, "kv_transfer_params": REMOTE}
-    answer = split.prefill.client.post(CHAT, json=first, headers=PEER)
+    answer = split.prefill.client.post(CHAT, json=first, auth=PEER)
     assert answer.status_code == 200, answer.text
     return answer.json()["kv_transfer_params"]
 
 
 def answered(split: Split, asked: dict[str, Any], params: dict[str, Any], status: int = 200) -> dict[str, Any]:
-    answer = split.decode.client.post(CHAT, json={**asked, "kv_transfer_params": params}, headers=PEER)
+    answer = split.decode.client.post(CHAT, json={**asked, "kv_transfer_params": params}, auth=PEER)
     assert answer.status_code == status, answer.text
     return answer.json()
 

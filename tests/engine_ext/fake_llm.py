@@ -89,7 +89,7 @@ def _output(plan: TransferPlan, is_saved: bool) -> Any:
         finished=True,
         metrics=None,
         num_cached_tokens=plan.num_loaded_tokens,
-        outputs=[SimpleNamespace(finish_reason="length")],
+        outputs=[SimpleNamespace(finish_reason="length", token_ids=[7])],
         kv_transfer_params={"saved": is_saved} if plan.saves else None,
     )
 

@@ -59,6 +59,52 @@ class Process:
         return entry.key
 
 
+async def test_deletions_of_one_tenant_do_not_wait_for_the_records_of_another() -> None:
+    tier = FakeTransfers()
+    process = Process(tier)
+    for number in range(50):
+        process.register(ChunkName("busy", f"{number}"))
+    process.register(ChunkName("mine", "a"))
+    tier.hangs = asyncio.Event()
+    background = asyncio.create_task(process.records.flush())
+    await asyncio.sleep(0)
+    written: list[int] = []
+
+    async def delete() -> None:
+        await process.records.flush("mine")
+        written.append(len(tier.records))
+
+    deletion = asyncio.create_task(delete())
+    await asyncio.sleep(0)
+    tier.hangs.set()
+    await asyncio.gather(background, deletion)
+    assert written[0] <= 3
+    assert (len(tier.records), len(process.records)) == (51, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"{}",
+        b"[]",
+        b"null",
+        b"no json",
+        b"[" * 100_000,
+        b'{"id": "x", "namespace": "default", "text": ""}',
+    ],
+)
+async def test_a_record_that_is_none_keeps_no_other_from_being_recalled(wrong: bytes, caplog: Any) -> None:
+    tier = FakeTransfers()
+    first, second = Process(tier), Process(tier)
+    key = second.records._key(ChunkName("default", "x"))
+    tier.records[key] = wrong
+    first.register()
+    await first.records.flush()
+    await second.records._recall_all()
+    assert second.manager.ids.content("default", "a") == TEXT
+    assert "is none" in caplog.text
+
+
 async def test_another_process_finds_an_id_with_its_segments() -> None:
     tier = FakeTransfers()
     first, second = Process(tier), Process(tier)

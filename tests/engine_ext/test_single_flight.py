@@ -17,7 +17,7 @@ from cache.positions.layout import ChunkedPrompt
 from cache.report import Report
 from cache.segments.index import EntryState
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.client.request import CacheOptions
+from engine_ext.client.request import CALLER, CacheOptions, Caller
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from tests.engine_ext.fake_llm import FakeLLM, ask, chunk, make_engine, turns
 
@@ -61,6 +61,23 @@ async def test_no_request_is_taken_on_while_too_many_fills_wait():
     assert raised.value.http_status == 503
     await asyncio.gather(*waiting)
     assert statuses(await ask(engine, prompt(D))) == ["filled"]
+    assert_idle(engine, llm)
+
+
+async def test_a_tenant_with_many_fills_refuses_no_other_and_is_not_before_its_own() -> None:
+    engine, llm = make_engine(max_running=1, max_queued=2)
+    busy, quiet = Caller("default"), Caller("quiet")
+    token = CALLER.set(busy)
+    waiting = [asyncio.create_task(ask(engine, prompt(A, B, C, *(chunk(1000 * i, 3) for i in range(1, 9)))))]
+    await turns(3)
+    with pytest.raises(GracefulHTTPError, match="too many chunks wait"):
+        await ask(engine, prompt(D))
+    CALLER.reset(token)
+    token = CALLER.set(quiet)
+    assert statuses(await ask(engine, prompt(D), CacheOptions(namespace="quiet"))) == ["filled"]
+    CALLER.reset(token)
+    assert not waiting[0].done()
+    await asyncio.gather(*waiting)
     assert_idle(engine, llm)
 
 

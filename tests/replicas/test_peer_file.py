@@ -8,20 +8,31 @@ from collections.abc import Callable
 import pytest
 
 from replicas.peer_file import PeerFileError, fetch_file
+from replicas.signing import HEADER, PeerKey
 from tests.support.peer_files import peer
 
 CONTENT = bytes(range(256)) * 300
+KEY = PeerKey("a secret of replicas")
 
 
 def replying(status: str, body: bytes, length: int | None = None) -> Callable[[socket.socket, bytes], None]:
-    head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body) if length is None else length}\r\n\r\n".encode()
-    return lambda connection, _: connection.sendall(head + body)
+    """An answer signed as a replica does."""
+    said = len(body) if length is None else length
+
+    def answer(connection: socket.socket, request: bytes) -> None:
+        mac = KEY.sign_answer(signature_of(request), int(status[:3]), [body])
+        connection.sendall(f"HTTP/1.1 {status}\r\ncontent-length: {said}\r\n{HEADER}: {mac}\r\n\r\n".encode() + body)
+
+    return answer
+
+
+def signature_of(request: bytes) -> str:
+    (line,) = [line for line in request.decode().split("\r\n") if line.startswith(f"{HEADER}: ")]
+    return line.partition(": ")[2]
 
 
 def fetched(url: str, limit_s: float = 20.0, max_bytes: int = len(CONTENT)) -> memoryview | None:
-    return fetch_file(
-        f"{url}/a?rank=1", {"authorization": "Bearer x"}, max_bytes, limit_s, lambda n: memoryview(bytearray(n))
-    )
+    return fetch_file(f"{url}/a?rank=1", KEY, "engine", max_bytes, limit_s, lambda n: memoryview(bytearray(n)))
 
 
 def test_a_file_is_asked_for_with_the_headers_and_comes_whole() -> None:
@@ -34,7 +45,9 @@ def test_a_file_is_asked_for_with_the_headers_and_comes_whole() -> None:
     with peer(answer) as url:
         assert fetched(url) == CONTENT
     assert asked[0].startswith(b"GET /a?rank=1 HTTP/1.1\r\n")
-    assert b"authorization: Bearer x\r\n" in asked[0]
+    assert b"x-tessera-fingerprint: engine\r\n" in asked[0]
+    assert KEY.signed_request(signature_of(asked[0]), "GET", "/a?rank=1")
+    assert b"a secret of replicas" not in asked[0]
 
 
 def test_what_a_replica_lacks_is_none() -> None:
@@ -56,6 +69,26 @@ def test_what_a_replica_lacks_is_none() -> None:
 )
 def test_what_is_no_file_says_why(answer: Callable[[socket.socket, bytes], None], why: str) -> None:
     with peer(answer) as url, pytest.raises(PeerFileError, match=why):
+        fetched(url)
+
+
+@pytest.mark.parametrize("change", ["first byte", "last byte", "another's answer", "another secret", "no signature"])
+def test_a_file_that_is_not_the_replicas_is_refused(change: str) -> None:
+    """From whatever answers at its address."""
+
+    def answer(connection: socket.socket, request: bytes) -> None:
+        body, signature, key = bytearray(CONTENT), signature_of(request), KEY
+        if change == "another's answer":
+            signature = KEY.sign("GET", "/a?rank=1")
+        if change == "another secret":
+            key = PeerKey("a secret of nobody's")
+        mac = "" if change == "no signature" else key.sign_answer(signature, 200, [body])
+        if "byte" in change:
+            body[0 if "first" in change else -1] ^= 1
+        head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n{HEADER}: {mac}\r\n\r\n".encode()
+        connection.sendall(head + body)
+
+    with peer(answer) as url, pytest.raises(PeerFileError, match="isn't signed"):
         fetched(url)
 
 

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import contextmanager
 
 import httpx
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from cache.segments.holdings import Holding, Tier
 from replicas.redis_registry import BATCH, RedisRegistry
-from replicas.registry import FILL_S, Claim, Found, InProcessRegistry, RegistryError
+from replicas.registry import FILL_S, Claim, Found, InProcessRegistry, RegistryError, origin_of
 from replicas.routing import Candidate, Wanted, rank
+from replicas.signing import PeerKey
 from tests.cache.registries import holding, key, replica
 from tests.fuzzing import ends, json_values, objects
 
@@ -124,6 +126,90 @@ async def test_what_is_no_heartbeat_is_ignored_and_counted(redis_registry, redis
     redis_server.client.set(f"tessera:r:{replica(1).id}", value)
     assert await redis_registry.replicas() == [replica(2)]
     assert redis_registry.num_invalid == 1
+
+
+async def test_what_is_not_sealed_with_the_secret_is_ignored_and_counted(redis_server):
+    sealed = RedisRegistry(redis_server.url, PeerKey("the replicas' secret"), timeout_s=PATIENT_S)
+    await sealed.beat(replica(1))
+    await sealed.beat(replica(2))
+    name, other = f"tessera:r:{replica(1).id}", f"tessera:r:{replica(2).id}"
+    genuine = redis_server.client.get(name)
+    assert await sealed.replicas() == [replica(1), replica(2)]
+    old = PeerKey("the replicas' secret", lambda: time.time() - 60)
+    forged = json.dumps({**replica(1).to_dict(), "url": "http://elsewhere"}).encode()
+    for number, value in enumerate(
+        [
+            forged,
+            genuine.replace(b"http://", b"http://x"),
+            genuine[:76] + forged,
+            PeerKey("another secret").seal("heartbeat", forged),
+            old.seal("heartbeat", genuine[76:]),
+            redis_server.client.get(other),
+        ],
+        1,
+    ):
+        redis_server.client.set(name, value)
+        assert await sealed.replicas() == [replica(2)], number
+        assert sealed.num_invalid == number
+    await sealed.close()
+
+
+async def test_who_has_no_secret_reads_sealed_heartbeats_unchecked(redis_server, redis_registry):
+    """A router that only routes."""
+    sealed = RedisRegistry(redis_server.url, PeerKey("the replicas' secret"), timeout_s=PATIENT_S)
+    await sealed.beat(replica(1))
+    await redis_registry.beat(replica(2))
+    assert await redis_registry.replicas() == [replica(1), replica(2)]
+    assert await sealed.replicas() == [replica(1)]
+    await sealed.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("http://a", "http://a"),
+        ("http://a:8000/", "http://a:8000"),
+        ("https://[2001:db8::1]:8000", "https://[2001:db8::1]:8000"),
+        ("http://10.0.0.1:8000", "http://10.0.0.1:8000"),
+        ("http://localhost:1", "http://localhost:1"),
+    ],
+)
+def test_a_replicas_url_is_an_origin(url, origin):
+    assert origin_of(url) == origin
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a/path",
+        "http://a/?query",
+        "http://a?",
+        "http://a#fragment",
+        "http://user:password@a",
+        "http://a@b",
+        "http://a\\@b",
+        "http://169.254.169.254",
+        "http://169.254.169.254:80",
+        "http://2852039166",
+        "http://0xa9fea9fe",
+        "http://169.254.43518",
+        "http://[fe80::1]",
+        "http://[::ffff:169.254.169.254]",
+        "http://224.0.0.1",
+        "ftp://a",
+        "http:a",
+        "//a",
+        "a:8000",
+        "",
+        "http://a:x",
+        "http://a:-1",
+        "http://a b",
+        "http://a\nb",
+    ],
+)
+def test_what_is_none_is_refused(url):
+    with pytest.raises(ValueError, match=r"URL|scheme|address"):
+        origin_of(url)
 
 
 async def test_what_is_no_claim_is_ignored_and_counted(redis_registry, redis_server):

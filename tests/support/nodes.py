@@ -13,10 +13,10 @@ from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 from vllm.sampling_params import SamplingParams
 
-from app.cluster.peers import Peers, peer_headers
+from app.access.middleware import AccessMiddleware
+from app.cluster.peers import Peers
 from app.cluster.prefillers import Prefillers
 from app.routes.peer import router
-from app.settings import Settings
 from cache.config import ChunkCacheConfig
 from cache.positions.layout import ChunkedPrompt
 from cache.report import Report
@@ -28,8 +28,9 @@ from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from engine_ext.wire.worker_messages import Answer
-from replicas.peer_file import PeerFileError, fetch_file
+from replicas.peer_file import FINGERPRINT_HEADER, PeerFileError, fetch_file
 from replicas.registry import Replica
+from replicas.signing import PeerAuth, PeerKey
 from tests.cache.helpers import PAGE_TOKENS
 from tests.engine_ext.fake_llm import FakeLLM, chunk
 from tests.support.context import make_context
@@ -66,18 +67,18 @@ class FakeTransfers:
         content = json.dumps(["damaged" if self.damaged else str(entry.key), pages[0][1]]).encode()
         return memoryview(content)
 
-    async def fetch(self, entry, url, headers, limit_s):
+    async def fetch(self, entry, url, secret, limit_s):
         """As a worker does; if cancelled, it ends nevertheless."""
-        fetching = asyncio.ensure_future(self._fetch(entry, url, headers, limit_s))
+        fetching = asyncio.ensure_future(self._fetch(entry, url, PeerKey(secret), limit_s))
         try:
             return [Answer(fetched=await asyncio.shield(fetching))]
         except asyncio.CancelledError:
             await asyncio.wait([fetching])
             raise
 
-    async def _fetch(self, entry, url, headers, limit_s):
+    async def _fetch(self, entry, url, key, limit_s):
         try:
-            content = await self._content(url, headers, limit_s)
+            content = await self._content(url, key, limit_s)
         except (TimeoutError, PeerFileError):
             return "failed"
         if content is None:
@@ -92,13 +93,17 @@ class FakeTransfers:
         self.llm.pages.update(dict.fromkeys(entry.pages, (entry.tag, tuple(tokens))))
         return "fetched"
 
-    async def _content(self, url, headers, limit_s):
+    async def _content(self, url, key, limit_s):
         host, path = url[: url.index("/peer")], url[url.index("/peer") :]
         if host in self.strangers:
             real = self.strangers[host] + path
-            return await asyncio.to_thread(fetch_file, real, headers, LARGEST, limit_s, KeptMemory().take)
-        async with asyncio.timeout(limit_s), httpx.AsyncClient(mounts=self.mounts, headers=headers) as client:
-            response = await client.get(url, params={"rank": 0})
+            return await asyncio.to_thread(fetch_file, real, key, "engine", LARGEST, limit_s, KeptMemory().take)
+        client = httpx.AsyncClient(mounts=self.mounts, headers={FINGERPRINT_HEADER: "engine"}, auth=PeerAuth(key))
+        try:
+            async with asyncio.timeout(limit_s), client:
+                response = await client.get(url, params={"rank": 0})
+        except httpx.HTTPError as error:
+            raise PeerFileError(str(error)) from error
         if response.status_code not in (200, 404):
             raise PeerFileError(response.text)
         return response.content if response.status_code == 200 else None
@@ -116,13 +121,14 @@ class Node:
         self.engine = ChunkEngine(self.llm, self.cache)
         self.app = FastAPI()
         self.app.include_router(router)
-        self.app.state.tessera = make_context(settings=Settings(peer_secret=SecretStr(secret)))
+        self.app.add_middleware(AccessMiddleware, tenants=None, secret=SecretStr(secret))
+        self.app.state.tessera = make_context()
         self.app.state.engine_client = self.engine
         self.app.add_exception_handler(GracefulHTTPError, _as_vllm_does)
         mounts[f"http://{name}"] = httpx.ASGITransport(self.app)
         self.client = httpx.AsyncClient(mounts=mounts)
-        headers = peer_headers(SECRET, self.cache.config.fingerprint)
-        self.peers_client = httpx.AsyncClient(mounts=mounts, headers=headers)
+        headers = {FINGERPRINT_HEADER: self.cache.config.fingerprint}
+        self.peers_client = httpx.AsyncClient(mounts=mounts, headers=headers, auth=PeerAuth(PeerKey(SECRET)))
         self.is_up = True
         self.source = Peers(
             registry,
@@ -131,7 +137,7 @@ class Node:
             self.cache.metrics,
             lambda: self.cache.transfers,
             self.cache.costs,
-            headers,
+            SECRET,
             wait_s=wait_s,
             is_eager=role == "decode",
         )

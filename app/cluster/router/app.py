@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from app.access.client_limits import ClientLimitsMiddleware
+from app.access.exposure import browser_check
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
 from app.cluster.router.broadcast import Broadcast
@@ -21,14 +22,15 @@ from app.cluster.router.prefill import Prefill
 from app.cluster.router.proxy import Proxy, http_client
 from app.cluster.router.settings import RouterSettings
 from app.documents.request_documents import Reading
-from app.http.refusals import refusal
 from replicas.redis_registry import RedisRegistry
+from replicas.signing import PeerKey
 from web import page
 
 
 def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastAPI:
     """The application; raises ``ValueError`` for a bad URL of the registry."""
-    registry = RedisRegistry(settings.registry)
+    key = PeerKey(settings.peer_secret.get_secret_value()) if settings.peer_secret is not None else None
+    registry = RedisRegistry(settings.registry, key)
     metrics, client = RouterMetrics(), http_client()
     directory = Directory(registry, client, metrics)
     chooser = Chooser(directory, metrics, Reading(settings.chunk_separator, settings.chunk_scope))
@@ -43,9 +45,10 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
     app = FastAPI(title="Tessera router", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_endpoints(registry, directory, chooser, metrics))
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
-    app.add_middleware(AccessMiddleware, tenants=tenants)  # outside, before anything reads the body
+    browsers = browser_check(tenants, [settings.host, *settings.names()])
+    app.add_middleware(AccessMiddleware, tenants=tenants, browsers=browsers)  # outside, before anything reads the body
     app.include_router(page.pages())
-    prefill = Prefill(chooser, client, metrics, settings.peer_secret)
+    prefill = Prefill(chooser, client, metrics, key)
     app.mount("/", Broadcast(directory, client, Proxy(chooser, prefill, directory, client, metrics)))
     return app
 
@@ -73,10 +76,5 @@ def _endpoints(registry: RedisRegistry, directory: Directory, chooser: Chooser, 
             "replicas": replicas,
             "decisions": [decision.to_dict() for decision in chooser.decisions],
         }
-
-    @router.get("/peer/{_:path}")
-    async def peer(_: str) -> Response:
-        """Refused: replicas ask one another, not a router."""
-        return refusal(HTTPStatus.NOT_FOUND, "not_found", "only replicas have this")
 
     return router

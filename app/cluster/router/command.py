@@ -13,6 +13,7 @@ from app.access.exposure import ExposedError, checked_host, known_tenants
 from app.access.tenants import TenantsFileError
 from app.cluster.router.app import build_app
 from app.cluster.router.settings import RouterSettings
+from app.logs import OneLine
 from app.settings import add_flags_of
 from machine.progress import say
 from machine.server_process import ended_by_signals
@@ -36,6 +37,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Routes until SIGINT or SIGTERM; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="tessera: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OneLine())
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         config = _configured(arguments)

@@ -7,7 +7,9 @@ from typing import Final
 import httpx
 from starlette.types import Scope
 
+from app.access.browsers import is_of_own_page
 from replicas.registry import Replica
+from replicas.signing import HEADER
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -25,14 +27,17 @@ _HOP_BY_HOP: Final = frozenset(
         b"upgrade",
     }
 )
-# The client of the replica sets these.
-_OWN: Final = (b"host", b"content-length", REPLICA_HEADER)
+# The client of the replica sets these, or the router.
+_OWN: Final = (b"host", b"content-length", REPLICA_HEADER, HEADER.encode())
+_OF_OWN_PAGE: Final = (b"origin", b"sec-fetch-site")
+"""Headers by which a browser says that a page of the router's asks: to the replica, it would be another site's."""
 
 
 def forwarded(scope: Scope, replica: Replica, body: bytes, more: Headers = ()) -> httpx.Request:
     """The client's request for ``replica``, with ``more`` headers."""
     url = httpx.URL(replica.url).copy_with(raw_path=raw_path(scope))
-    headers = [pair for pair in passed_on(scope["headers"]) if pair[0] not in _OWN]
+    own = (*_OWN, *_OF_OWN_PAGE) if is_of_own_page(scope) else _OWN
+    headers = [pair for pair in passed_on(scope["headers"]) if pair[0] not in own]
     return httpx.Request(scope["method"], url, headers=[*headers, *more], content=body)
 
 

@@ -8,17 +8,16 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import httpx
-from pydantic import SecretStr
 from starlette.types import Scope
 
-from app.access.middleware import SECRET_HEADER
 from app.cluster.asking import answered_while
 from app.cluster.router.chooser import Chooser
 from app.cluster.router.directory import REFRESH_S
-from app.cluster.router.forwarding import Headers, forwarded
+from app.cluster.router.forwarding import Headers, forwarded, raw_path
 from app.cluster.router.metrics import RouterMetrics
 from engine_ext.wire.handover import HANDOVER_KEY
 from replicas.registry import Replica
+from replicas.signing import HEADER, PeerAuth, PeerKey
 
 logger = logging.getLogger(__name__)
 
@@ -38,31 +37,33 @@ class Prefill:
     """Splits requests between a replica that computes the prompt and one that answers."""
 
     def __init__(
-        self, chooser: Chooser, client: httpx.AsyncClient, metrics: RouterMetrics, secret: SecretStr | None
+        self, chooser: Chooser, client: httpx.AsyncClient, metrics: RouterMetrics, key: PeerKey | None
     ) -> None:
         self._chooser = chooser
         self._client = client
         self._metrics = metrics
-        self._headers: Headers = [(SECRET_HEADER.encode(), secret.get_secret_value().encode())] if secret else []
+        self._key = key
 
     async def prepared(
         self, scope: Scope, body: bytes, parsed: dict[str, Any] | None, replicas: Sequence[Replica]
     ) -> tuple[bytes, Headers]:
         """The body for the replica that answers, and more headers: the client's own if it computes the prompt too."""
         path = scope["path"]
-        is_split = self._headers and path in _PATHS and replicas and all(replica.hands_over for replica in replicas)
-        if not is_split or parsed is None or not _is_divisible(parsed):
+        is_split = path in _PATHS and replicas and all(replica.hands_over for replica in replicas)
+        if self._key is None or not is_split or parsed is None or not _is_divisible(parsed):
             return body, ()
         asked = {name: value for name, value in parsed.items() if name not in _OF_ANSWERS} | _FIRST_TOKEN
         prompt = json.dumps(asked).encode()
         for replica in (await self._chooser.prefillers(path, parsed))[:1]:
-            if (params := await self._computed(scope, replica, prompt)) is not None:
+            if (params := await self._computed(scope, replica, prompt, self._key)) is not None:
                 self._metrics.prefilled("handed_over")
-                return json.dumps({**parsed, _PARAMS: params}).encode(), self._headers
+                body = json.dumps({**parsed, _PARAMS: params}).encode()
+                signature = self._key.sign(scope["method"], raw_path(scope).decode("ascii"), body)
+                return body, [(HEADER.encode(), signature.encode())]
             self._metrics.prefilled("failed")
         return body, ()
 
-    async def _computed(self, scope: Scope, replica: Replica, body: bytes) -> dict[str, Any] | None:
+    async def _computed(self, scope: Scope, replica: Replica, body: bytes, key: PeerKey) -> dict[str, Any] | None:
         """The address of the prompt's blocks at ``replica``, if it has computed the prompt."""
         in_flight, directory = self._chooser.in_flight, self._chooser.directory
 
@@ -71,8 +72,8 @@ class Prefill:
 
         in_flight.add(replica.url, 1)
         try:
-            request = forwarded(scope, replica, body, self._headers)
-            response = await answered_while(is_alive, self._client.send(request), REFRESH_S)
+            asking = self._client.send(forwarded(scope, replica, body), auth=PeerAuth(key))
+            response = await answered_while(is_alive, asking, REFRESH_S)
             if response is None:
                 logger.warning("replica %s, which prefills, is gone", replica.name)
                 return None

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access with and without an API key, and with the peers' secret."""
+"""Access with and without an API key, and signed by peers."""
 
 import asyncio
+import time
+from urllib.parse import unquote
 
 import pytest
-from fastapi import FastAPI, WebSocket
+from fastapi import FastAPI, Request, WebSocket
 from pydantic import SecretStr
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from app.access.middleware import SECRET_HEADER, AccessMiddleware
+from app.access.middleware import AccessMiddleware
 from app.access.policy import required_role
 from app.access.tenants import Tenant, Tenants, hash_of
 from engine_ext.client.request import CALLER, IS_PEER
+from replicas.signing import HEADER, PeerKey
 
 
 def tenant(name, *roles, **rest):
@@ -62,7 +65,7 @@ def error(response):
     return response.json()["error"]
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/web/main.js", "/peer/chunks/00"])
+@pytest.mark.parametrize("path", ["/", "/health", "/web/main.js"])
 def test_some_doors_are_open(client, path):
     assert client.get(path).status_code == 200
 
@@ -188,26 +191,161 @@ def test_collections_are_read_with_chat_and_changed_with_ingest():
     assert required_role("GET", "/v1/rag/collectionsX") == "admin"
 
 
+SECRET = "the right secret"
+
+
+def signed(target="/any", body=b"", *, secret=SECRET, method="POST"):
+    return {HEADER: PeerKey(secret).sign(method, target, body)}
+
+
+@pytest.fixture
+def asking():
+    app = FastAPI()
+    app.add_middleware(AccessMiddleware, tenants=None, secret=SecretStr(SECRET))
+
+    @app.post("/{path:path}")
+    async def is_peer(request: Request):
+        return [IS_PEER.get(), len(await request.body())]
+
+    return TestClient(app)
+
+
+def test_a_signature_makes_a_peer_once(asking):
+    headers = signed(body=b"12")
+    answer = asking.post("/any", headers=headers, content=b"12")
+    assert answer.json() == [True, 2]
+    PeerKey(SECRET).check_answer(answer.headers[HEADER], headers[HEADER], 200, answer.content)
+    again = asking.post("/any", headers=headers, content=b"12")
+    assert (again.status_code, error(again)["reason"]) == (403, "peers_only")
+    assert asking.post("/any").json() == [False, 0]
+    assert HEADER not in asking.post("/any").headers
+
+
 @pytest.mark.parametrize(
-    ("secret", "given", "expected"),
+    ("target", "body", "headers"),
     [
-        ("the right secret", "the right secret", True),
-        ("the right secret", "another secret", False),
-        ("the right secret", "", False),
-        ("the right secret", None, False),
-        (None, "", False),
-        (None, "any", False),
+        ("/any", b"12", signed(body=b"12", secret="another secret")),
+        ("/any", b"12", signed(body=b"13")),
+        ("/any", b"12", signed()),
+        ("/any", b"", signed(body=b"12")),
+        ("/other", b"", signed()),
+        ("/any?rank=1", b"", signed()),
+        ("/any", b"", signed("/any?rank=1")),
+        ("/any", b"", signed(method="GET")),
+        ("/any", b"", {HEADER: ""}),
+        ("/any", b"", {HEADER: SECRET}),
+        ("/any", b"", {HEADER: "1" * 5000}),
     ],
 )
-def test_only_the_secret_makes_a_peer(secret, given, expected):
-    app = FastAPI()
-    app.add_middleware(AccessMiddleware, tenants=None, secret=SecretStr(secret) if secret else None)
+def test_a_signature_of_something_else_is_refused(asking, target, body, headers):
+    answer = asking.post(target, headers=headers, content=body)
+    assert (answer.status_code, error(answer)["reason"]) == (403, "peers_only")
 
-    @app.get("/")
-    async def is_peer():
-        return IS_PEER.get()
 
-    asking = TestClient(app)
-    headers = {SECRET_HEADER: given} if given is not None else {}
-    assert asking.get("/", headers=headers).json() is expected
-    assert asking.get("/").json() is False
+@pytest.mark.parametrize("earlier_s", [-100, -40, 40, 100])
+def test_a_signature_of_another_time_is_refused(asking, earlier_s):
+    headers = {HEADER: PeerKey(SECRET, lambda: time.time() - earlier_s).sign("POST", "/any")}
+    assert asking.post("/any", headers=headers).status_code == 403
+
+
+def test_what_an_earlier_process_may_have_answered_is_refused(asking):
+    asking.post("/any")  # the application is made at the first request
+    headers = {HEADER: PeerKey(SECRET, lambda: time.time() - 5).sign("POST", "/any")}
+    assert asking.post("/any", headers=headers).status_code == 403
+
+
+def test_without_a_secret_nobody_is_a_peer_and_peers_have_no_doors(client):
+    assert client.get("/health", headers=signed("/health", method="GET")).status_code == 200
+    for path in ("/peer/chunks/00", "/peer/fills", "/peer/whatever"):
+        answer = client.post(path, headers=signed(path) | key_of("root"), content=b"[" * 1000)
+        assert (answer.status_code, error(answer)["reason"]) == (404, "not_found")
+
+
+def test_peers_doors_open_for_peers_only(asking):
+    answer = asking.post("/peer/fills")
+    assert (answer.status_code, error(answer)["reason"]) == (403, "peers_only")
+    assert asking.post("/peer/fills", headers=signed("/peer/fills")).json() == [True, 0]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/web/../v1/rag/chat",
+        "/web/./x",
+        "/web/%2e%2e/v1/rag/chat",
+        "/web/.%2E/v1/rag/chat",
+        "/v1/rag/collections/../../cache/stats",
+        "/v1/rag/collections/..%2f..%2fcache/stats",
+        "/v1/rag/collections/%2e%2e%2Fx",
+        "/web/..",
+        "/web/.",
+        "//v1/models",
+        "/web//v1/models",
+        "/web/..\\v1/models",
+        "/web/..%5cv1/models",
+        "/web/%252e%252e/v1/models",
+        "/web/a%0ab",
+        "/web/a%00b",
+    ],
+)
+async def test_a_path_that_could_be_another_is_refused(tenants, path):
+    """Whoever asks: the path that is authorised must be the one that is routed and sent on."""
+    asked = []
+
+    async def app(scope, receive, send):
+        asked.append(scope["path"])
+
+    sent = await sent_to(AccessMiddleware(app, tenants), "GET", path, key_of("root"))
+    assert sent[0]["status"] == 400
+    assert asked == []
+
+
+@pytest.mark.parametrize("path", ["/health", "/", "/web/a%20b", "/web/%c3%a4.js", "/web/x/", "/web/50%25", "/web/..x"])
+async def test_other_paths_are_not(tenants, path):
+    async def app(scope, receive, send):
+        await Response(scope["path"])(scope, receive, send)
+
+    sent = await sent_to(AccessMiddleware(app, tenants), "GET", path)
+    assert (sent[0]["status"], sent[1]["body"].decode()) == (200, unquote(path))
+
+
+async def sent_to(app, method, path, headers=None, parts=()):
+    """What `app` sends for a request; the body's `parts` are taken from the iterable as they are read."""
+    parts, sent = iter(parts), []
+
+    async def receive():
+        part = next(parts, None)
+        if part is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": part, "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    listed = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    scope = {"type": "http", "method": method, "path": unquote(path), "raw_path": path.encode(), "headers": listed}
+    await app(scope, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize("path", ["/health", "/web/main.js", "/v1/models", "/metrics", "/peer/fills"])
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+async def test_nothing_of_a_body_is_kept_without_a_key(tenants, method, path):
+    kept = []
+
+    async def app(scope, receive, send):
+        kept.append((await receive())["body"])
+        await Response()(scope, receive, send)
+
+    preflight = {"origin": "http://x", "access-control-request-method": "POST"}
+    await sent_to(AccessMiddleware(app, tenants), method, path, preflight, [b"x" * 1000] * 1000)
+    assert not any(kept)
+
+
+def test_options_is_a_method_like_any_other(client):
+    for path in ("/metrics", "/v1/cache/stats", "/v1/rag/chat"):
+        assert client.options(path).status_code == 401
+        assert client.options(path, headers={"origin": "http://x"}).status_code == 401
+    assert client.options("/metrics", headers=key_of("reader")).status_code == 403
+    preflight = {"origin": "http://x", "access-control-request-method": "GET"}
+    assert client.options("/v1/rag/chat", headers=preflight).status_code == 405  # here without vLLM's CORS middleware

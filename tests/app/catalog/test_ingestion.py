@@ -5,11 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.catalog.ingestion import Keeper
+from app.access.limits import LIMITS, TenantLimits
+from app.access.tenants import Tenant, hash_of
+from app.catalog.ingestion import Keeper, _within_limits
 from app.documents.document import Document
 from cache.errors import CapacityError
-from cache.segments.chunk_ids import IdConflictError, RegisteredText
+from cache.positions.layout import Chunk, pack
+from cache.segments.chunk_ids import MAX_IDS, IdConflictError, RegisteredText
 from cache.segments.holdings import DocumentKey
+from engine_ext.client.background import Ingested
 from replicas.document_keys import id_key
 from tests.cache.helpers import Clock, fill, make_manager
 
@@ -77,3 +81,41 @@ def test_what_can_not_be_pinned_is_not_registered():
 
 def test_keys_that_are_still_cached_are_counted(manager, entry):
     assert keeper(manager).num_cached({str(entry.key), "00ff"}) == 1
+
+
+class FakeBackground:
+    """Computes everything at once."""
+
+    def __init__(self):
+        self.computed = 0
+
+    async def run(self, ingestion, chunks):
+        for each in chunks:
+            self.computed += each.num_tokens
+            yield Ingested(each, "key", "filled")
+
+
+@pytest.mark.parametrize("per_minute", [500, None])
+async def test_chunks_are_charged_and_fail_beyond_the_tokens_per_minute(per_minute):
+    """As prompts are: what is left when one begins may be exceeded by it."""
+    limits = TenantLimits(Tenant(name="t", keys=(hash_of("k"),), tokens_per_minute=per_minute), clock=lambda: 0.0)
+    background, chunks = FakeBackground(), [Chunk(pack((1,) * 100))] * 420
+    token = LIMITS.set(limits)
+    try:
+        results = [each async for each in _within_limits(background, None, chunks)]
+        again = [each async for each in _within_limits(background, None, chunks[:1])]
+    finally:
+        LIMITS.reset(token)
+    assert len(results) == 420
+    assert background.computed == (42_100 if per_minute is None else 600)
+    refused = [each for each in (*results, *again) if each.error]
+    assert len(refused) == (0 if per_minute is None else 415)
+    assert all("tokens per minute are used up; try again in" in each.error for each in refused)
+
+
+def test_one_text_has_a_bounded_number_of_ids(manager, entry):
+    for number in range(MAX_IDS):
+        keeper(manager, Document("one", f"d{number}")).keep(chunk(f"d{number}"), entry)
+    keeper(manager, Document("one", "d0")).keep(chunk("d0"), entry)
+    with pytest.raises(IdConflictError, match=f"{MAX_IDS} chunk ids already"):
+        keeper(manager, Document("one", "more")).keep(chunk("more"), entry)

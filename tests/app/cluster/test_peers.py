@@ -11,12 +11,12 @@ import pytest
 
 from app.cluster import peers as peers_module
 from app.cluster import prefillers as prefillers_module
-from app.cluster.peers import peer_headers
 from cache.eviction.removal import Removal
 from cache.segments.holdings import DocumentKey, Holding, Tier
+from replicas.peer_file import FINGERPRINT_HEADER
 from replicas.registry import InProcessRegistry, RegistryError
+from replicas.signing import HEADER, PeerKey
 from tests.engine_ext.fake_llm import turns
-from tests.support.context import make_context
 from tests.support.nodes import SECRET, A, B, Node
 
 
@@ -205,11 +205,12 @@ async def test_a_client_that_leaves_frees_no_page_that_is_being_written(nodes):
 
 
 async def get(node, key="00" * 16, *, rank=0, secret=SECRET, fingerprint="engine", **headers):
+    target = f"/peer/chunks/{key}?rank={rank}"
     if secret is not None:
-        headers["authorization"] = f"Bearer {secret}"
+        headers[HEADER] = PeerKey(secret).sign("GET", target)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(node.app), base_url="http://x") as client:
         headers["x-tessera-fingerprint"] = fingerprint
-        return await client.get(f"/peer/chunks/{key}", params={"rank": rank}, headers=headers)
+        return await client.get(target, headers=headers)
 
 
 async def test_the_endpoint_takes_the_secret_and_nothing_else(nodes):
@@ -218,10 +219,8 @@ async def test_the_endpoint_takes_the_secret_and_nothing_else(nodes):
     key = str(next(entry.key for entry in a.manager.index if not entry.is_system))
     assert (await get(a, key)).status_code == 200
     for wrong in (None, "", "wrong", SECRET + "x", SECRET[:-1]):
-        assert (await get(a, key, secret=wrong)).status_code == 401
-    assert (await get(a, key, secret=None, authorization=f"Basic {SECRET}")).status_code == 401
-    a.app.state.tessera = make_context()
-    assert (await get(a, key)).status_code == 401
+        assert (await get(a, key, secret=wrong)).status_code == 403
+    assert (await get(a, key, secret=None, authorization=f"Bearer {SECRET}")).status_code == 403
     assert a.transfers.reads == 1
 
 
@@ -314,8 +313,9 @@ async def test_a_replica_that_vanishes_while_it_computes_is_not_waited_for(nodes
 )
 async def test_fills_are_for_peers_with_sense(nodes, body, status):
     (a,) = await nodes("p", role="prefill")
-    url, headers = "http://p/peer/fills", peer_headers(SECRET, "engine")
-    assert (await a.client.post(url, json=body, headers=headers)).status_code == status
-    assert (await a.client.post(url, json=body, headers=peer_headers("wrong", "engine"))).status_code == 401
-    assert (await a.client.post(url, json=body, headers=peer_headers(SECRET, "other"))).status_code == 409
-    assert (await a.client.post(url, json=body)).status_code == 401
+    url, own, other = "http://p/peer/fills", {FINGERPRINT_HEADER: "engine"}, {FINGERPRINT_HEADER: "other"}
+    assert (await a.peers_client.post(url, json=body, headers=own)).status_code == status
+    assert (await a.peers_client.post(url, json=body, headers=other)).status_code == 409
+    assert (await a.client.post(url, json=body, headers=own)).status_code == 403
+    wrong = PeerKey("wrong").sign("POST", "/peer/fills", b"{}")
+    assert (await a.client.post(url, content=b"{}", headers={**own, HEADER: wrong})).status_code == 403

@@ -3,6 +3,7 @@
 
 import io
 import os
+import subprocess
 import tarfile
 import time
 
@@ -104,3 +105,20 @@ def test_wrong_usage_exits_with_2(wrong):
     with pytest.raises(SystemExit) as ended:
         main(wrong)
     assert ended.value.code == 2
+
+
+def test_an_archive_takes_no_more_memory_than_its_size(tier, tmp_path, capsys):
+    """Compressed, or with holes, it could take any."""
+    packed = tmp_path / "packed.tar.gz"
+    with tarfile.open(packed, "w:gz") as archive:
+        info = tarfile.TarInfo(f"{1:032x}.0-of-1.safetensors")
+        info.size = 1 << 20
+        archive.addfile(info, io.BytesIO(bytes(1 << 20)))
+    assert main(["import", str(tier.root), str(packed)]) == 2
+    sparse = tmp_path / "sparse.tar"
+    with (tmp_path / f"{1:032x}.0-of-1.safetensors").open("wb") as file:
+        file.truncate(1 << 40)
+    subprocess.run(["tar", "-C", tmp_path, "-Scf", sparse, file.name.rpartition("/")[2]], check=True)
+    capsys.readouterr()
+    assert main(["import", str(tier.root), str(sparse)]) == 1
+    assert "it is gone; left out" in said(capsys)

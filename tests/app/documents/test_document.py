@@ -3,7 +3,7 @@
 
 import pytest
 
-from app.documents.document import Document, checked_document, parse_documents, split_by_separator
+from app.documents.document import MOST_DOCUMENTS, Document, checked_document, parse_documents, split_by_separator
 from tests.app.helpers import refused
 
 
@@ -22,6 +22,16 @@ from tests.app.helpers import refused
 )
 def test_each_shape_gives_a_document(sent, document):
     assert parse_documents([sent]) == [document]
+
+
+def test_there_is_a_most_number_of_documents():
+    """Counted before any is made: a separator of one character may make a million of one text."""
+    parse_documents(["a"] * MOST_DOCUMENTS)
+    with refused("documents", f"at most {MOST_DOCUMENTS} chunks, not {MOST_DOCUMENTS + 1}"):
+        parse_documents(["a"] * (MOST_DOCUMENTS + 1))
+    assert len(split_by_separator("a " * MOST_DOCUMENTS, " ", "prompt")[0]) == MOST_DOCUMENTS
+    with refused("prompt", f"at most {MOST_DOCUMENTS} chunks, not {4 << 20}"):
+        split_by_separator("a " * (4 << 20), " ", "prompt")
 
 
 def test_no_documents_are_no_error():

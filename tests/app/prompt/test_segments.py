@@ -127,6 +127,24 @@ async def test_a_marked_chat_is_tokenized_segment_by_segment(marks):
     assert engine_input["cache_salt"] == "salt"
 
 
+@pytest.mark.parametrize("length", [1000, 100_000])
+async def test_what_is_too_long_by_its_characters_is_not_tokenized(marks, monkeypatch, length):
+    """No token has more than the longest one's; and so says vLLM of prompts without documents."""
+    monkeypatch.setattr(SegmentRenderer, "_tokenize", None)
+    with pytest.raises(VLLMValidationError, match="context length of 10 tokens can't hold more than") as raised:
+        await render_chat(marks, documents=[Document("x" * length)] * 2, tok_params=limits(10))
+    assert raised.value.parameter == "chunks"
+
+
+def test_a_document_that_no_prompt_can_hold_is_not_computed_ahead(marks):
+    renderer = SegmentRenderer(FakeRenderer(), marks, 100, context_tokens=10)
+    most = 10 * max(map(len, make_tokenizer().get_vocab()))
+    renderer.check_documents([Document("x" * most)] * 9)
+    with pytest.raises(VLLMValidationError, match="can't hold more than") as raised:
+        renderer.check_documents([Document("x"), Document("x" * (most + 1))])
+    assert raised.value.parameter == "chunks.1.text"
+
+
 async def test_segments_before_the_question_are_filled_up_to_whole_blocks(marks):
     ticket, documents = (
         Ticket(PLAIN, ("d1", None, None)),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents never yield control tokens; templates do."""
 
+import asyncio
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from app.prompt.tokenization import SegmentTokenizer
 from cache.positions.layout import unpack
 from tests.app.helpers import ADDED, CONTROL, WHITESPACE, make_tokenizer
+from tests.support.loops import longest_pause
 
 # The white-space token comes first here; the order must not matter, see the last test.
 ORDERED = (WHITESPACE, *CONTROL)
@@ -27,6 +29,14 @@ def test_a_document_is_tokenized_once_per_namespace(segments, monkeypatch):
     for namespace in ("a", "b", "a", "b"):
         assert unpack(segments.pack_document("a document", namespace)) == (1, 2, 70_000)
     assert encoded == ["a document"] * 2
+
+
+@pytest.mark.parametrize("text", ["The fox jumps. " * 100_000, "<s>" * 200_000], ids=["text", "control tokens"])
+async def test_others_run_while_a_long_text_is_tokenized(segments, text):
+    for encode in (segments.encode_document, segments.encode_template):
+        pause, ids = await longest_pause(asyncio.to_thread(encode, text))
+        assert pause < 0.5, encode
+        assert ids
 
 
 def control_ids(tokenizer) -> set[int]:

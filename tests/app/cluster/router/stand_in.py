@@ -11,17 +11,24 @@ import httpx
 import uvicorn
 from starlette.responses import JSONResponse
 
+from app.access.signed import signing
 from app.cluster.router.app import build_app
 from app.cluster.router.settings import RouterSettings
 from machine.server_process import free_port
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import RegistryError, Replica
+from replicas.signing import HEADER, PeerKey
 
 PREFIX, LEASE_S = "tessera:", 2.0
 
 
 class StandIn:
-    """An ASGI app in place of a replica's; `answer(scope, body, receive, send)` handles requests."""
+    """An ASGI app in place of a replica's; `answer(scope, body, receive, send)` handles requests.
+
+    `signs` those of peers that have its secret.
+    """
+
+    signs: PeerKey | None = None
 
     def __init__(self, name, role="both", *, hands_over=False):
         self.name = name
@@ -51,7 +58,8 @@ class StandIn:
             self.disconnects += message["type"] == "http.disconnect"
             return message
 
-        await self.answer(self, scope, told, send)
+        signature = dict(scope["headers"]).get(HEADER.encode(), b"").decode()
+        await self.answer(self, scope, told, signing(self.signs, signature, send) if self.signs else send)
 
 
 async def say_hello(stand_in, scope, receive, send):
@@ -128,6 +136,8 @@ class Cluster:
     @asynccontextmanager
     async def running(self, **settings):
         with contextmanager(self._serving)() as urls:
+            if secret := settings.get("peer_secret"):
+                self.registry = RedisRegistry(self.redis_server.url, PeerKey(secret), lease_s=LEASE_S, timeout_s=1)
             for number, (stand_in, url) in enumerate(zip(self.stand_ins, urls, strict=True)):
                 of_role = {"role": stand_in.role, "hands_over": stand_in.hands_over}
                 replica = Replica(f"{number:012x}", stand_in.name, url, ("m",), "f", **of_role)

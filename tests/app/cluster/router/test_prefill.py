@@ -2,10 +2,12 @@
 """Requests split between a replica that computes the prompt and one that answers."""
 
 import asyncio
+import hashlib
 import json
 
 import pytest
 
+from replicas.signing import HEADER, PeerKey
 from tests.app.cluster.router.stand_in import Cluster, StandIn, hand_over, say_busy, wait_for_disconnect
 from tests.support.waiting import eventually
 
@@ -17,7 +19,7 @@ PATH = "/v1/rag/chat"
 @pytest.fixture
 def prefill():
     replica = StandIn("prefill", "prefill", hands_over=True)
-    replica.answer = hand_over
+    replica.answer, replica.signs = hand_over, PeerKey(SECRET)
     return replica
 
 
@@ -27,9 +29,16 @@ def decode():
 
 
 def received(stand_in):
-    return [
-        (dict(scope["headers"]).get(b"x-tessera-peer-secret"), json.loads(body)) for scope, body in stand_in.requests
-    ]
+    """Whether each request was signed, with its body."""
+    return [(is_signed(scope, body), json.loads(body)) for scope, body in stand_in.requests]
+
+
+def is_signed(scope, body):
+    assert SECRET.encode() not in b"".join(value for _, value in scope["headers"])
+    if (given := dict(scope["headers"]).get(HEADER.encode())) is None:
+        return False
+    signed = PeerKey(SECRET).signed_request(given.decode(), scope["method"], PATH)
+    return signed.digest == hashlib.sha256(body).hexdigest()
 
 
 async def ask(redis_server, *stand_ins, asked=ASKED, secret=SECRET):
@@ -42,12 +51,12 @@ async def ask(redis_server, *stand_ins, asked=ASKED, secret=SECRET):
 async def test_the_prompt_is_computed_first(redis_server, prefill, decode):
     response, counted = await ask(redis_server, prefill, decode)
     assert response.json() == {"from": "decode"}
-    ((secret, first),) = received(prefill)
-    assert secret == SECRET.encode()
+    ((signed, first),) = received(prefill)
+    assert signed
     assert first["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
     assert (first["max_tokens"], first["stream"], first.get("min_tokens")) == (1, False, None)
-    ((secret, second),) = received(decode)
-    assert secret == SECRET.encode()
+    ((signed, second),) = received(decode)
+    assert signed
     assert second.pop("kv_transfer_params")["remote_host"] == "prefill"
     assert second == ASKED
     assert counted == [1, 0]
@@ -60,7 +69,7 @@ async def test_the_prompt_is_computed_first(redis_server, prefill, decode):
 async def test_requests_of_several_answers_stay_whole(redis_server, prefill, decode, fields):
     await ask(redis_server, prefill, decode, asked={**ASKED, **fields})
     assert received(prefill) == []
-    assert received(decode) == [(None, {**ASKED, **fields})]
+    assert received(decode) == [(False, {**ASKED, **fields})]
 
 
 async def test_without_a_secret_nothing_is_handed_over(redis_server, prefill, decode):
@@ -73,7 +82,7 @@ async def test_both_must_be_able_to(redis_server, prefill, decode, of):
     {"prefill": prefill, "decode": decode}[of].hands_over = False
     await ask(redis_server, prefill, decode)
     assert received(prefill) == []
-    assert received(decode) == [(None, ASKED)]
+    assert received(decode) == [(False, ASKED)]
 
 
 @pytest.mark.parametrize("answer", [say_busy, None], ids=["busy", "dead"])
@@ -84,8 +93,23 @@ async def test_a_prompt_that_was_not_computed_is_computed_where_it_is_answered(r
     prefill.answer = answer or break_off
     response, counted = await ask(redis_server, prefill, decode)
     assert response.json() == {"from": "decode"}
-    assert received(decode) == [(None, ASKED)]
+    assert received(decode) == [(False, ASKED)]
     assert counted == [0, 1]
+
+
+async def test_blocks_that_are_named_without_a_signature_are_not_read(redis_server, prefill, decode):
+    """Whatever answers at a replica's address could name blocks of its own."""
+    prefill.signs = None
+    response, counted = await ask(redis_server, prefill, decode)
+    assert response.json() == {"from": "decode"}
+    assert received(decode) == [(False, ASKED)]
+    assert counted == [0, 1]
+
+
+async def test_a_signature_of_a_client_goes_no_further(redis_server, decode):
+    async with Cluster(redis_server, decode).running(peer_secret=SECRET) as cluster:
+        await cluster.client.post(PATH, json=ASKED, headers={HEADER: "of another request"})
+    assert received(decode) == [(False, ASKED)]
 
 
 async def test_a_client_that_leaves_ends_the_computation(redis_server, prefill, decode):

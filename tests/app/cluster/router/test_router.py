@@ -17,7 +17,9 @@ from websockets.exceptions import InvalidStatus
 from app.documents.request_documents import wanted_documents
 from cache.segments.holdings import Holding, Tier
 from machine.server_process import ServerProcess
+from replicas.redis_registry import RedisRegistry
 from replicas.registry import Replica
+from replicas.signing import PeerKey
 from tests.app.cluster.router.stand_in import (
     Cluster,
     StandIn,
@@ -103,10 +105,10 @@ async def test_a_request_arrives_as_it_was_sent(cluster, stand_ins):
         "x-hop": "1",
         "x-tessera-replica": "a",
     }
-    await cluster.client.put("/some/p%2Fath?q=%20a&b", content=body, headers=headers)
+    await cluster.client.put("/some/p%20ath?q=%20a&b", content=body, headers=headers)
     ((scope, arrived),) = stand_ins[0].requests
     assert arrived == body
-    assert (scope["method"], scope["raw_path"], scope["query_string"]) == ("PUT", b"/some/p%2Fath", b"q=%20a&b")
+    assert (scope["method"], scope["raw_path"], scope["query_string"]) == ("PUT", b"/some/p%20ath", b"q=%20a&b")
     given = dict(scope["headers"])
     assert (given[b"x-mine"], given[b"authorization"]) == (b"1", b"Bearer k")
     assert b"x-hop" not in given
@@ -288,6 +290,45 @@ async def test_deleting_and_pinning_go_wherever_the_chunk_is(cluster, stand_ins,
     answer = await cluster.client.request(method, "/v1/rag/chunks/00ff", json={"pinned": True})
     assert answer.status_code == status
     assert [body for stand_in in stand_ins for _, body in stand_in.requests] == [b'{"pinned":true}'] * 2
+
+
+@pytest.mark.parametrize("path", ["/web/../v1/rag/chat", "/web/%2e%2e/v1/rag/chat", "/v1//rag/chat"])
+async def test_a_path_that_could_be_another_goes_to_no_replica(cluster, path):
+    """As sent, which a client with less manners does."""
+    url = httpx.URL(cluster.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+    assert (await reader.readline()).split()[1] == b"400"
+    writer.close()
+    assert not any(stand_in.requests for stand_in in cluster.stand_ins)
+
+
+async def test_who_has_not_sealed_a_heartbeat_gets_no_request(redis_server):
+    """A writer to Redis can't redirect requests, with their texts and keys."""
+    real, other = StandIn("real"), StandIn("other")
+    async with Cluster(redis_server, real).running(peer_secret="the replicas' secret") as cluster:
+        with serving(other) as url:
+            for key in (None, PeerKey("another secret")):
+                forger = RedisRegistry(redis_server.url, key, timeout_s=1)
+                await forger.beat(Replica("f" * 12, "other", url, ("m",), "f"))
+                await asyncio.sleep(1.5)  # the directory is read once a second
+                assert await cluster.names() == ["real"]
+                await forger.close()
+            for _ in range(5):
+                assert (await cluster.client.post("/v1/rag/chat", json=ASKED)).json() == {"from": "real"}
+        assert (await cluster.client.get("/v1/cluster")).json()["registry"]["invalid_entries"] > 0
+    assert other.requests == []
+
+
+async def test_pages_of_other_sites_get_no_further_and_the_routers_own_is_no_other_to_replicas(cluster):
+    """The replicas without keys, too, look where a request comes from."""
+    foreign = await cluster.client.post("/v1/rag/chat", json=ASKED, headers={"origin": "https://evil.example"})
+    assert (foreign.status_code, foreign.json()["error"]["reason"]) == (403, "cross_site")
+    assert not any(stand_in.requests for stand_in in cluster.stand_ins)
+    own = {"origin": cluster.url, "sec-fetch-site": "same-origin"}
+    assert (await cluster.client.post("/v1/rag/chat", json=ASKED, headers=own)).status_code == 200
+    ((scope, _),) = [asked for stand_in in cluster.stand_ins for asked in stand_in.requests]
+    assert not {b"origin", b"sec-fetch-site"} & {name for name, _ in scope["headers"]}
 
 
 async def test_replicas_do_not_ask_one_another_through_it(cluster):

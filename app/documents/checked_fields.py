@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fields of requests that vLLM answers with status 500, or writes to its log, whatever they contain.
+
+One check of a body's values, and one table of fields, before vLLM sees them.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from app.documents.document import BadRequestError, is_unicode
+from app.http.messages import object_in
+
+_INTEGERS: Final = range(-(1 << 63), 1 << 63)
+"""What travels between vLLM's processes."""
+LONGEST_REQUEST_ID: Final = 256
+_RULE: Final = re.compile(r"^[^\S\n]*\S[^\n]*?(?:::=|:(?!:))\s*[^\s:=]", re.MULTILINE)
+
+Check = Callable[[Any], str | None]
+"""Says what is wrong with a field."""
+
+
+def check_body(body: bytes, *, keeps_responses_apart: bool = True) -> None:
+    """Check a body for vLLM, if it is an object; raise :class:`BadRequestError`."""
+    if (parsed := object_in(body)) is not None:
+        check_fields(parsed, keeps_responses_apart=keeps_responses_apart)
+
+
+def check_fields(body: Mapping[str, Any], *, keeps_responses_apart: bool = True) -> None:
+    """Raise :class:`BadRequestError` naming the field at fault.
+
+    vLLM's store of responses is one for all tenants: without ``keeps_responses_apart`` nobody may name one.
+    """
+    for name, value in body.items():
+        if wrong := _wrong_value(name) or next(filter(None, map(_wrong_value, _values(value))), None):
+            raise BadRequestError(wrong, name if is_unicode(name) else "body")
+    for name, check in _CHECKS.items():
+        if body.get(name) is not None and (wrong := check(body[name])):
+            raise BadRequestError(wrong, name)
+    for name in () if keeps_responses_apart else ("previous_response_id", "request_id"):
+        if body.get(name) is not None:
+            raise BadRequestError(f"{name}: vLLM keeps the responses of all tenants in one place", name)
+
+
+def check_request_id(value: Any) -> str | None:
+    """The fault of a request's id, which goes into logs; ``None`` if it has none."""
+    if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST_REQUEST_ID:
+        return f"a request's id is text of at most {LONGEST_REQUEST_ID} printable characters"
+    return None
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """All scalars and names in a value, however deep."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            left += each.keys()
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+        else:
+            yield each
+
+
+def _wrong_value(value: Any) -> str | None:
+    if isinstance(value, str):
+        return None if is_unicode(value) else "text that is not Unicode (it has half of a surrogate pair)"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else "a number that is infinite, or none"
+    return "an integer of more than 64 bits" if isinstance(value, int) and value not in _INTEGERS else None
+
+
+def _extra_arguments(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return "vllm_xargs is an object"
+    return "kv_transfer_params is a field of its own" if "kv_transfer_params" in value else None
+
+
+def _structured_outputs(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return "structured_outputs is an object"
+    grammar = value.get("grammar")
+    if isinstance(grammar, str) and not _RULE.search(grammar):
+        return "the grammar has no rule that derives anything"
+    return _schema(value.get("json"))
+
+
+def _response_format(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return "response_format is an object"
+    named = value.get("json_schema")
+    return _schema(named.get("schema")) if isinstance(named, dict) else None
+
+
+def _schema(schema: Any) -> str | None:
+    if isinstance(schema, str):
+        schema = object_in(schema.encode())
+    return "the schema is only a reference to itself" if isinstance(schema, dict) and _is_circular(schema) else None
+
+
+def _is_circular(schema: dict[str, Any]) -> bool:
+    """Whether the references that a schema begins with lead back to one of them, and to no value."""
+    seen, at = set[str](), schema
+    while isinstance(at, dict) and isinstance(reference := at.get("$ref"), str):
+        if reference in seen or reference in ("#", "#/"):
+            return True
+        seen.add(reference)
+        found: Any = schema
+        for part in reference.removeprefix("#/").split("/"):
+            found = found.get(part) if isinstance(found, dict) else None
+        at = found
+    return False
+
+
+_CHECKS: Final[Mapping[str, Check]] = {
+    "request_id": check_request_id,
+    "vllm_xargs": _extra_arguments,
+    "kv_transfer_params": lambda value: None if isinstance(value, dict) else "kv_transfer_params is an object",
+    "structured_outputs": _structured_outputs,
+    "response_format": _response_format,
+}
