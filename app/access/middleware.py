@@ -2,6 +2,7 @@
 """The caller of a request: API keys, roles and rate limits, and the signatures of replicas and their router."""
 
 from http import HTTPStatus
+from typing import Literal
 
 from pydantic import SecretStr
 from starlette.datastructures import Headers
@@ -10,13 +11,34 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.access.browsers import BrowserCheck
 from app.access.limits import LIMITS, LimitExceededError, TenantLimits
-from app.access.policy import required_role
 from app.access.signed import signing, target_of, with_digest
 from app.access.tenants import Role, Tenant, Tenants
 from app.http.messages import is_plain, path_of, replay
 from app.http.refusals import refusal
 from engine_ext.client.request import CALLER, IS_PEER, Caller
 from replicas.signing import HEADER, PeerKey, SignatureError, SignedRequests
+
+_OPEN = frozenset({"/", "/health", "/ping", "/ready", "/readyz"})
+_OPEN_BELOW = "/web/"
+"""The page's files."""
+_PEERS_BELOW = "/peer/"
+_CHAT = frozenset(
+    {
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/rag/chat",
+        "/v1/rag/plan",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+_INGEST = ("/v1/rag/chunks", "/v1/rag/split")
+_COLLECTIONS = "/v1/rag/collections"
+"""Read by those who ask, changed by those who bring documents."""
 
 
 class AccessMiddleware:
@@ -127,3 +149,21 @@ def _refused(key: str, tenant: Tenant | None, role: Role) -> Response:
         return refusal(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "this API key is not known here", headers=headers)
     words = "an API key is needed (Authorization: Bearer …)"
     return refusal(HTTPStatus.UNAUTHORIZED, "missing_api_key", words, headers=headers)
+
+
+def required_role(method: str, path: str) -> Role | Literal["peer"] | None:
+    """The role that a request needs, administrator unless it is listed here; ``None`` if it needs no key.
+
+    ``path`` is relative to ``--root-path``. ``peer``: it needs the signature of another replica, and no key.
+    """
+    if path in _OPEN or path.startswith(_OPEN_BELOW):
+        return None
+    if path.startswith(_PEERS_BELOW):
+        return "peer"
+    if path in _CHAT:
+        return "chat"
+    if path in _INGEST or path.startswith(f"{_INGEST[0]}/"):
+        return "ingest"
+    if path == _COLLECTIONS or path.startswith(f"{_COLLECTIONS}/"):
+        return "chat" if method in ("GET", "HEAD") else "ingest"
+    return "admin"

@@ -9,7 +9,7 @@ from typing import Any
 
 from cachetools import LRUCache, cachedmethod
 
-from app.documents.document_tokenizer import DocumentTokenizer, encoded
+from app.documents.document_tokenizer import DocumentTokenizer
 from cache.positions.layout import PackedTokens, pack, packed_length
 
 REMEMBERED_BYTES = 32 << 20
@@ -38,8 +38,9 @@ class SegmentTokenizer:
         """Tokens of the chat template's text, with control tokens recognised."""
         with self._lock:
             backend = self._tokenizer.backend_tokenizer
-            (ids,) = encoded(backend, [text], add_special_tokens=add_special_tokens)
-            return tuple(ids)
+            # As a batch, since other threads run meanwhile.
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return tuple(encoding.ids)
 
     def encode_document(self, text: str) -> tuple[int, ...]:
         """Tokens of a document; a control token's spelling is plain text."""

@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 from starlette.testclient import TestClient
 from vllm import envs
 
-from app.access.policy import required_role
+from app.access.middleware import required_role
 from app.access.tenants import Tenant, Tenants
 from app.arguments import parse
 from app.cli import _COMMANDS

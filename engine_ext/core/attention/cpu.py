@@ -76,7 +76,7 @@ class _Sparse(NamedTuple):
     def compute(self, impl: "ChunkAttentionImpl", layer: Any, query: Tensor, kv_cache: Tensor, output: Tensor) -> None:
         chosen = query[self.step.tokens]
         table = self.selection.table(layer.layer_name, chosen, self.step, impl.scale)
-        output[self.step.tokens] = impl.of_heads(layer, chosen, table, kv_cache, self.metadata)
+        output[self.step.tokens] = _of_heads(impl, layer, chosen, table, kv_cache, self.metadata)
 
 
 class _Plan(NamedTuple):
@@ -177,19 +177,25 @@ class ChunkAttentionImpl(CPUAttentionBackendImpl):
         plan.computed.compute(self, layer, query, kv_cache, output.view(query.shape))
         return output
 
-    def of_heads(
-        self, layer: Any, query: Tensor, table: Tensor, kv_cache: Tensor, metadata: CPUAttentionMetadata
-    ) -> Tensor:
-        """Attention of queries ``[tokens, heads, D]`` to the blocks ``table`` ``[tokens, KV heads, blocks]``."""
-        blocks, kv_heads, block_tokens, width = kv_cache.shape
-        # Each head of a block is a block of one head.
-        numbers = (table * kv_heads + torch.arange(kv_heads, dtype=torch.int32)[:, None]).flatten(0, 1)
-        rows = query.view(len(numbers), -1, query.shape[2])
-        result, nothing = torch.empty_like(rows), rows[:0]
-        caches = kv_cache.view(blocks * kv_heads, 1, block_tokens, width)
-        metadata = replace(metadata, block_table=numbers)
-        super().forward(layer, rows, nothing, nothing, caches, metadata, result)
-        return result.view(query.shape)
+
+def _of_heads(
+    impl: CPUAttentionBackendImpl,
+    layer: Any,
+    query: Tensor,
+    table: Tensor,
+    kv_cache: Tensor,
+    metadata: CPUAttentionMetadata,
+) -> Tensor:
+    """vLLM's attention of queries ``[tokens, heads, D]`` to the blocks ``table`` ``[tokens, KV heads, blocks]``."""
+    blocks, kv_heads, block_tokens, width = kv_cache.shape
+    # Each head of a block is a block of one head.
+    numbers = (table * kv_heads + torch.arange(kv_heads, dtype=torch.int32)[:, None]).flatten(0, 1)
+    rows = query.view(len(numbers), -1, query.shape[2])
+    result, nothing = torch.empty_like(rows), rows[:0]
+    caches = kv_cache.view(blocks * kv_heads, 1, block_tokens, width)
+    metadata = replace(metadata, block_table=numbers)
+    CPUAttentionBackendImpl.forward(impl, layer, rows, nothing, nothing, caches, metadata, result)
+    return result.view(query.shape)
 
 
 class ChunkAttentionBackend(CPUAttentionBackend):

@@ -12,8 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from app.access.middleware import AccessMiddleware
-from app.access.policy import required_role
+from app.access.middleware import AccessMiddleware, required_role
 from app.access.tenants import Tenant, Tenants, hash_of
 from engine_ext.client.request import CALLER, IS_PEER
 from replicas.signing import HEADER, PeerKey

@@ -29,7 +29,7 @@ OF_SEGMENTS = [
     Read(LABEL, [3, 4], 7),
     Store(LABEL, [3, 4], 7),
     Load(LABEL, [3, 4], 7, ("host", "file"), 0.5),
-    Fetch(LABEL, [3, 4], 7, "http://replica", {"key": "secret"}, 2.0),
+    Fetch(LABEL, [3, 4], 7, "http://replica", "secret", 2.0),
     Drop(LABEL),
     KeepRecord(LABEL, b"\x00\xff"),
     FindRecord(LABEL),
