@@ -172,9 +172,8 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
 @pytest.mark.matrix
 def test_torch_compile_is_exact(start: Callable[..., TesseraServer], oracle: Any) -> None:
     """As by default outside tests: compiled, with settings from the environment."""
-    environment = {"TESSERA_CHUNK_POSITION_STRATEGY": "offset", "TESSERA_CHUNK_CACHE_MEMORY": "2MiB"}
+    environment = {"TESSERA_CHUNK_POSITION_STRATEGY": "offset"}
     server = start("--no-enforce-eager", environment=environment).wait_ready()
-    assert server.stats()["occupancy"]["pages_total"] == (2 << 20) // 4096 // 32
     for chunks in (["first chunk" * 9, "second" * 20], ["second" * 20, "first chunk" * 9]):
         response = ask(server, "shared", chunks, "Which?")
         assert_exact(response, oracle("tiny-llama"), "shared")
