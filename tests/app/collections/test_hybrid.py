@@ -115,6 +115,7 @@ async def test_without_the_endpoint_words_are_found_alone_and_it_is_told(
     assert problem.startswith("4 passages have no embeddings yet, and are found by their words alone: http")
     assert list(await retriever.rank("my cat", corpus, 4)) == []
     del stand_in.answers["/v1/embeddings"]
+    assert await retriever.prepare(collections.vectors(corpus.about), corpus.passages) is None
     ranked = await retriever.rank("my cat", corpus, 1)
     assert ([corpus.passages[place].file for place, _ in ranked], ranked.degraded) == (["kitten"], None)
 
