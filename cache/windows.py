@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from cache.positions.layout import Place
 
@@ -48,12 +47,11 @@ def choose_windows(
         if end - first <= budget:
             chosen.append((first, end))
             budget -= end - first
-    return _joined(sorted(chosen), {chunk.start for chunk in chunks})
-
-
-def _joined(windows: Sequence[tuple[int, int]], starts: set[int]) -> list[tuple[int, int]]:
-    """Join windows that follow one another in a chunk."""
-    if not windows:
-        return []
-    cuts = [0, *(i for i, ((_, end), (first, _)) in enumerate(pairwise(windows), 1) if end != first or first in starts)]
-    return [(windows[cut][0], windows[after - 1][1]) for cut, after in pairwise([*cuts, len(windows)])]
+    runs: list[tuple[int, int]] = []
+    starts = {chunk.start for chunk in chunks}
+    for first, end in sorted(chosen):
+        if runs and runs[-1][1] == first and first not in starts:
+            runs[-1] = (runs[-1][0], end)
+        else:
+            runs.append((first, end))
+    return runs

@@ -156,9 +156,9 @@ class ChunkedPrompt:
         if any(not chunk.packed for chunk in self.chunks):
             raise ValueError("a chunk has no tokens")
 
-    def before(self, chunk: Chunk) -> PackedTokens:
-        """The tokens before ``chunk`` where its KV is computed."""
-        return pack(self.chunk_prefix) + chunk.context
+    def num_before(self, chunk: Chunk) -> int:
+        """Number of tokens before ``chunk`` where its KV is computed."""
+        return len(self.chunk_prefix) + packed_length(chunk.context)
 
     def keeping(self, kept: Sequence[int]) -> "ChunkedPrompt":
         """The prompt with these chunks only, by index."""
@@ -171,7 +171,7 @@ class ChunkedPrompt:
 
     @property
     def chunk_prefix(self) -> TokenIds:
-        """The tokens before each chunk, or its context, where its KV is computed."""
+        """The tokens before each chunk and its context where its KV is computed."""
         return self.system if self.opening is None else self.opening
 
     @property
@@ -254,7 +254,7 @@ class Layout:
 
 def layout_as_computed(prompt: ChunkedPrompt) -> Layout:
     """The place of each segment where its KV is computed: each chunk directly behind its prefix."""
-    prefixes = [packed_length(prompt.before(chunk)) for chunk in prompt.chunks]
+    prefixes = map(prompt.num_before, prompt.chunks)
     return Layout(
         PositionStrategy.SHARED,
         Place(0, len(prompt.system), 0, 0),
@@ -282,7 +282,7 @@ class PositionReindexer:
         lengths = [chunk.num_tokens for chunk in prompt.chunks]
         if not lengths:
             raise ValueError("a prompt without chunks has no chunk layout")
-        prefixes = [packed_length(prompt.before(chunk)) for chunk in prompt.chunks]
+        prefixes = list(map(prompt.num_before, prompt.chunks))
         layout = _layout(strategy, lengths, prefixes, len(prompt.system), len(prompt.question), self.window)
         copies = self.placement == "in-place" and not self._fits_blocks(prompt, layout)
         placement: PlacementName = "copy" if copies else self.placement

@@ -12,7 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.errors import ChunkCacheError, FullAttentionError
 from cache.lease import ChunkStatus, Lease
-from cache.positions.layout import Chunk, PositionStrategy, packed_length
+from cache.positions.layout import Chunk, PositionStrategy
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache, FillResult, FillTask
@@ -126,8 +126,8 @@ class BackgroundFills:
 
     def _start(self, request: ResolvedRequest, name: str) -> "_Started":
         prompt = request.chunked()
-        contexts = sum(packed_length(chunk.context) for chunk in prompt.chunks)
-        num_tokens = len(prompt.chunk_prefix) + contexts + sum(chunk.num_tokens for chunk in prompt.chunks)
+        (chunk,) = prompt.chunks
+        num_tokens = prompt.num_before(chunk) + chunk.num_tokens
         limit = trained_positions(self._llm.model_config)
         if num_tokens >= limit:
             raise FullAttentionError("too long", f"{num_tokens} tokens don't fit the model's context length of {limit}")

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from cache.errors import CapacityError, FullAttentionError
 from cache.lease import LeasedSegment
-from cache.positions.layout import ChunkedPrompt, Place, pack
+from cache.positions.layout import Place, pack
 from cache.segments.index import SegmentIdentity
 from cache.windows import Window, choose_windows, recomputed_tokens
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
@@ -52,7 +52,7 @@ def windows_of(filled: FilledSegments, attention: Sequence[Sequence[float]]) -> 
         # Where its cached keys are, seen from the question.
         position = segment.entry.identity.num_prefix_tokens + at.delta + start - at.start
         windows.append(Window(start, end - start, position))
-    return [each for each in windows if each.start]
+    return [each for each in windows if each.start]  # before the first token there is nothing
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ async def recomputed(
         Place(each.start, each.length, each.position, each.position - start)
         for each, start in zip(windows, starts, strict=False)
     ]
-    tokens = [_tokens(prompt, each) for each in windows]
+    tokens = [prompt.token_ids[each.start : each.end] for each in windows]
     identities = [SegmentIdentity(filled.placed.request.scope, b"", pack(tuple(each))) for each in tokens]
     try:
         lease = manager.borrow(identities, places)
@@ -90,7 +90,3 @@ async def recomputed(
             if job.is_under_way:
                 manager.fill_failed(job, "aborted")
         filled.cache.release(lease)
-
-
-def _tokens(prompt: ChunkedPrompt, window: Window) -> list[int]:
-    return prompt.token_ids[window.start : window.end]

@@ -213,10 +213,11 @@ class ResolvedRequest:
 
     def composed_salt(self, hasher: ChunkHasher, layout: Layout, windows: Sequence[Window] = ()) -> str:
         """Cache salt of the KV that the request composes in ``layout``, with these windows computed anew."""
-        opening = self.prompt.opening if self.prompt is not None else None
-        parts = [*layout.salt_parts(), self.options.scope, *(opening or ())]
-        for number, chunk in enumerate(self.chunked().chunks if self.prompt is not None else ()):
-            parts += ["context", number, sha256(chunk.context).hexdigest()] if chunk.context else []
+        prompt = self.chunked()
+        parts = [*layout.salt_parts(), self.options.scope, *(prompt.opening or ())]
+        for number, chunk in enumerate(prompt.chunks):
+            if chunk.context:
+                parts += ["context", number, sha256(chunk.context).hexdigest()]
         if windows:
             parts += ["windows", *(number for each in windows for number in (each.start, each.length))]
         return hasher.layout_salt(self.scope, parts)

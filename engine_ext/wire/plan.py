@@ -209,15 +209,14 @@ def _placed(segment: LeasedSegment, skipped: int = 0, end: int | None = None) ->
 
 
 def _around(segments: Sequence[LeasedSegment], windows: Sequence[LeasedSegment]) -> list[Span]:
-    """The segments at their places, without the tokens of the windows."""
+    """The segments at their places, without the tokens of the windows, which are in the order of the sequence."""
     spans = []
     for segment in segments:
         start, end = segment.start, segment.start + segment.length
-        within = sorted(each.place.start for each in windows if start <= each.start < end)
-        lengths = {each.start: each.length for each in windows}
-        for window in within:
-            spans.append(_placed(segment, start - segment.start, window))
-            start = window + lengths[window]
+        for window in windows:
+            if start <= window.start < end:
+                spans.append(_placed(segment, start - segment.start, window.start))
+                start = window.start + window.length
         spans.append(_placed(segment, start - segment.start, end))
     return [span for span in spans if span.length]
 

@@ -47,7 +47,8 @@ class _Context:
         """The attention of the request's tokens in a step."""
 
         def runs(first: int, end: int) -> tuple[Run, ...]:
-            return runs_of(row.blocks, block_tokens, first, end - first)
+            number, skipped = divmod(first, block_tokens)
+            return runs_of(row.blocks[number : -(-end // block_tokens)], block_tokens, skipped, end - first)
 
         if not self.windows:
             own = row.length - self.num_tokens
