@@ -319,6 +319,11 @@ class ChunkCache:
             raise FullAttentionError("cache off", self.reason)
         return self
 
+    def check_attention(self) -> None:
+        """Raises :class:`FullAttentionError` if attention to chunks in the pool can't be measured."""
+        if self.no_attention is not None:
+            raise FullAttentionError("attention", f"the attention to chunks can't be measured: {self.no_attention}")
+
     @property
     def placement(self) -> PlacementName:
         """How requests get their chunks."""

@@ -27,8 +27,6 @@ async def attention_to_chunks(filled: FilledSegments, call: EngineCall) -> list[
 
     It is less than 0 where the question attends less than one without content. Raises :class:`FullAttentionError`.
     """
-    if (reason := filled.cache.no_attention) is not None:
-        raise FullAttentionError("attention", f"the attention to chunks can't be measured: {reason}")
     prompt = filled.placed.request.chunked()
     questions = [prompt.question, *([prompt.blank] if prompt.blank else [])]
     measured = await asyncio.gather(*(_measured(filled, each, call) for each in questions), return_exceptions=True)

@@ -40,6 +40,8 @@ class PlacedSegments:
 
     def fit(self) -> Fit:
         """Room for what is missing; changes nothing. Raises :class:`FullAttentionError` if there can't be enough."""
+        if self.most_windows:
+            self.cache.check_attention()
         try:
             return self.cache.manager.fit(self.found, self.request.scope.owner, self.most_windows)
         except CapacityError as error:

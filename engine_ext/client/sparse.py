@@ -47,6 +47,7 @@ async def selected(
     lengths = [chunk.num_tokens for chunk in request.whole().chunks]
     if len(lengths) == 1 or sum(lengths) <= sparse.budget(sum(lengths)):
         return Selection(request)
+    cache.usable().check_attention()
     async with filled_segments(cache, request, call, stages) as filled:
         with stages.stage("select"):
             attention = await attention_to_chunks(filled, call)

@@ -252,7 +252,7 @@ async def _no_attention(llm: AsyncLLM, pool: ChunkCacheConfig, options: ChunkCac
     reason = reason or await _failure(SelfCheck(llm, pool).run_attention())
     reason = reason or await workers_reason(llm, "chunk_cache_prepare_probes", options.probe_layers)
     if reason is not None and options.needs_attention:
-        logger.warning("all chunks are kept and none is recomputed: their attention can't be measured: %s", reason)
+        logger.warning("requests that choose chunks or windows run in full attention: %s", reason)
     return reason
 
 

@@ -11,6 +11,7 @@ from vllm.sampling_params import SamplingParams
 from cache.eviction.quotas import Quota
 from cache.positions.layout import ChunkedPrompt, PositionStrategy
 from cache.segments.hashing import CacheScope
+from cache.sparse import Sparse
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.plan_preview import preview
@@ -48,6 +49,14 @@ async def test_a_quota_that_another_request_uses_up() -> None:
     assert (mode, reason) == run
     assert mode == "full"
     manager.release(held)
+
+
+@pytest.mark.parametrize("options", [{"recompute": 0.5}, {"sparse": Sparse(budget_share=0.5)}])
+async def test_nothing_is_computed_where_attention_cannot_be_measured(options: dict[str, Any]) -> None:
+    engine, llm = make_engine(no_attention="sliding windows")
+    report = await ask(engine, TWO, replace(OPTIONS, **options), SamplingParams(max_tokens=1))
+    assert (report.mode, report.reason) == ("full", "the attention to chunks can't be measured: sliding windows")
+    assert not llm.computed
 
 
 async def test_a_quota_that_only_windows_exceed() -> None:
