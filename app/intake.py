@@ -24,15 +24,12 @@ from app.documents.openai_documents import EXTRACTORS, DocumentsRequest, dumped
 from app.documents.rag_request import RagChatRequest, RagRequest, documents_of, documents_request
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
-from app.http.messages import is_event_stream, is_form, object_in, path_of, read_body, replay
+from app.http.messages import QUICK_BYTES, is_event_stream, is_form, object_in, path_of, read_body, replay
 from app.http.sse import ReportInserter
 from cache.report import Found
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import CALLER, REQUEST_KEY, ResolvedRequest, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
-
-_QUICK_BYTES = 1 << 16
-"""Of a body that is parsed and checked without a thread."""
 
 
 class CheckedFieldsMiddleware:
@@ -52,7 +49,7 @@ class CheckedFieldsMiddleware:
             if wrong := check_request_id(Headers(scope=scope).get("x-request-id", "")):
                 raise BadRequestError(wrong, "X-Request-Id")
             check = partial(check_body, body, keeps_responses_apart=not is_shared)
-            await asyncio.to_thread(check) if len(body) > _QUICK_BYTES else check()
+            await asyncio.to_thread(check) if len(body) > QUICK_BYTES else check()
         except BadRequestError as error:
             return await refusal_of(error)(scope, receive, send)
         return await self._app(scope, replay([body], receive), send)

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.json_size import MOST_CONTAINERS, MOST_VALUES, is_too_complex
-from app.http.messages import is_form, read_parts, replay
+from app.http.messages import QUICK_BYTES, is_form, read_parts, replay
 from app.http.refusals import refusal
 
 logger = logging.getLogger(__name__)
@@ -19,8 +19,6 @@ CLIENT_TIMEOUT_S = 60.0
 """Time without progress after which a client that neither sends nor reads is disconnected."""
 BODY_TIMEOUT_S = 180.0
 """Time for a whole body: parts that come just in time must not hold the memory of the others for long."""
-_QUICK_BYTES = 1 << 16
-"""Of a body that is never too complex to parse."""
 
 
 class _TooLargeError(Exception):
@@ -54,7 +52,7 @@ class ClientLimitsMiddleware:
             return await answer(scope, receive, send)
         if parts is None:
             return None
-        if not is_form(scope) and sum(map(len, parts)) > _QUICK_BYTES:
+        if not is_form(scope) and sum(map(len, parts)) > QUICK_BYTES:  # less is never too complex
             parts = [b"".join(parts)]
             if await asyncio.to_thread(is_too_complex, parts[0]):
                 words = f"the body has more than {MOST_CONTAINERS} arrays and objects, or {MOST_VALUES} values"

@@ -7,11 +7,8 @@ import hmac
 
 from starlette.types import Message, Receive, Scope, Send
 
-from app.http.messages import is_event_stream
-from replicas.signing import HEADER, Buffer, PeerKey, SignatureError
-
-_QUICK_BYTES = 1 << 16
-"""What is hashed without a thread."""
+from app.http.messages import QUICK_BYTES, held, is_event_stream
+from replicas.signing import HEADER, PeerKey, SignatureError
 
 
 def target_of(scope: Scope) -> str:
@@ -38,28 +35,14 @@ def with_digest(digest: str, receive: Receive) -> Receive:
 
 def signing(key: PeerKey, signature: str, send: Send) -> Send:
     """A ``send`` that signs the answer to the request with ``signature``, unless it is a stream of events."""
-    start: Message | None = None
-    parts: list[Buffer] = []
 
-    async def signed(message: Message) -> None:
-        nonlocal start
-        if message["type"] == "http.response.start" and not is_event_stream(message):
-            start = message
-        elif start is None:
-            await send(message)
-        else:
-            parts.append(message.get("body", b""))
-            if not message.get("more_body"):
-                await _send_signed(key, signature, start, parts, send)
+    async def send_signed(start: Message, parts: list[bytes]) -> None:
+        given = (signature, start["status"], parts)
+        is_long = sum(map(len, parts)) > QUICK_BYTES
+        mac = await asyncio.to_thread(key.sign_answer, *given) if is_long else key.sign_answer(*given)
+        await send({**start, "headers": [*start.get("headers", []), (HEADER.encode(), mac.encode())]})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
-    return signed
-
-
-async def _send_signed(key: PeerKey, signature: str, start: Message, parts: list[Buffer], send: Send) -> None:
-    given = (signature, start["status"], parts)
-    is_long = sum(map(len, parts)) > _QUICK_BYTES
-    mac = await asyncio.to_thread(key.sign_answer, *given) if is_long else key.sign_answer(*given)
-    await send({**start, "headers": [*start.get("headers", []), (HEADER.encode(), mac.encode())]})
-    for part in parts:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+    return held(send, lambda start: not is_event_stream(start), send_signed)

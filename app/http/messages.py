@@ -5,13 +5,15 @@ import asyncio
 import json
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive, Scope, Send
 
+QUICK_BYTES: Final = 1 << 16
+"""Bytes that the event loop parses, checks or hashes itself; longer bodies go to a thread."""
 _AMBIGUOUS: Final = re.compile(r"//|/\.\.?(?:/|$)|\\")
 
 
@@ -80,6 +82,27 @@ def replay(parts: Iterable[bytes], receive: Receive) -> Receive:
         return {"type": "http.request", "body": coming.popleft(), "more_body": bool(coming)}
 
     return replayed
+
+
+def held(
+    send: Send, is_held: Callable[[Message], bool], finish: Callable[[Message, list[bytes]], Awaitable[None]]
+) -> Send:
+    """A ``send`` that keeps back a response whose start ``is_held``; when whole, ``finish`` gets start and parts."""
+    start: Message | None = None
+    parts: list[bytes] = []
+
+    async def holding(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start" and is_held(message):
+            start = message
+        elif start is None:
+            await send(message)
+        else:
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                await finish(start, parts)
+
+    return holding
 
 
 def is_event_stream(start: Message) -> bool:

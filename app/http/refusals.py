@@ -13,6 +13,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.messages import held
+
 RETRY_AFTER_S: Final = 1
 """Queues usually have room again within a second, and a retry is cheap: a refused request never reaches the engine.
 Well-behaved clients double the time themselves."""
@@ -88,24 +90,13 @@ class RefusalMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start: Message | None = None
-        parts: list[bytes] = []
+        async def complete(start: Message, parts: list[bytes]) -> None:
+            body = _with_reason(b"".join(parts), start["status"])
+            MutableHeaders(scope=start)["content-length"] = str(len(body))
+            await send(start)
+            await send({"type": "http.response.body", "body": body})
 
-        async def completing(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start" and _is_refusal_in_json(message):
-                start = message
-            elif start is None:
-                await send(message)
-            else:
-                parts.append(message.get("body", b""))
-                if not message.get("more_body"):
-                    body = _with_reason(b"".join(parts), start["status"])
-                    MutableHeaders(scope=start)["content-length"] = str(len(body))
-                    await send(start)
-                    await send({"type": "http.response.body", "body": body})
-
-        await self._app(scope, receive, completing)
+        await self._app(scope, receive, held(send, _is_refusal_in_json, complete))
 
 
 def _is_refusal_in_json(start: Message) -> bool:
