@@ -36,10 +36,10 @@ class SegmentRenderer:
         max_chunk_tokens: int,
         block_tokens: int | None = None,
         chunk_tokens: ChunkTokens = _NONE,
-        context_tokens: int | None = None,
+        max_prompt_tokens: int | None = None,
     ) -> None:
-        """``context_tokens`` is the longest prompt, if there is one: no longer document is tokenized."""
-        self._context_tokens = context_tokens
+        """``max_prompt_tokens`` is the longest prompt, if there is one: no longer document is tokenized."""
+        self._max_prompt_tokens = max_prompt_tokens
         self._renderer = renderer
         self._marks = marks
         self._max_chunk_tokens = max(1, max_chunk_tokens - chunk_tokens.number)
@@ -109,7 +109,7 @@ class SegmentRenderer:
     def check_documents(self, documents: Sequence[Document]) -> None:
         """Refuse documents that no prompt has room for, by their characters: tokenizing takes longer."""
         for i, document in enumerate(documents):
-            self._check_characters(document.text, self._context_tokens, f"chunks.{i}.text")
+            self._check_characters(document.text, self._max_prompt_tokens, f"chunks.{i}.text")
 
     def _check_characters(self, text: str, limit: int | None, parameter: str) -> None:
         if limit is None or len(text) <= (most := limit * self._tokenizer.most_characters):
@@ -191,6 +191,8 @@ class SegmentRenderer:
     def _chunks(self, text: str, id: str | None, document: int, namespace: str, context: str) -> list[Chunk]:
         before = b""
         if context:
+            # No longer text has its last tokens in it, and tokenizing takes time in proportion.
+            context = context[-CONTEXT_TOKENS * self._tokenizer.most_characters :]
             before = self._tokenizer.pack_document(context, namespace)
             length = packed_length(before)
             before = take(before, max(0, length - CONTEXT_TOKENS), min(length, CONTEXT_TOKENS))

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from vllm.exceptions import VLLMValidationError
 
-from app.documents.document import Document
+from app.documents.document import CONTEXT_TOKENS, Document
 from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer, _check_length
-from cache.positions.layout import Chunk, ChunkedPrompt, pack
+from cache.positions.layout import Chunk, ChunkedPrompt, pack, packed_length
 from engine_ext.client.request import REQUEST_KEY, CacheOptions, Ticket
 from engine_ext.wire.vllm_compat import ChatParams
 from tests.app.helpers import CONTROL, make_tokenizer
@@ -137,12 +137,26 @@ async def test_what_is_too_long_by_its_characters_is_not_tokenized(marks, monkey
 
 
 def test_a_document_that_no_prompt_can_hold_is_not_computed_ahead(marks):
-    renderer = SegmentRenderer(FakeRenderer(), marks, 100, context_tokens=10)
+    renderer = SegmentRenderer(FakeRenderer(), marks, 100, max_prompt_tokens=10)
     most = 10 * max(map(len, make_tokenizer().get_vocab()))
     renderer.check_documents([Document("x" * most)] * 9)
     with pytest.raises(VLLMValidationError, match="can't hold more than") as raised:
         renderer.check_documents([Document("x"), Document("x" * (most + 1))])
     assert raised.value.parameter == "chunks.1.text"
+
+
+def test_only_the_end_of_a_long_context_is_tokenized(marks, monkeypatch):
+    renderer, lengths = SegmentRenderer(FakeRenderer(), marks, 100), []
+    pack_document = renderer._tokenizer.pack_document
+    monkeypatch.setattr(
+        renderer._tokenizer, "pack_document", lambda *given: lengths.append(len(given[0])) or pack_document(*given)
+    )
+    most = CONTEXT_TOKENS * max(map(len, make_tokenizer().get_vocab()))
+    (whole,) = renderer.chunks(Document("one", context="x" * 3 * most), 0, "default")
+    assert max(lengths) == most
+    assert packed_length(whole.context) == CONTEXT_TOKENS
+    (end,) = renderer.chunks(Document("one", context="x" * most), 0, "default")
+    assert whole == end
 
 
 async def test_segments_before_the_question_are_filled_up_to_whole_blocks(marks):
