@@ -60,7 +60,7 @@ class Keeper:
         Raises :class:`CapacityError` if it can't be pinned, and :class:`IdConflictError`.
         """
         document = self.documents[chunk.document]
-        content = RegisteredText(document.text, document.title, document.context)
+        content = _content(document)
         if self._document_keys:
             self._manager.name(self._document_keys[chunk.document], entry)
         if chunk.id is not None:
@@ -82,10 +82,15 @@ class Keeper:
         for document in self.documents:
             if document.id is None:
                 continue
-            content = RegisteredText(document.text, document.title, document.context)
+            content = _content(document)
             if given.setdefault(document.id, content) != content:
                 raise IdConflictError(f"chunk id {document.id!r} is given with two texts")
             self._manager.ids.check(self.namespace, document.id, content)
+
+
+def _content(document: Document) -> RegisteredText:
+    """The content that the document's id stands for."""
+    return RegisteredText(document.text, document.title, document.context)
 
 
 async def ingestion_of(request: IngestRequest, state: State, manager: ChunkCacheManager) -> Lines | ErrorResponse:

@@ -13,7 +13,7 @@ from app.documents.document import BadRequestError, is_unicode
 from app.http.messages import object_in
 
 _INTEGERS: Final = range(-(1 << 63), 1 << 63)
-"""What travels between vLLM's processes."""
+"""Integers that vLLM's processes can send to one another."""
 LONGEST_REQUEST_ID: Final = 256
 _RULE: Final = re.compile(r"^[^\S\n]*\S[^\n]*?(?:::=|:(?!:))\s*[^\s:=]", re.MULTILINE)
 

@@ -36,7 +36,7 @@ _FIRST_LINES: Final = 50
 _OCR_SCALE: Final = 2.0
 """Pixels per point of a page: 144 DPI."""
 _IN_LAYOUT: Final = "table, h1, h2, h3, h4, h5, h6"
-"""What is in tables that only lay out a page."""
+"""A table with one of these inside only lays out the page."""
 _MOST_EMPTY: Final = 20
 """Places per cell of a table, which the cells don't span."""
 _MAX_SPAN: Final = 100

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pages of other sites can send to a server without keys."""
+"""Requests that other sites' pages send to a server without keys."""
 
 import pytest
 from fastapi import FastAPI, WebSocket

@@ -309,7 +309,7 @@ async def test_other_paths_are_not(tenants, path):
 
 
 async def sent_to(app, method, path, headers=None, parts=()):
-    """What `app` sends for a request; the body's `parts` are taken from the iterable as they are read."""
+    """Send a request whose body comes in `parts`, taken as they are read; return the messages of the response."""
     parts, sent = iter(parts), []
 
     async def receive():

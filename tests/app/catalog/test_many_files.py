@@ -56,7 +56,7 @@ DAMAGED: dict[str, Callable[[bytes], bytes]] = {
     **dict.fromkeys((".html", ".htm", ".xhtml", ".eml"), lambda _: b""),
     ".rtf": lambda content: content[1:],
 }
-"""What becomes of it; the others begin with a zero byte."""
+"""How some types are damaged; files of all others begin with a zero byte."""
 
 
 def write_files(folder: Path) -> tuple[set[str], set[str]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM would answer with status 500 is the client's fault, and told so."""
+"""Requests that vLLM would answer with status 500 are refused as the client's fault."""
 
 import json
 from contextlib import suppress
