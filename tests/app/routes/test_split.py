@@ -94,7 +94,7 @@ async def test_the_event_loop_goes_on_meanwhile():
             await asyncio.sleep(0)
 
     ticking = asyncio.create_task(tick())
-    await split(make_pdf(["a"]), "a.pdf")
+    await split(make_pdf(*[["a"]] * 200), "a.pdf")
     ticking.cancel()
     assert ticks > 100
 
