@@ -42,7 +42,6 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, collections, peer, rag, split
 from app.settings import Settings
-from cache.positions.layout import ChunkTokens
 from cache.positions.strategy import DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
 from engine_ext.chunks.cache_off import CacheOff
@@ -127,7 +126,8 @@ def _registry(settings: Settings) -> RedisRegistry | None:
 async def _check_model(profile: Profile, engine: ChunkEngine) -> None:
     """Raises :class:`ProfileError` unless ``profile`` is of the engine's model."""
     try:
-        weights = await asyncio.to_thread(weights_digest, engine.vllm_config)
+        config = engine.vllm_config
+        weights = await asyncio.to_thread(weights_digest, config.model_config, config.load_config)
     except (UnknownWeightsError, OSError) as error:
         raise ProfileError(f"can't tell whether the profile is of this model: {error}") from error
     if weights != profile.weights:
@@ -201,8 +201,7 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
     def renderer(vllms: Any, block_tokens: int | None) -> SegmentRenderer:
         model = vllms.model_config
         most_tokens = min(settings.chunk_max_tokens, longest_chunk(model))
-        chunk_tokens = ChunkTokens.of(model.hf_config)
-        return SegmentRenderer(vllms, marks, most_tokens, block_tokens, chunk_tokens, model.max_model_len)
+        return SegmentRenderer(vllms, marks, most_tokens, block_tokens, model.max_model_len)
 
     options = _cache_options(settings, profile)
     quotas = tenants.quota_of if tenants is not None else no_quotas
@@ -229,6 +228,7 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         probe_layers=settings.probe_layers(),
         needs_attention=settings.chunk_sparse_budget is not None or settings.chunk_recompute > 0,
         decode_budget=settings.decode_sparse_budget,
+        chunk_adapter=settings.chunk_adapter,
         shares=settings.registry is not None and settings.peer_secret is not None,
     )
 
@@ -283,6 +283,7 @@ def _tell_ready(engine: ChunkEngine, url: str, started: float, settings: Setting
     if not isinstance(engine.cache, CacheOff):
         state = f"chunk cache on: {engine.cache.num_tokens} tokens; placement: {engine.cache.placement}; "
         state += f"positions: {engine.strategy.described()}"
+        state += f"; chunks computed with the adapter {settings.chunk_adapter}" if settings.chunk_adapter else ""
     say(f"ready at {url.replace('//0.0.0.0', '//127.0.0.1')} after {time.monotonic() - started:.0f} s ({state})")
     if isinstance(engine.cache, CacheOff) and settings.chunk_cache != "off":
         say(off_message(engine.cache.reason))

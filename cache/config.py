@@ -17,7 +17,8 @@ class ChunkCacheConfig:
     The pool has ``num_pages`` pages of ``page_tokens`` tokens each; their memory belongs to the engine. ``page_bytes``
     (on all workers together) is for statistics and costs. ``fingerprint`` identifies everything that changes a token's
     KV besides the tokens before it (model, dtype, RoPE parameters, parallel sizes), so that keys of two engines never
-    match. ``block_order`` names the memory order of the engine's own blocks, which other engines may read.
+    match. ``block_order`` names the memory order of the engine's own blocks, which other engines may read. ``adapter``
+    is the digest of the adapter that runs where chunks are computed, if there is one.
     """
 
     num_pages: int
@@ -26,6 +27,7 @@ class ChunkCacheConfig:
     eviction: EvictionPolicyName = "s3fifo"
     page_bytes: int = 0
     block_order: str = ""
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if self.num_pages < 1:

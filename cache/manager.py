@@ -9,7 +9,8 @@ unchanged. A page is free again when its entry is detached, not FILLING, and not
 
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from cache.books import Books
@@ -65,7 +66,7 @@ class ChunkCacheManager:
         on_id: Callable[[ChunkName], None] = _ignore,
     ) -> None:
         self.config = config
-        self.hasher = ChunkHasher(config.fingerprint)
+        self.hasher = ChunkHasher(config.fingerprint, has_adapter=bool(config.adapter))
         self.pool = ChunkBlockPool(config.num_pages)
         self.index = ChunkHashIndex()
         self.ids = ChunkIds(on_id)
@@ -138,6 +139,18 @@ class ChunkCacheManager:
         lease = Lease(None, segments, self.clock(), [FillJob(None, segment.entry) for segment in segments])
         self._leases.add(lease)
         return lease
+
+    @contextmanager
+    def borrowed(self, identities: Sequence[SegmentIdentity], places: Sequence[Place]) -> Iterator[Lease]:
+        """See :meth:`borrow`; the lease ends with the context."""
+        lease = self.borrow(identities, places)
+        try:
+            yield lease
+        finally:
+            for job in lease.fills:
+                if job.is_under_way:
+                    self.fill_failed(job, "aborted")
+            self.release(lease)
 
     def find(self, key: ChunkHash) -> ChunkKVCache | None:
         """The segment's entry, in the pool or in tiers only."""

@@ -131,6 +131,8 @@ class Report(Shape):
     decision: Decided | None = None
     placement: Literal["in-place", "attend"] | None = None
     """``None``: the engine's blocks of the chunks were copies."""
+    adapter: str | None = None
+    """Digest of the server's adapter that computed the chunks, if there is one."""
     kv: Literal["requantized"] | None = None
     """Set where keys of a quantized KV cache were turned, and so rounded once more."""
     budget_share: float = 1

@@ -36,6 +36,8 @@ head those between that its own query attends to most, in a quarter of the chann
 
 Contexts (`score` with `contexts`, one for each chunk) stand between system segment and chunk where that is computed.
 
+With a `writer`, a chunk's own tokens are computed by that model, over the K and V of what is before them.
+
 Scope `isolated` is `score` with an `opening`: each chunk's K and V are computed behind the opening alone, and K is
 then moved to the chunk's place in the strategy; the system segment is computed alone, at position 0.
 """
@@ -124,7 +126,10 @@ class Context(NamedTuple):
 class Oracle:
     """The reference model; `query_block`, the query rows per pass, bounds the memory of long prompts."""
 
-    def __init__(self, model_path, dtype: torch.dtype = torch.float32, query_block: int = 2048):
+    def __init__(
+        self, model_path, dtype: torch.dtype = torch.float32, query_block: int = 2048, writer: "Oracle | None" = None
+    ):
+        self.writer = writer or self
         self.model = AutoModelForCausalLM.from_pretrained(
             model_path, dtype=dtype, attn_implementation="eager", local_files_only=True
         ).eval()
@@ -220,7 +225,8 @@ class Oracle:
         return self._prefill(token_ids, positions, [TAIL] * len(token_ids), last=last)
 
     def _read_overlapping(self, strategy: Strategy, segments: Segments, last: int = 1) -> Context:
-        if self.window is not None:  # one row can't have the windows of all chunks
+        # One row can't have the windows of all chunks, nor two models.
+        if self.window is not None or self.writer is not self:
             return self._compose(strategy, segments, segments[0], last=last)
         return self._prefill(*lay_out_overlapping(strategy, segments), last=last)
 
@@ -245,9 +251,11 @@ class Oracle:
         system_at = max(0, first - start - window_of(strategy, chunks)) + moved_by
         parts = [self._keys_and_values(system, moved_by=system_at)] if system else []
         for chunk, place, before in zip(chunks, places, contexts or [()] * len(chunks), strict=True):
-            skip = len(opening) + len(before)
-            computed = self._keys_and_values([*opening, *before, *chunk], moved_by=place - skip + moved_by)
-            parts.append([(k[:, :, skip:], v[:, :, skip:]) for k, v in computed])
+            skip, at = len(opening) + len(before), place + moved_by
+            seen = self._read_full([*opening, *before], at - skip).cache if skip else None
+            groups = [TAIL] * len(chunk), seen, [TAIL] * skip
+            computed = self.writer._prefill(chunk, range(at, at + len(chunk)), *groups).cache
+            parts.append([(layer.keys[:, :, skip:], layer.values[:, :, skip:]) for layer in computed.layers])
         if kept is not None:
             parts = [*parts[: len(parts) - len(chunks)], *(parts[len(parts) - len(chunks) + index] for index in kept)]
             chunks, places = [chunks[index] for index in kept], [places[index] for index in kept]

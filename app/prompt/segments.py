@@ -13,11 +13,10 @@ from vllm.exceptions import VLLMValidationError
 from app.documents.document import CONTEXT_TOKENS, Document
 from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.prompt.tokenization import SegmentTokenizer
-from cache.positions.layout import Chunk, ChunkedPrompt, ChunkTokens, pack, packed_length, split_packed, take, unpack
+from cache.positions.layout import Chunk, ChunkedPrompt, pack, packed_length, split_packed, take, unpack
 from engine_ext.client.request import REQUEST_KEY, ChunkedRequest
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
-_NONE: Final = ChunkTokens()
 _BLANK: Final = "N/A"
 """A question without content: attention to chunks is compared with what it pays."""
 
@@ -25,8 +24,7 @@ _BLANK: Final = "N/A"
 class SegmentRenderer:
     """Wraps vLLM's renderer; prompts without marks pass through unchanged.
 
-    With ``block_tokens``, white space pads each segment before the question to whole blocks. ``chunk_tokens`` are
-    around each chunk, and count as its own.
+    With ``block_tokens``, white space pads each segment before the question to whole blocks.
     """
 
     def __init__(
@@ -35,15 +33,13 @@ class SegmentRenderer:
         marks: Marks,
         max_chunk_tokens: int,
         block_tokens: int | None = None,
-        chunk_tokens: ChunkTokens = _NONE,
         max_prompt_tokens: int | None = None,
     ) -> None:
         """``max_prompt_tokens`` is the longest prompt, if there is one: no longer document is tokenized."""
         self._max_prompt_tokens = max_prompt_tokens
         self._renderer = renderer
         self._marks = marks
-        self._max_chunk_tokens = max(1, max_chunk_tokens - chunk_tokens.number)
-        self._chunk_tokens = chunk_tokens
+        self._max_chunk_tokens = max(1, max_chunk_tokens)
         self._frames: dict[str | None, tuple[str, str] | None] = {}
         self._tokenizer = SegmentTokenizer(renderer.get_tokenizer())
         self._block_tokens = block_tokens
@@ -197,7 +193,7 @@ class SegmentRenderer:
             length = packed_length(before)
             before = take(before, max(0, length - CONTEXT_TOKENS), min(length, CONTEXT_TOKENS))
         tokens = self._tokenizer.pack_document(text, namespace)
-        pieces = [self._chunk_tokens.around(piece) for piece in split_packed(tokens, self._max_chunk_tokens)]
+        pieces = split_packed(tokens, self._max_chunk_tokens)
         padded = [self._tokenizer.padded(piece, self._block_tokens) for piece in pieces]
         if len(padded) == 1:
             return [Chunk(padded[0], id, document, context=before)]

@@ -31,15 +31,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 TokenIds = tuple[int, ...]
 PlacementName = Literal["copy", "in-place", "attend"]
 """How a request gets its chunks: copies, the engine's shared blocks, or attention over the pool."""
 PackedTokens = bytes
 """Token ids as 32-bit integers in the machine's byte order: quick to hash and to compare."""
-CHUNK_TOKENS: Final = "chunk_tokens"
-"""Field of a model's ``config.json``: the ids of its :class:`ChunkTokens`."""
 
 
 def pack(token_ids: TokenIds) -> PackedTokens:
@@ -111,29 +109,6 @@ class Chunk:
         """JSON of the chunk: ``index`` and ``id`` of its document, ``part`` of several."""
         part = {"part": {"number": self.part[0], "of": self.part[1]}} if self.part else {}
         return {"index": self.document, "id": self.id, **part}
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkTokens:
-    """Tokens around each chunk, which a model was trained for; packed."""
-
-    before: PackedTokens = b""
-    behind: PackedTokens = b""
-
-    @classmethod
-    def of(cls, config: Any) -> "ChunkTokens":
-        """The tokens that a model's configuration names; none for most models."""
-        ids = getattr(config, CHUNK_TOKENS, None) or {}
-        return cls(*(pack(tuple(ids.get(name, ()))) for name in ("before", "behind")))
-
-    @property
-    def number(self) -> int:
-        """Number of tokens around a chunk."""
-        return packed_length(self.before + self.behind)
-
-    def around(self, chunk: PackedTokens) -> PackedTokens:
-        """The chunk with the tokens around it."""
-        return self.before + chunk + self.behind
 
 
 @dataclass(frozen=True)

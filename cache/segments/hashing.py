@@ -39,10 +39,14 @@ class CacheScope(NamedTuple):
 
 
 class ChunkHasher:
-    """Hashes token ids into keys, one engine fingerprint mixed into each."""
+    """Hashes token ids into keys, one engine fingerprint mixed into each.
 
-    def __init__(self, fingerprint: str) -> None:
+    ``has_adapter``: an adapter runs where chunks are computed; which one, the fingerprint tells.
+    """
+
+    def __init__(self, fingerprint: str, *, has_adapter: bool = False) -> None:
         self._fingerprint = fingerprint.encode()
+        self._has_adapter = has_adapter
 
     def system_key(self, scope: CacheScope, tokens: PackedTokens) -> ChunkHash:
         """Key of a system segment, or an opening, computed from position 0."""
@@ -61,6 +65,14 @@ class ChunkHasher:
         """
         fields = [b"layout", str(scope).encode(), *(str(part).encode() for part in parts)]
         return "tessera-" + hashlib.sha256(self._framed(fields)).hexdigest()
+
+    def adapted_salt(self, scope: CacheScope, num_before: int) -> str | None:
+        """Salt of blocks with ``num_before`` tokens of the plain model, and a chunk of the adapter's behind them.
+
+        ``None`` if chunks of the scope are computed without the server's adapter: a client's own runs alone.
+        """
+        is_adapted = self._has_adapter and not scope.adapter
+        return self.layout_salt(scope, ["adapted", num_before]) if is_adapted else None
 
     def _hash(self, fields: Sequence[bytes]) -> bytes:
         return xxh3_128_digest(self._framed(fields))

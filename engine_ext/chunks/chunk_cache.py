@@ -6,27 +6,27 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cache.config import ChunkCacheConfig
 from cache.costs import Costs
-from cache.errors import FullAttentionError, IntegrityError
+from cache.errors import CapacityError, FullAttentionError, IntegrityError
 from cache.eviction import expiry
 from cache.eviction.quotas import Quota, unlimited
 from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus, FillJob, Lease
 from cache.manager import ChunkCacheManager
-from cache.positions.layout import PlacementName, PositionReindexer
+from cache.positions.layout import Place, PlacementName, PositionReindexer
 from cache.segments.chunk_ids import ChunkIds
 from cache.segments.hashing import ChunkHash
 from cache.segments.holdings import DocumentKey
-from cache.segments.index import ChunkKVCache, EntryState
+from cache.segments.index import ChunkKVCache, EntryState, SegmentIdentity
 from engine_ext.chunks.id_records import IdRecords
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.chunks.prefixes import Prefixes
@@ -36,6 +36,9 @@ from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
 from engine_ext.chunks.turns import FairTurns
 from engine_ext.wire.plan import TransferPlan
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +82,8 @@ class FillRunner:
     """Runs fill jobs as tasks that outlive the requests that started them.
 
     A fill is aborted only when no lease is left on its entries. ``on_computed`` is called with entries that other
-    processes may store, ``on_end`` after each fill.
+    processes may store, ``on_end`` after each fill. ``adapter`` runs where a chunk's own tokens are computed, unless
+    the request has an adapter of its own.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class FillRunner:
         limits: FillLimits,
         costs: Costs,
         sources: Iterable[ChunkSource],
+        adapter: "LoRARequest | None" = None,
         *,
         on_computed: Callable[[Iterable[ChunkKVCache]], None],
         on_end: Callable[[], None],
@@ -97,6 +102,7 @@ class FillRunner:
         self._manager = manager
         self._costs = costs
         self._sources = list(sources)
+        self._adapter = adapter
         self._on_computed = on_computed
         self._on_end = on_end
         self._turns = FairTurns(limits.max_running)
@@ -199,23 +205,62 @@ class FillRunner:
         async with self._turns.turn(job.entries[0].owner):
             self.num_running += 1
             started = time.perf_counter()
-            # A prefix without a lease may be evicted before the engine loads it. Then its pages have other tags: the
-            # load is refused, and the fill fails.
-            plan, prompt_ids = TransferPlan.for_fill(job, job.prefix if job.has_prefix else None), job.prompt_ids
             try:
-                output = await run_prefill(self._llm, prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
-            except NotSavedError as error:
-                if plan.loads and job.prefix is not None:
-                    self._manager.detach(job.prefix, Removal.REFUSED)  # perhaps it was not there
-                raise FillError(str(error)) from error
+                num_computed = await self._run(job, request_id, cache_salt, generate_kwargs)
             finally:
                 self.num_running -= 1
         seconds = time.perf_counter() - started
         self._manager.metrics.fill_seconds.observe(seconds)
-        result = _result(job, len(prompt_ids) - (output.num_cached_tokens or 0))
+        result = _result(job, num_computed)
         if result.num_computed:
             self._costs.computed(result.num_computed, seconds)
         return result
+
+    async def _run(self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]) -> int:
+        """Runs the job's requests; returns the tokens that were computed."""
+        prefix, identity = job.prefix if job.has_prefix else None, job.entries[-1].identity
+        salt = self._manager.hasher.adapted_salt(identity.scope, identity.num_prefix_tokens)
+        if job.chunk is None or salt is None:
+            return await self._prefill(job, prefix, request_id, cache_salt, generate_kwargs)
+        # What is before the chunk is the plain model's: it is computed in a request of its own.
+        num_computed, adapted = 0, {**generate_kwargs, "lora_request": self._adapter}
+        with ExitStack() as stack:
+            if prefix is None and identity.prefix:
+                before = FillJob(job.system, None) if job.system else stack.enter_context(self._borrowed(identity))
+                num_computed = await self._prefill(before, None, f"{request_id}-prefix", cache_salt, generate_kwargs)
+                (prefix,) = before.entries
+            alone = FillJob(None, job.chunk, prefix)
+            return num_computed + await self._prefill(alone, prefix, request_id, salt, adapted)
+
+    @contextmanager
+    def _borrowed(self, identity: SegmentIdentity) -> Iterator[FillJob]:
+        """Pages for the tokens before a segment, within the context; raises :class:`FillError`."""
+        before = SegmentIdentity(identity.scope, b"", identity.prefix)
+        try:
+            with self._manager.borrowed([before], [Place(0, before.num_tokens, 0, 0)]) as lease:
+                yield lease.fills[0]
+        except CapacityError as error:
+            raise FillError(str(error)) from error
+
+    async def _prefill(
+        self,
+        job: FillJob,
+        prefix: ChunkKVCache | None,
+        request_id: str,
+        cache_salt: str | None,
+        generate_kwargs: dict[str, Any],
+    ) -> int:
+        """Runs one request behind ``prefix``, if given; returns the tokens that it computed."""
+        # A prefix without a lease may be evicted before the engine loads it. Then its pages have other tags: the
+        # load is refused, and the fill fails.
+        plan, prompt_ids = TransferPlan.for_fill(job, prefix), job.prompt_ids
+        try:
+            output = await run_prefill(self._llm, prompt_ids, plan, request_id, cache_salt, **generate_kwargs)
+        except NotSavedError as error:
+            if prefix is not None and prefix.state is EntryState.READY:
+                self._manager.detach(prefix, Removal.REFUSED)  # perhaps it was not there
+            raise FillError(str(error)) from error
+        return len(prompt_ids) - (output.num_cached_tokens or 0)
 
     async def _end_of_prefix(self, job: FillJob) -> None:
         """Waits for the job that computes the prefix."""
@@ -248,7 +293,7 @@ def _result(job: FillJob, num_computed: int) -> FillResult:
 class ChunkCache:
     """The cached segments, their fills, sources and tiers.
 
-    ``reindexer`` places the segments of requests. ``transfers`` is ``None`` if KV must not leave this process.
+    ``adapter`` runs where chunks are computed; ``reindexer`` places the segments of requests. ``transfers`` is ``None`` if KV must not leave this process.
     ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers together. ``no_attention`` is the
     reason why attention to chunks in the pool can't be computed, if any. ``quota_of`` gives an owner's quota.
     """
@@ -259,6 +304,7 @@ class ChunkCache:
         config: ChunkCacheConfig,
         limits: FillLimits = FILL_LIMITS,
         *,
+        adapter: "LoRARequest | None" = None,
         transfers: PoolTransfers | None = None,
         tiers: Mapping[str, int] = MappingProxyType({}),
         reindexer: PositionReindexer | None = None,
@@ -290,6 +336,7 @@ class ChunkCache:
             limits,
             self.costs,
             from_tiers,
+            adapter,
             on_computed=self.tier_writer.add,
             on_end=self._check_if_idle,
         )

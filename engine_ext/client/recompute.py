@@ -9,7 +9,7 @@ as cached. Their KV is saved to pages of this one request, which reads them in p
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -68,11 +68,11 @@ async def recomputed(
     ]
     tokens = [prompt.token_ids[each.start : each.end] for each in windows]
     identities = [SegmentIdentity(filled.placed.request.scope, b"", pack(tuple(each))) for each in tokens]
-    try:
-        lease = manager.borrow(identities, places)
-    except CapacityError as error:
-        raise FullAttentionError("capacity", str(error)) from error
-    try:
+    with ExitStack() as stack:
+        try:
+            lease = stack.enter_context(manager.borrowed(identities, places))
+        except CapacityError as error:
+            raise FullAttentionError("capacity", str(error)) from error
         plan = TransferPlan.for_windows(filled.lease, lease.chunks, windows)
         prompt_ids = [*prompt.token_ids[: windows[0].start], *(token for each in tokens for token in each)]
         name, salt = f"{call.request_id}-windows", secrets.token_hex(16)
@@ -85,8 +85,3 @@ async def recomputed(
         for job in lease.fills:
             manager.fill_succeeded(job, "recomputed")
         yield Recomputed(windows, lease.chunks)
-    finally:
-        for job in lease.fills:
-            if job.is_under_way:
-                manager.fill_failed(job, "aborted")
-        filled.cache.release(lease)

@@ -84,6 +84,7 @@ class Reporter:
         report, options, layout = self.report, self._request.options, segments.placed.layout
         report.mode = "chunked"
         report.placement = None if layout.placement == "copy" else layout.placement
+        report.adapter = None if self._request.scope.adapter else segments.cache.config.adapter or None
         report.kv = "requantized" if layout.is_requantized else None
         tokens, sparse = report.tokens, options.sparse
         tokens.left_out = layout.num_left_out
@@ -118,7 +119,7 @@ class Reporter:
         """Describes an answer in full attention instead."""
         report, prompt, options = self.report, self._request.prompt, self._request.options
         report.mode, report.reason = "full", str(why)
-        report.placement = report.kv = report.opening = None
+        report.placement = report.adapter = report.kv = report.opening = None
         report.budget_share, report.recompute = 1, 0
         report.tokens.left_out = 0
         report.chunks = [ReportedChunk.of(chunk) for chunk in prompt.chunks] if prompt is not None else []

@@ -229,7 +229,8 @@ class ResolvedRequest:
         from engine_ext.wire.plan import Composition
 
         lengths = (layout.system.length, *(chunk.length for chunk in layout.chunks))
-        return Composition(lengths, plain_salt(hasher, self.scope))
+        salt = hasher.adapted_salt(self.scope, layout.system.length) or plain_salt(hasher, self.scope)
+        return Composition(lengths, salt)
 
     def documents(self, lease: Lease) -> Mapping[ChunkKVCache, DocumentKey]:
         """The registry's keys of the leased segments; the system segment has a key of its own."""

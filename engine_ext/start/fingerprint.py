@@ -8,7 +8,7 @@ from typing import Final
 
 import xxhash
 from huggingface_hub import snapshot_download
-from vllm.config import VllmConfig
+from vllm.config import LoadConfig, ModelConfig, VllmConfig
 from vllm.platforms import current_platform
 
 from engine_ext.wire.vllm_compat import vllm_version
@@ -26,11 +26,11 @@ class UnknownWeightsError(Exception):
     """A model's weights can't be identified; the message says why."""
 
 
-def engine_fingerprint(config: VllmConfig, weights: str | None) -> str:
+def engine_fingerprint(config: VllmConfig, weights: str | None, adapter: str = "") -> str:
     """Digest of everything beside the tokens that determines their KV.
 
     Without a digest of the ``weights`` (:func:`weights_digest`) the model's name stands for them, which is sufficient
-    while no KV leaves the process.
+    while no KV leaves the process. ``adapter`` is the digest of the adapter for writing.
     """
     model, parallel = config.model_config, config.parallel_config
     fields = model.hf_config.to_dict()
@@ -38,6 +38,7 @@ def engine_fingerprint(config: VllmConfig, weights: str | None) -> str:
         "vllm": vllm_version(),
         "device": current_platform.device_type,
         "model": weights or [model.model, model.revision, model.code_revision],
+        "adapter": adapter,
         "config": {name: value for name, value in fields.items() if name not in _ABOUT_FILES},
         "dtype": [str(model.dtype), config.cache_config.cache_dtype, model.quantization],
         "drafter": _drafter(config),
@@ -54,9 +55,8 @@ def _drafter(config: VllmConfig) -> list[str | None] | None:
     return [speculative.method, speculative.model, speculative.revision]
 
 
-def weights_digest(config: VllmConfig) -> str:
+def weights_digest(model: ModelConfig, load: LoadConfig) -> str:
     """:func:`files_digest` of an engine's model; raises :class:`UnknownWeightsError`."""
-    model, load = config.model_config, config.load_config
     if str(load.load_format) not in _FROM_FILES:
         raise UnknownWeightsError(f"weights of --load-format {load.load_format} can't be identified")
     return files_digest(model_folder(model.model, model.revision, load.download_dir))

@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -26,6 +28,7 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.transfers import opened_transfers
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.position_limit import window_of
+from engine_ext.start.chunk_adapter import ChunkAdapter
 from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_on_blocks
 from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
 from engine_ext.start.memory import make_room
@@ -69,6 +72,8 @@ class ChunkCacheOptions:
     eviction: EvictionPolicyName = "s3fifo"
     shares: bool = False
     """Whether replicas may exchange KV."""
+    chunk_adapter: Path | None = None
+    """Folder of the adapter that runs where chunks are computed."""
     tiers: tuple[str, ...] = ()
     """URLs of tiers, the fastest first (:mod:`cache.tiers.config`)."""
     tier_timeout_s: float = 1.0
@@ -97,18 +102,21 @@ async def start_chunk_engine(
     """A running engine; shut down at the end. The cache is on only if the start-up self-check passed.
 
     ``make_renderer`` puts a prompt renderer around vLLM's; ``begin`` is told the stages behind vLLM's start. Raises
-    :class:`RequiredCacheError`, before it loads the model where the reason is known by then.
+    :class:`RequiredCacheError`, before it loads the model where the reason is known by then, and
+    :class:`UnsupportedFlagError`.
     """
     mark_engine()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-"))
-        strategy, reason = _attached_connector(engine_args, options, folder)
+        path = options.chunk_adapter
+        adapter = ChunkAdapter.read(path, Path(folder) / "adapter") if path is not None else None
+        strategy, reason = _attached_connector(engine_args, options, folder, adapter)
         if reason is not None and options.use == "require":
             raise RequiredCacheError(reason)
         llm = await stack.enter_async_context(build_async_engine_client_from_engine_args(engine_args))
         if reason is None:
             begin(CHECKING)
-        pool = reason or await _checked_pool(llm, options, strategy)
+        pool = reason or await _checked_pool(llm, options, strategy, adapter)
         if isinstance(pool, str):
             if options.use == "require":
                 raise RequiredCacheError(pool)
@@ -124,7 +132,7 @@ async def start_chunk_engine(
 
 
 def _attached_connector(
-    engine_args: AsyncEngineArgs, options: ChunkCacheOptions, folder: str
+    engine_args: AsyncEngineArgs, options: ChunkCacheOptions, folder: str, adapter: ChunkAdapter | None
 ) -> tuple[DefaultStrategy, str | None]:
     """Adds connector and worker extension to the engine's arguments, or returns the reason against it.
 
@@ -136,11 +144,14 @@ def _attached_connector(
         extend_positions(engine_args)
     model = engine_args.create_model_config()
     check_window(model, options.window)
-    strategy = options.strategy or strategy_for(getattr(model.hf_config, TRAINED_FOR, ()))
+    trained_for = adapter.positions if adapter is not None else getattr(model.hf_config, TRAINED_FOR, ())
+    strategy = options.strategy or strategy_for(trained_for)
     in_place = options.placement == "in-place"
     reason = unsupported_reason(engine_args, model, in_place=in_place) or make_room(engine_args, options.pool_bytes)
     if reason is not None:
         return strategy, reason
+    if adapter is not None:
+        adapter.enable(engine_args)
     drops = drops_blocks(engine_args, model, in_place=in_place)
     engine_args.disable_hybrid_kv_cache_manager = not drops
     if drops and options.tiers:
@@ -160,26 +171,33 @@ def beside(extension: str, other: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """A pool that passed the self-check; ``weights`` is their digest, ``None`` if KV must not leave the process."""
+    """A pool that passed the self-check; ``weights`` is their digest, ``None`` if KV must not leave the process.
+
+    Fills of chunks carry ``adapter``.
+    """
 
     config: ChunkCacheConfig
     weights: str | None
+    adapter: LoRARequest | None
     reindexer: PositionReindexer
     no_attention: str | None
     decode_budget: int | None
 
 
-async def _checked_pool(llm: AsyncLLM, options: ChunkCacheOptions, strategy: DefaultStrategy) -> _Pool | str:
+async def _checked_pool(
+    llm: AsyncLLM, options: ChunkCacheOptions, strategy: DefaultStrategy, adapter: ChunkAdapter | None
+) -> _Pool | str:
     if reason := turning_reason(llm.vllm_config, strategy):
         return reason
     weights = await _weights(llm.vllm_config) if options.shares or options.tiers else None
-    config = await prepare_pool(llm, options, weights)
+    config = await prepare_pool(llm, options, weights, adapter.digest if adapter is not None else "")
     if isinstance(config, str):
         return config
+    loaded = await adapter.load(llm) if adapter is not None else None
     no_attention = await _no_attention(llm, config, options)
     reindexer = await _reindexer(llm, config, options, strategy, no_attention)
     decode_budget = await prepare_decoding(llm, options.decode_budget, attends=reindexer.placement == "attend")
-    return _Pool(config, weights, reindexer, no_attention, decode_budget)
+    return _Pool(config, weights, loaded, reindexer, no_attention, decode_budget)
 
 
 def _with_renderer(llm: AsyncLLM, pool: _Pool, make: MakeRenderer) -> tuple[_Pool, Any]:
@@ -211,6 +229,7 @@ async def _running_cache(
         cache = ChunkCache(
             llm,
             config,
+            adapter=pool.adapter,
             transfers=transfers,
             tiers=_tier_sizes(options.tiers, transfers.num_workers if transfers is not None else 1),
             reindexer=pool.reindexer,
@@ -226,18 +245,24 @@ def _tier_sizes(urls: Sequence[str], num_workers: int) -> dict[str, int]:
     return {scheme: size * (num_workers if scheme == MemoryTier.name else 1) for scheme, size in map(size_of, urls)}
 
 
-async def prepare_pool(llm: AsyncLLM, options: ChunkCacheOptions, weights: str | None = None) -> ChunkCacheConfig | str:
-    """The configuration of a pool that passed the self-check, or the reason against it."""
+async def prepare_pool(
+    llm: AsyncLLM, options: ChunkCacheOptions, weights: str | None = None, adapter: str = ""
+) -> ChunkCacheConfig | str:
+    """The configuration of a pool that passed the self-check, or the reason against it.
+
+    ``weights`` and ``adapter`` are digests.
+    """
     pools: list[dict[str, Any]] = await llm.collective_rpc("chunk_cache_prepare")
     if reasons := [pool["reason"] for pool in pools if "reason" in pool]:
         return str(reasons[0])
     config = ChunkCacheConfig(
         num_pages=min(pool["num_pages"] for pool in pools),
         page_tokens=PAGE_TOKENS,
-        fingerprint=engine_fingerprint(llm.vllm_config, weights),
+        fingerprint=engine_fingerprint(llm.vllm_config, weights, adapter),
         eviction=options.eviction,
         page_bytes=sum(pool["page_bytes"] for pool in pools),
         block_order="; ".join(sorted({pool["block_order"] for pool in pools})),
+        adapter=adapter,
     )
     if reason := await _failure(SelfCheck(llm, config, llm.model_config.get_sliding_window()).run()):
         return reason
@@ -302,7 +327,7 @@ async def _failure(check: Awaitable[None]) -> str | None:
 async def _weights(config: VllmConfig) -> str | None:
     """Digest of the model's weights; ``None`` if unknown: then nothing is shared."""
     try:
-        return await asyncio.to_thread(weights_digest, config)
+        return await asyncio.to_thread(weights_digest, config.model_config, config.load_config)
     except (UnknownWeightsError, OSError) as error:
         logger.warning("chunks are neither stored nor shared: %s", error)
         return None

@@ -1,50 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks behind LoRA adapters: separate per adapter, and never reused after its weights change."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from tests.engine.server import TesseraServer
-from tests.oracle import Oracle
+from tests.support.adapters import Adapter
 from tests.support.exactness import STRATEGIES, ask, assert_exact, statuses
 from tests.support.tier_servers import archived
 
 pytestmark = pytest.mark.matrix
 Text = Callable[[int], str]
-RANK, ALPHA = 4, 8
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj")
-
-
-class Adapter(NamedTuple):
-    """A random adapter in PEFT's format, and a model with the adapter merged into its weights."""
-
-    folder: Path
-    merged: Oracle
-
-    @classmethod
-    def make(cls, name: str, seed: int, model: Path, under: Path) -> "Adapter":
-        folder, merged = under / name, shutil.copytree(model, under / f"{name}-merged")
-        folder.mkdir()
-        random, weights, adapter = torch.Generator().manual_seed(seed), load_file(model / "model.safetensors"), {}
-        for module in [name for name in weights if name.split(".")[-2] in MODULES]:
-            num_out, num_in = weights[module].shape
-            a = torch.randn(RANK, num_in, generator=random) * num_in**-0.5
-            b = torch.randn(num_out, RANK, generator=random) * weights[module].std() * (num_in / RANK) ** 0.5 / 5
-            prefix = f"base_model.model.{module.removesuffix('.weight')}"
-            adapter |= {f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}
-            weights[module] += ALPHA / RANK * b @ a
-        save_file(adapter, folder / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": MODULES, "bias": "none"}
-        (folder / "adapter_config.json").write_text(json.dumps(config))
-        save_file(weights, merged / "model.safetensors", {"format": "pt"})
-        return cls(folder, Oracle(merged))
 
 
 @pytest.fixture(scope="module")

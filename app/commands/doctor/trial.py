@@ -77,6 +77,8 @@ def _described(found: dict[str, Any], settings: Settings) -> Iterator[Finding]:
     yield Finding("ok", f"layout: {found['layout']}")
     pool = settings.chunk_cache_memory.human_readable()
     yield Finding("ok", f"pool: {found['tokens']} tokens in {pool} per worker")
+    if settings.chunk_adapter is not None:
+        yield Finding("ok", f"chunks are computed with the adapter {settings.chunk_adapter}")
     fix = None if found["is_known"] else "measure it: tessera calibrate MODEL"
     yield Finding("info" if fix else "ok", f"positions of requests that name no strategy: {found['strategy']}", fix)
 

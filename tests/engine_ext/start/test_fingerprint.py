@@ -18,7 +18,7 @@ def digest(path, load_format="auto"):
         SimpleNamespace(model=str(path), revision=None),
         SimpleNamespace(load_format=load_format, download_dir=None),
     )
-    return weights_digest(SimpleNamespace(model_config=model, load_config=load))
+    return weights_digest(model, load)
 
 
 @pytest.fixture
