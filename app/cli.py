@@ -51,8 +51,8 @@ _COMMANDS: Final = {
     ),
     "adapt": Command(
         "training.adapt.command",
-        "MODEL --documents FOLDER --output DIR [--with tokens|lora] [options]",
-        "teach a model to answer from isolated chunks, by its own full attention over any documents",
+        "MODEL --documents FOLDER --output DIR [options]",
+        "train an adapter for serve --chunk-adapter, by the model's own full attention over any documents",
     ),
     "bench": Command(
         "measuring.speed.command",

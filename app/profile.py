@@ -4,6 +4,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -89,35 +90,44 @@ class Kind(_Part):
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
-    """``weights`` is the digest of the model's files."""
+    """``weights`` is the digest of the model's files, ``adapter`` that of its chunks' adapter, if there is one."""
 
     weights: str
     trained_for: tuple[str, ...]
+    adapter: str = ""
 
 
-def described(model: str, revision: str | None = None, download_dir: str | None = None) -> DescribedModel:
+def described(
+    model: str, revision: str | None = None, download_dir: str | None = None, adapter: Path | None = None
+) -> DescribedModel:
     """Describes a model, a folder or a hub name, for a profile; raises :class:`ProfileError`.
 
-    ``revision`` and ``download_dir`` are vLLM's flags.
+    ``revision`` and ``download_dir`` are vLLM's flags; ``adapter`` is a folder of `tessera adapt`.
     """
-    from engine_ext.start.fingerprint import UnknownWeightsError, files_digest, model_folder  # takes seconds to import
+    from engine_ext.start.chunk_adapter import ChunkAdapter  # takes seconds to import
+    from engine_ext.start.fingerprint import UnknownWeightsError, files_digest, model_folder
 
     try:
         folder = model_folder(model, revision, download_dir)
-        configuration = json.loads((folder / "config.json").read_bytes())
-        return DescribedModel(files_digest(folder), tuple(configuration.get(TRAINED_FOR, ())))
+        weights, configuration = files_digest(folder), json.loads((folder / "config.json").read_bytes())
+        if adapter is None:
+            return DescribedModel(weights, tuple(configuration.get(TRAINED_FOR, ())))
+        with TemporaryDirectory(prefix="tessera-") as copy:
+            read = ChunkAdapter.read(adapter, Path(copy) / "adapter")
+        return DescribedModel(weights, read.positions, read.digest)
     except (UnknownWeightsError, OSError, ValueError) as error:
         raise ProfileError(str(error)) from error
 
 
 class Profile(_Part):
-    """``weights`` is the digest of the model's files; ``kinds`` are sorted by number of chunks."""
+    """``weights`` and ``adapter`` are digests; ``kinds`` are sorted by number of chunks."""
 
     format: Literal[1] = 1
     model: str
     weights: str
+    adapter: str = ""
     trained_for: tuple[Mode, ...]
-    """Modes that the model's configuration names (:data:`TRAINED_FOR`)."""
+    """Modes that the adapter or the model's configuration (:data:`TRAINED_FOR`) names."""
     questions: str
     questions_sha256: str
     tolerance: float
@@ -153,10 +163,10 @@ class Profile(_Part):
     def decide(self, num_chunks: int, adapter: str = "") -> Decision:
         """The mode for a request with ``num_chunks`` chunks, one or more.
 
-        A single chunk sees everything that it would see in full attention. Between measured numbers of chunks the
-        larger one counts. Beyond the largest, and for adapters, the mode is full attention.
+        A single chunk of the plain model sees everything that it would see in full attention. Between measured numbers
+        of chunks the larger one counts. Beyond the largest, and for clients' adapters, the mode is full attention.
         """
-        if num_chunks == 1:
+        if num_chunks == 1 and not self.adapter:
             return Decision("shared", "one chunk: nothing is lost")
         if adapter:
             return Decision("full", "the profile is of the model without an adapter")

@@ -132,6 +132,8 @@ async def _check_model(profile: Profile, engine: ChunkEngine) -> None:
         raise ProfileError(f"can't tell whether the profile is of this model: {error}") from error
     if weights != profile.weights:
         raise ProfileError(f"the profile is of {profile.model}, which has other weights than this model")
+    if not isinstance(engine.cache, CacheOff) and profile.adapter != engine.cache.config.adapter:
+        raise ProfileError("the profile was measured with another --chunk-adapter than this one, or without")
 
 
 async def run(args: argparse.Namespace, settings: Settings) -> int:

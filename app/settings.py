@@ -43,9 +43,7 @@ class ChunkSettings(BaseSettings):
         ByteSize(1 << 30), gt=0, description="memory of the chunk pool on each worker's device, e.g. 8GiB"
     )
     profile: Path | None = Field(None, description="file of tessera calibrate; decides what requests leave open")
-    chunk_adapter: Path | None = Field(
-        None, description="folder of tessera adapt; runs only where chunks are computed"
-    )
+    chunk_adapter: Path | None = Field(None, description="folder of tessera adapt; runs only where chunks are computed")
     chunk_position_strategy: PositionStrategy | None = Field(
         None, description=f"{', '.join(PositionStrategy)} (default: the profile's, the adapter's or the model's)"
     )

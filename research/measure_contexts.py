@@ -5,8 +5,7 @@ Each question is answered greedily in each context.
 
     python research/measure_contexts.py ~/.cache/tessera/models/SmolLM2-135M-Instruct results.jsonl --limit 400
     python research/measure_contexts.py --table results.jsonl
-    python research/measure_contexts.py adapted adapted.jsonl --contexts full offset parallel
-    python research/measure_contexts.py --table adapted.jsonl --against results.jsonl
+    python research/measure_contexts.py --table other.jsonl --against results.jsonl
 
 An interrupted run goes on where it was. Models: one kind of RoPE for each kind of layer, without scaling.
 """

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from cache.positions.layout import ChunkedPrompt, ChunkTokens, TokenIds
+from cache.positions.layout import ChunkedPrompt, TokenIds
 from measuring.quality.client import LEAD
 from measuring.quality.questions.questions import Question
 from training.adapt.material import Task, Template
@@ -95,9 +95,7 @@ class Reader:
         """The question's segments, as the server makes them."""
         asked = self._template.branch(question.system, Task(question.question, "")).question
         prompt = self._template.prompt(question.system, question.chunks)
-        around = ChunkTokens.of(self._model.config).around
-        chunks = tuple(replace(chunk, packed=around(chunk.packed)) for chunk in prompt.chunks)
-        return replace(prompt, chunks=chunks, question=asked)
+        return replace(prompt, question=asked)
 
     @torch.inference_mode()
     def answers(self, questions: Sequence[Question], max_tokens: int) -> list[list[tuple[str, float | None]]]:

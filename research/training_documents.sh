@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Makes a folder of English text from Debian's packages, to train `tessera adapt` on as docs/adapting.md did.
+# Makes a folder of English text from Debian's packages, to train `tessera adapt` on.
 #
 #   sh research/training_documents.sh build/documents        # as root: installs html2text
 set -eu

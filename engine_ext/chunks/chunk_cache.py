@@ -293,9 +293,10 @@ def _result(job: FillJob, num_computed: int) -> FillResult:
 class ChunkCache:
     """The cached segments, their fills, sources and tiers.
 
-    ``adapter`` runs where chunks are computed; ``reindexer`` places the segments of requests. ``transfers`` is ``None`` if KV must not leave this process.
-    ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers together. ``no_attention`` is the
-    reason why attention to chunks in the pool can't be computed, if any. ``quota_of`` gives an owner's quota.
+    ``adapter`` runs where chunks are computed; ``reindexer`` places the segments of requests. ``transfers`` is ``None``
+    if KV must not leave this process. ``tiers`` maps the tiers' names, the fastest first, to their sizes on all workers
+    together. ``no_attention`` is the reason why attention to chunks in the pool can't be computed, if any. ``quota_of``
+    gives an owner's quota.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class ChunkAdapter:
                 shutil.copyfile(folder / name, copy / name)
             config: Any = json.loads((copy / _CONFIG).read_bytes())
             with safe_open(copy / _WEIGHTS, "pt") as tensors:
-                modules = frozenset(name.split(".")[-3] for name in tensors.keys())  # noqa: SIM118: no mapping
+                modules = frozenset(name.split(".")[-3] for name in tensors.keys())  # noqa: SIM118
             rank = max(int(config["r"]), *(config.get("rank_pattern") or {}).values(), 1)
             return cls(folder, copy, files_digest(copy), note["weights"], tuple(note["positions"]), rank, modules)
         except OSError as error:
@@ -75,7 +75,9 @@ class ChunkAdapter:
         except (UnknownWeightsError, OSError) as error:
             raise _unusable(self.folder, f"can't tell whether it is for this model: {error}") from error
         if weights != self.weights:
-            raise _unusable(self.folder, "it was trained for another model: it needs the very files that it was trained on")
+            raise _unusable(
+                self.folder, "it was trained for another model: it needs the very files that it was trained on"
+            )
         ranks: tuple[MaxLoRARanks, ...] = get_args(MaxLoRARanks)
         if self.rank > ranks[-1]:
             raise _unusable(self.folder, f"its rank is {self.rank}, and vLLM's largest is {ranks[-1]}")

@@ -43,17 +43,18 @@ def _begin(args: argparse.Namespace, info: ServerInfo) -> Report:
     flags, _ = _server_flags().parse_known_args(args.server_arguments)
     try:
         with progress("reading the model's files"):
-            model = described(model_of(args), flags.revision, flags.download_dir)
+            model = described(model_of(args), flags.revision, flags.download_dir, flags.chunk_adapter)
     except ProfileError as error:
         raise SetupError(f"no profile: {error}") from error
     return partial(_report, path=path, model=model)
 
 
 def _server_flags() -> argparse.ArgumentParser:
-    """Flags of vLLM's that select the model's files."""
+    """Flags of the server that select the files of model and adapter."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--revision")
     parser.add_argument("--download-dir")
+    parser.add_argument("--chunk-adapter", type=Path)
     return parser
 
 
@@ -65,6 +66,7 @@ def _report(args: argparse.Namespace, folder: ResultsFolder, path: Path, model: 
     made = Profile(
         model=settings.model or settings.served_model,
         weights=model.weights,
+        adapter=model.adapter,
         trained_for=model.trained_for,
         questions=settings.questions,
         questions_sha256=settings.questions_sha256,
@@ -75,7 +77,7 @@ def _report(args: argparse.Namespace, folder: ResultsFolder, path: Path, model: 
     )
     path.write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
     _tell(made)
-    say(f"tessera serve {made.model} --profile {path}")
+    say(" ".join(["tessera serve", made.model, "--profile", str(path), *args.server_arguments]))
     return 0
 
 
@@ -160,7 +162,7 @@ def _estimate(found: Any) -> Estimate | None:
 
 def _tell(profile: Profile) -> None:
     if profile.trained_for:
-        say(f"the model says that it was trained for {', '.join(profile.trained_for)}")
+        say(f"the model, or its adapter, says that it was trained for {', '.join(profile.trained_for)}")
     for kind in profile.kinds:
         doubt = "" if kind.is_certain else " (not certain: too few questions, or chunks that were never all cached)"
         say(f"up to {kind.max_chunks} chunks: {kind.mode}{doubt}")

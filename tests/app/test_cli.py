@@ -168,8 +168,12 @@ def test_a_refused_engine_option_is_said_as_vllm_says_it(serve, capsys):
     assert "max_model_len is greater than the model's" in capsys.readouterr().err
 
 
-def test_a_command_whose_extra_is_not_installed_names_it(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "torch", None)
+@pytest.mark.parametrize(
+    ("module", "extra"), [("torch", "'tessera-rag[cpu]' (or [cuda], [ascend])"), ("peft", "'tessera-rag[adapt]'")]
+)
+def test_a_command_whose_extra_is_not_installed_names_it(module, extra, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "training.adapt.student", raising=False)
     (tmp_path / "manuals").mkdir()
     flags = (
         "--documents",
@@ -181,7 +185,7 @@ def test_a_command_whose_extra_is_not_installed_names_it(capsys, monkeypatch, tm
     )
     assert cli.main(["adapt", "some/model", *flags]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "tessera: tessera adapt needs torch: pip install 'tessera-rag[cpu]' (or [cuda], [ascend])"
+    assert last == f"tessera: tessera adapt needs {module}: pip install {extra}"
 
 
 def test_other_missing_modules_are_defects(monkeypatch):

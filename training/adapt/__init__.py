@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera adapt`: a model learns to answer from isolated chunks, taught by its own full attention."""
+"""`tessera adapt`: an adapter for writing chunks, taught by the model's own full attention."""

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera adapt`: from a model and documents to a model that answers from isolated chunks."""
+"""`tessera adapt`: from a model and documents to an adapter that runs where chunks are computed."""
 
 import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -15,29 +14,25 @@ from machine.folders import check_replaceable, replaced_folder
 from machine.progress import progress, say
 from measuring.kit.arguments import Parser, UsageError, positive
 
-_MARK: Final = "adapted.json"
-"""File with the run's plan and losses; only a folder with it is replaced."""
 _CHECKPOINT: Final = "checkpoint.pt"
 _SAVE_EVERY: Final = 25
 _BYTES_OF_WORK: Final = 4 << 30
 """Memory for activations and gradients, beside the weights."""
 
 _DESCRIPTION = """\
-Teach a model to answer from isolated chunks. Its own full attention over the same prompts is the teacher, and the
-material is any text: the files of a folder are cut into passages, with tasks about their sentences."""
+Teach a model to write chunks that can be read in isolation. Its own full attention over the same prompts is the
+teacher, and the material is any text: the files of a folder are cut into passages, with tasks about their sentences."""
 
 _EPILOG = """\
-Two ways (--with):
-  tokens  trains a few soft tokens, which the server puts around each chunk; all other weights stay as they are
-  lora    trains low-rank updates of the layers, merged into the weights at the end
-
-OUTPUT gets a model folder for tessera serve, whose config.json names the positions that it was trained for. WORK gets
-checkpoint.pt and log.jsonl (losses as they come). An interrupted run is resumed by the same command.
+Low-rank updates of the layers (LoRA) are trained, which run only where a chunk's keys and values are computed:
+questions, answers and everything without chunks stay the model's. OUTPUT gets the adapter for tessera serve, and
+adapted.json, which says for which model and positions it is. WORK gets checkpoint.pt and log.jsonl (losses as they
+come). An interrupted run is resumed by the same command.
 
 examples:
-  tessera adapt $(tessera model smollm2) --documents manuals --output adapted
-  tessera adapt Qwen/Qwen3-0.6B --documents manuals --output adapted --with lora --positions all
-  tessera calibrate adapted
+  tessera adapt $(tessera model smollm2) --documents manuals --output adapter
+  tessera adapt Qwen/Qwen3-0.6B --documents manuals --output adapter --positions all
+  tessera serve Qwen/Qwen3-0.6B --chunk-adapter adapter
 
 Exit status: 0; 2 for errors in usage, files or set-up; 130 when interrupted."""
 
@@ -47,11 +42,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         args = _parser().parse_args(argv)
         _check(args)
-        trainer, tokenizer = _prepared(args)
+        trainer = _prepared(args)
         if not _train(trainer, args.work):
             say(f"interrupted at step {trainer.progress.step}; the same command resumes")
             return 130
-        _finish(trainer, tokenizer, args)
+        _finish(trainer, args)
     except (FileExistsError, ValueError) as error:
         say(str(error))
         return 2
@@ -66,34 +61,32 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises an error for what can be known before the model is loaded."""
-    check_replaceable(args.output, _MARK)
-    if args.way == "lora" and find_spec("peft") is None:
-        raise UsageError("--with lora needs peft, which is not installed: pip install 'tessera-rag[adapt]'")
+    from engine_ext.start.chunk_adapter import NOTE
+
+    check_replaceable(args.output, NOTE)
     args.work.mkdir(parents=True, exist_ok=True)
 
 
-def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The trainer, where its checkpoint was if there is one, and the model's tokenizer."""
+def _prepared(args: argparse.Namespace) -> Any:
+    """The trainer, where its checkpoint was if there is one."""
     import torch
     from transformers import AutoTokenizer
 
-    from engine_ext.start.fingerprint import UnknownWeightsError, model_folder
+    from engine_ext.start.fingerprint import UnknownWeightsError, files_digest, model_folder
     from measuring.quality.questions.datasets import load_questions
     from training.adapt.material import Material, MaterialError, Template, read_passages
     from training.adapt.model import load
-    from training.adapt.students import STUDENTS
+    from training.adapt.student import Student
     from training.adapt.trainer import Plan, Trainer, read_checkpoint, ways_of
 
     try:
         folder = model_folder(args.model, None)
     except UnknownWeightsError as error:
         raise MaterialError(str(error)) from error
-    student_type = STUDENTS[args.way]
-    size = args.size or student_type.default_size
     plan = Plan(
         model=str(folder),
+        weights=files_digest(folder),
         documents=str(args.documents),
-        way=args.way,
         positions=ways_of(args.positions),
         steps=args.steps,
         seed=args.seed,
@@ -101,17 +94,14 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
         chunks=tuple(args.chunks),
         tasks=args.tasks,
         questions=args.questions and str(args.questions),
-        size=size,
-        rate=student_type.rate,
-        full_weight=student_type.full_weight,
+        rank=args.rank,
     )
     checkpoint = args.work / _CHECKPOINT
     state = read_checkpoint(checkpoint, plan) if checkpoint.exists() else None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         _check_memory(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    template = Template(tokenizer)
+    template = Template(AutoTokenizer.from_pretrained(folder, local_files_only=True))
     with progress(f"reading {args.documents}"):
         passages = read_passages(args.documents, template.segments, args.passage_tokens)
     questions = load_questions(args.questions) if args.questions else ()
@@ -119,13 +109,13 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any]:
     say(f"{len(passages)} passages")
     with progress("loading the model"):
         model = load(folder, device)
-    student = student_type(model, template.segments, args.seed, size)
+    student = Student(model, template.segments, args.seed, args.rank)
     with progress("reading held-out prompts"):
         trainer = Trainer(student, material, plan)
     if state:
         trainer.restore(state)
         say(f"resuming from step {trainer.progress.step} ({checkpoint})")
-    return trainer, tokenizer
+    return trainer
 
 
 def _check_memory(folder: Path) -> None:
@@ -170,15 +160,17 @@ def _check_held_out(trainer: Any, log: TextIO) -> None:
     print(json.dumps({"step": step, "held_out": losses}), file=log, flush=True)
 
 
-def _finish(trainer: Any, tokenizer: Any, args: argparse.Namespace) -> None:
-    progress, plan, student = trainer.progress, trainer.plan, trainer.student
+def _finish(trainer: Any, args: argparse.Namespace) -> None:
+    from engine_ext.start.chunk_adapter import NOTE
+
     trainer.use_best()
-    say(f"done; the least held-out loss was at step {progress.best_step}")
-    with replaced_folder(args.output, _MARK) as staging:
-        student.save(staging, tokenizer, plan.positions, trainer.held_out())
-        facts = {**asdict(plan), **asdict(progress)}
-        (staging / _MARK).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    say(f"the model is in {args.output}: tessera calibrate {args.output} measures it, tessera serve {args.output}")
+    say(f"done; the least held-out loss was at step {trainer.progress.best_step}")
+    with replaced_folder(args.output, NOTE) as staging:
+        trainer.student.save(staging)
+        facts = {**asdict(trainer.plan), **asdict(trainer.progress)}
+        (staging / NOTE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    say(f"tessera serve {args.model} --chunk-adapter {args.output}")
+    say(f"measure it with tessera calibrate {args.model} -- --chunk-adapter {args.output}")
 
 
 def _parser() -> Parser:
@@ -186,20 +178,17 @@ def _parser() -> Parser:
     parser = Parser("tessera adapt", usage, _DESCRIPTION, _EPILOG)
     parser.add_argument("model", metavar="MODEL", help="folder or name of the model")
     parser.add_argument("--documents", type=Path, required=True, metavar="FOLDER", help="text, Markdown and PDF files")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the adapted model")
-    way = "what is trained: tokens or lora (default: tokens)"
-    parser.add_argument("--with", dest="way", choices=("tokens", "lora"), default="tokens", help=way)
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the adapter")
     positions = "positions of chunks: some of offset, shared, parallel, or all (default: offset)"
     choices = ("offset", "shared", "parallel", "all")
     parser.add_argument("--positions", nargs="+", choices=choices, default=["offset"], help=positions)
-    size = "soft tokens before each chunk, with half as many behind it (default: 8), or LoRA's rank (default: 16)"
-    parser.add_argument("--size", type=positive, metavar="N", help=size)
+    parser.add_argument("--rank", type=positive, default=16, metavar="N", help="of the updates (default: 16)")
     steps = "most steps, of four prompts each (default: 1000); it ends before when the held-out loss no longer falls"
     parser.add_argument("--steps", type=positive, default=1000, metavar="N", help=steps)
     tokens = "longest passage, in tokens (default: 128)"
     parser.add_argument("--passage-tokens", type=positive, default=128, metavar="N", help=tokens)
-    chunks = "numbers of chunks in a prompt (default: 2 4 8)"
-    parser.add_argument("--chunks", type=positive, nargs="+", default=(2, 4, 8), metavar="N", help=chunks)
+    chunks = "numbers of chunks in a prompt (default: 1 2 4 8)"
+    parser.add_argument("--chunks", type=positive, nargs="+", default=(1, 2, 4, 8), metavar="N", help=chunks)
     tasks = "tasks for each prompt (default: 6)"
     parser.add_argument("--tasks", type=positive, default=6, metavar="N", help=tasks)
     questions = "questions with answers, in any format of tessera eval, as about every second prompt (default: none)"

@@ -40,7 +40,7 @@ class Row:
 
     ``ids`` and ``positions`` ``[1, n]``, int64; ``turns`` ``[num_context]``, int64: by how many positions branches see
     a key turned; ``context_mask`` ``[1, 1, num_context, num_context]`` and ``branch_mask`` ``[1, 1, n - num_context,
-    n]``, bool: query sees key.
+    n]``, bool: query sees key; ``is_chunk`` ``[n]``, bool: the token is a chunk's own.
     """
 
     ids: Tensor
@@ -48,6 +48,7 @@ class Row:
     turns: Tensor
     context_mask: Tensor
     branch_mask: Tensor
+    is_chunk: Tensor
     num_context: int
 
     @property
@@ -57,7 +58,7 @@ class Row:
 
     def to(self, device: Any) -> "Row":
         """The row on a device."""
-        names = ("ids", "positions", "turns", "context_mask", "branch_mask")
+        names = ("ids", "positions", "turns", "context_mask", "branch_mask", "is_chunk")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
@@ -88,5 +89,6 @@ def make_row(prompt: ChunkedPrompt, branches: Sequence[Branch], way: Way) -> Row
         torch.tensor(turns),
         seen.tril()[None, None],
         torch.cat([whole, own], dim=1)[None, None],
+        torch.cat([group != _SYSTEM, torch.zeros(len(tokens), dtype=torch.bool)]),
         num_context,
     )

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from training.adapt.material import Material, Sample
 from training.adapt.rows import Way
-from training.adapt.students import Student
+from training.adapt.student import RATE, Student
 from training.runs import save_state
 
 SAMPLES_A_STEP: Final = 4
@@ -29,11 +29,11 @@ _WARM_UP: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Settings of a run, which a resumed run must have as well."""
+    """Settings of a run, which a resumed run must have as well. ``weights`` is the digest of the model's files."""
 
     model: str
+    weights: str
     documents: str
-    way: str
     positions: tuple[Way, ...]
     steps: int
     seed: int
@@ -41,11 +41,7 @@ class Plan:
     chunks: tuple[int, ...]
     tasks: int
     questions: str | None
-    size: int
-    rate: float
-    """Learning rate of Adam."""
-    full_weight: float
-    """Weight of full attention's loss beside that of a position."""
+    rank: int
 
 
 @dataclass(slots=True)
@@ -55,7 +51,7 @@ class Progress:
     step: int = 0
     tokens: int = 0
     best: float = math.inf
-    """Least held-out loss, weighted, in nats per token."""
+    """Least held-out loss, in nats per token."""
     best_step: int = 0
     checks: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """Held-out loss by way at each check."""
@@ -67,12 +63,11 @@ class Trainer:
     def __init__(self, student: Student, material: Material, plan: Plan) -> None:
         self.plan, self.progress = plan, Progress()
         self.student, self._material = student, material
-        # Full attention is trained along, so that it stays as it was.
-        self._weights: dict[Way, float] = dict.fromkeys(plan.positions, 1.0) | {"full": plan.full_weight}
         self._parameters = student.parameters()
-        self._optimizer = torch.optim.AdamW(list(self._parameters.values()), lr=plan.rate, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(list(self._parameters.values()), lr=RATE, weight_decay=0.0)
         self._best = self._values()
-        self._held_out = [(sample, student.taught(sample)) for sample in self.held_out()]
+        held_out = (material.sample("heldout", plan.seed, number) for number in range(_HELD_OUT_SAMPLES))
+        self._held_out = [(sample, student.taught(sample)) for sample in held_out]
 
     @property
     def is_finished(self) -> bool:
@@ -80,19 +75,15 @@ class Trainer:
         waited = self.progress.step - self.progress.best_step
         return self.progress.step >= self.plan.steps or waited >= _PATIENCE * CHECK_EVERY
 
-    def held_out(self) -> list[Sample]:
-        """The held-out samples."""
-        return [self._material.sample("heldout", self.plan.seed, number) for number in range(_HELD_OUT_SAMPLES)]
-
     def check(self) -> dict[str, float]:
         """Held-out loss by way, in nats per token; keeps the best parameters."""
         with torch.no_grad():
             losses: dict[str, float] = {
                 way: float(torch.stack([self._loss(each, taught, way) for each, taught in self._held_out]).mean())
-                for way in self._weights
+                for way in self.plan.positions
             }
         progress = self.progress
-        mean = sum(weight * losses[way] for way, weight in self._weights.items()) / len(losses)
+        mean = sum(losses.values()) / len(losses)
         progress.checks.append((progress.step, losses))
         if mean < progress.best:
             progress.best, progress.best_step, self._best = mean, progress.step, self._values()
@@ -102,13 +93,12 @@ class Trainer:
         """Runs one step; returns its loss in nats per token."""
         progress = self.progress
         for group in self._optimizer.param_groups:
-            group["lr"] = self.plan.rate * self._relative_rate()
-        total, weights = 0.0, tuple(self._weights.items())
+            group["lr"] = RATE * self._relative_rate()
+        total, ways = 0.0, self.plan.positions
         for number in range(progress.step * SAMPLES_A_STEP, (progress.step + 1) * SAMPLES_A_STEP):
             sample = self._material.sample("train", self.plan.seed, number)
-            way, weight = weights[number % len(weights)]
-            loss = self._loss(sample, self.student.taught(sample), way)
-            (weight * loss / SAMPLES_A_STEP).backward()  # type: ignore[no-untyped-call]
+            loss = self._loss(sample, self.student.taught(sample), ways[number % len(ways)])
+            (loss / SAMPLES_A_STEP).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach()) / SAMPLES_A_STEP
             progress.tokens += sample.prompt.num_context_tokens + sum(len(each.tokens) for each in sample.branches)
         clip_grad_norm_(self._parameters.values(), 1.0)

@@ -2,6 +2,7 @@
 """Which mode a profile has for which requests, from results made up for each."""
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -157,8 +158,8 @@ def test_the_model_is_the_one_that_is_served(calibrated, server, monkeypatch, ca
         raise ProfileError("no such files")
 
     monkeypatch.setattr(calibration, "described", described)
-    assert calibrated("--", "--revision", "abc", "--dtype=float32", "--download-dir=/models") == 2
-    assert asked == [(str(server.model), "abc", "/models")]
+    assert calibrated("--", "--revision", "abc", "--download-dir=/models", "--chunk-adapter=/adapter") == 2
+    assert asked == [(str(server.model), "abc", "/models", Path("/adapter"))]
     assert "no profile: no such files" in capsys.readouterr().err
     assert not server.requests
 

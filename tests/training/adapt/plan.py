@@ -3,13 +3,12 @@
 
 from typing import Final
 
-from training.adapt.students import SoftTokens
 from training.adapt.trainer import Plan
 
 PLAN: Final = Plan(
     model="m",
+    weights="w",
     documents="d",
-    way="tokens",
     positions=("offset",),
     steps=12,
     seed=0,
@@ -17,7 +16,5 @@ PLAN: Final = Plan(
     chunks=(2, 3),
     tasks=2,
     questions=None,
-    size=8,
-    rate=SoftTokens.rate,
-    full_weight=SoftTokens.full_weight,
+    rank=4,
 )

@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
+from engine_ext.start.chunk_adapter import ChunkAdapter
+from engine_ext.start.fingerprint import files_digest
 from training.adapt import command
 from training.adapt.command import main
 from training.adapt.trainer import Trainer
@@ -33,18 +35,18 @@ def adapt(folder: Path, documents: Path, tmp_path: Path) -> Any:
     return run
 
 
-def test_a_run(adapt: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert adapt("--positions", "all", "--size", "2") == 0
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["chunk_attention"] == ["offset", "shared", "parallel"]
-    assert [len(ids) for ids in config["chunk_tokens"].values()] == [2, 1]
+def test_a_run(adapt: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adapt("--positions", "all", "--rank", "2") == 0
     facts = json.loads((tmp_path / "out" / "adapted.json").read_text())
-    assert (facts["step"], facts["way"], facts["size"]) == (3, "tokens", 2)
+    assert (facts["step"], facts["rank"]) == (3, 2)
+    adapter = ChunkAdapter.read(tmp_path / "out", tmp_path / "copy")
+    assert adapter.positions == ("offset", "shared", "parallel")
+    assert (adapter.rank, adapter.weights) == (2, files_digest(folder))
     lines = [json.loads(line) for line in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
     checks = [line for line in lines if "held_out" in line]
     assert [line["step"] for line in checks] == [0, 3]
-    assert all(set(line["held_out"]) == {"offset", "shared", "parallel", "full"} for line in checks)
+    assert all(set(line["held_out"]) == {"offset", "shared", "parallel"} for line in checks)
     assert "tessera calibrate" in capsys.readouterr().err
 
 
@@ -89,7 +91,7 @@ def test_a_folder_in_use_is_left_alone(adapt: Any, tmp_path: Path, capsys: pytes
     ("options", "words"),
     [
         (["--steps", "0"], "must be at least 1"),
-        (["--with", "magic"], "invalid choice"),
+        (["--positions", "magic"], "invalid choice"),
         (["--documents", "/absent"], "/absent is not a folder"),
     ],
 )
@@ -108,9 +110,3 @@ def test_too_little_memory(adapt: Any, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(command.psutil, "virtual_memory", lambda: memory)
     assert adapt() == 2
     assert "GiB of memory, and 1 GiB are free: stop other programs" in capsys.readouterr().err
-
-
-def test_lora_without_peft(adapt: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert adapt("--with", "lora") == 2
-    assert "pip install 'tessera-rag[adapt]'" in capsys.readouterr().err

@@ -12,12 +12,12 @@ from tests.training.adapt.plan import PLAN
 from training.adapt import trainer as module
 from training.adapt.material import Material
 from training.adapt.model import load
-from training.adapt.students import Lora, SoftTokens
+from training.adapt.student import Student
 from training.adapt.trainer import Plan, Trainer, read_checkpoint, ways_of
 
 
 def make_trainer(folder: Path, material: Material, plan: Plan = PLAN) -> Trainer:
-    return Trainer(SoftTokens(load(folder), material._template.segments, plan.seed), material, plan)
+    return Trainer(Student(load(folder), material._template.segments, plan.seed, plan.rank), material, plan)
 
 
 def parameters(trainer: Trainer) -> torch.Tensor:
@@ -32,20 +32,6 @@ def test_the_held_out_loss_falls(folder: Path, material: Material) -> None:
     assert trainer.check()["offset"] < before["offset"]
     assert trainer.is_finished
     assert trainer.progress.best_step == PLAN.steps
-
-
-def test_lora_changes_full_attention_less(folder: Path, material: Material) -> None:
-    pytest.importorskip("peft")
-    changes = []
-    for weight in (Lora.full_weight, 1.0):
-        student = Lora(load(folder), material._template.segments, PLAN.seed)
-        trainer = Trainer(student, material, replace(PLAN, rate=Lora.rate, full_weight=weight))
-        for _ in range(PLAN.steps):
-            trainer.train_step()
-        losses = trainer.check()
-        assert trainer.progress.best == pytest.approx((losses["offset"] + weight * losses["full"]) / 2)
-        changes.append(losses["full"])
-    assert 0 < changes[0] < 0.5 * changes[1]
 
 
 def test_a_resumed_run_has_the_same_steps(folder: Path, material: Material, tmp_path: Path) -> None:
@@ -68,8 +54,8 @@ def test_a_resumed_run_has_the_same_steps(folder: Path, material: Material, tmp_
         {"positions": ("shared",)},
         {"documents": "e"},
         {"chunks": (2,)},
-        {"size": 4},
-        {"rate": 1.0},
+        {"rank": 8},
+        {"weights": "x"},
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(
@@ -94,7 +80,8 @@ def test_it_ends_when_the_held_out_loss_falls_no_longer(
     folder: Path, material: Material, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHECK_EVERY", 1)
-    trainer = make_trainer(folder, material, replace(PLAN, rate=0.0))
+    monkeypatch.setattr(module, "RATE", 0.0)
+    trainer = make_trainer(folder, material)
     trainer.check()
     best = parameters(trainer)
     for _ in range(module._PATIENCE):
