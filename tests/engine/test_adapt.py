@@ -46,6 +46,10 @@ def adapted(model_path: Callable[[str], Path], adapter: Path, pool: ServerPool) 
     return pool.get(*arguments_of(model_path("tiny-llama")), "--chunk-adapter", str(adapter))
 
 
+def test_the_ready_line_names_it(adapted: TesseraServer, adapter: Path) -> None:
+    assert f"chunks computed with the adapter {adapter}" in adapted.log.read_text()
+
+
 @pytest.mark.parametrize("strategy", [None, "offset", "shared", "parallel"])
 def test_the_server_predicts_what_training_predicts(
     adapted: TesseraServer, adapter: Path, model_path: Callable[[str], Path], strategy: Any
