@@ -88,7 +88,7 @@ async def build_tessera_app(
     correct_openapi(app)
     app.middleware_stack = None  # vLLM has built its own; the first request builds it again
     # Each wraps those before it, and vLLM's.
-    app.add_middleware(CheckedFieldsMiddleware)
+    app.add_middleware(CheckedFieldsMiddleware, engine=engine)
     app.add_middleware(DocumentsMiddleware, context=context)
     app.add_middleware(CutOffMiddleware, engine=engine)
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
