@@ -34,7 +34,10 @@ def adapter(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     for number in range(20):
         (documents / f"{number}.txt").write_text(f"Station {number} is in Riga. Its {number} rooms are let.")
     given = ["--documents", str(documents), "--output", str(folder / "out"), "--work", str(folder / "work")]
+    torch.set_num_threads(1)  # tiny tensors: more threads would only wait for each other
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "SAMPLES_A_STEP", 2)
+        patch.setattr(trainer, "_HELD_OUT_SAMPLES", 3)
         patch.setattr(trainer, "RATE", 0.3)
         patch.setattr(trainer.Trainer, "use_best", lambda _: None)  # such steps make nothing better
         assert adapt([str(model_path("tiny-llama")), *given, "--positions", "all", "--steps", "3", "--tasks", "2"]) == 0

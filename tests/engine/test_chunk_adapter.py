@@ -133,10 +133,10 @@ def test_placements_and_evictions(placement: str, serve: Serve, adapter: ChunkAd
     flags = ("--chunk-cache-placement", placement, "--block-size", "32", *SMALL)
     server = serve("tiny-llama", "--chunk-adapter", str(adapter.folder), *flags)
     assert ask(server, "parallel", [text(9), text(9)], "?")["cache"]["placement"] == placement
-    chunks, before = [text(58) for _ in range(12)], server.stats()["counters"]["removals"].get("evicted", 0)
+    chunks = [text(58) for _ in range(24)]
     for strategy in STRATEGIES if placement == "attend" else ["parallel"]:
-        for first in (0, 4, 8, 0, 4):
-            some = chunks[first : first + 4]
+        for first in (0, 8, 16, 0):
+            some = chunks[first : first + 8]
             for order in (some, some[::-1]):
                 assert_exact(ask(server, strategy, order, text(9)), adapter.oracle, strategy)
         # An ordinary prompt of the same tokens has blocks of its own.
@@ -144,4 +144,4 @@ def test_placements_and_evictions(placement: str, serve: Serve, adapter: ChunkAd
         ids = [segment["token_ids"] for segment in full["cache"]["segments"]]
         expected = oracle("tiny-llama").score("full", (ids[0], ids[1:-1], ids[-1]), full["choices"][0]["token_ids"])
         assert token_logprobs(full) == pytest.approx(expected.logprobs, abs=1e-4)
-    assert server.stats()["counters"]["removals"]["evicted"] > before
+    assert server.stats()["counters"]["removals"]["evicted"]
