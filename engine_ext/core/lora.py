@@ -7,19 +7,17 @@ from vllm.lora.layers import BaseLayerWithLoRA
 
 
 def keep_plain(model: nn.Module) -> None:
-    """Puts a matrix of zeros behind the adapters' in each layer of a model on the CPU.
+    """Puts a matrix of zeros behind the adapters' second ones in each layer of a model on the CPU.
 
     vLLM's operators for CPUs give a token without an adapter the index -1 where others in the step have one, and so
     the last adapter's matrices.
     """
     for layer in model.modules():
-        if isinstance(layer, BaseLayerWithLoRA):
-            for name in ("lora_a_stacked", "lora_b_stacked"):
-                matrices = getattr(layer, name)
-                if isinstance(matrices, torch.Tensor):
-                    setattr(layer, name, _with_zeros(matrices))
-                else:
-                    setattr(layer, name, tuple(map(_with_zeros, matrices)))
+        if isinstance(layer, BaseLayerWithLoRA) and hasattr(layer, "lora_b_stacked"):
+            found = layer.lora_b_stacked
+            layer.lora_b_stacked = (
+                _with_zeros(found) if isinstance(found, torch.Tensor) else tuple(map(_with_zeros, found))
+            )
 
 
 def _with_zeros(matrices: torch.Tensor) -> torch.Tensor:
