@@ -8,6 +8,8 @@ stand behind :class:`DocumentsMiddleware`.
 
 import asyncio
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -20,12 +22,21 @@ from app.context import ServerContext
 from app.documents.cache_options import cache_salt_of, parse_cache_field
 from app.documents.checked_fields import check_body, check_request_id
 from app.documents.document import BadRequestError
-from app.documents.openai_documents import EXTRACTORS, DocumentsRequest, dumped
+from app.documents.found import Find, finder
+from app.documents.openai_documents import (
+    EXTRACTORS,
+    NOT_BESIDE_DOCUMENTS,
+    DocumentsRequest,
+    dumped,
+    finds_documents,
+)
 from app.documents.rag_request import RagChatRequest, RagRequest, documents_of, documents_request
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
 from app.http.messages import QUICK_BYTES, is_event_stream, is_form, object_in, path_of, read_body, replay
 from app.http.sse import ReportInserter
+from app.prompt.known import KnownPassages
+from app.settings import Settings
 from cache.report import Found
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import CALLER, REQUEST_KEY, ResolvedRequest, Ticket
@@ -76,8 +87,7 @@ class DocumentsMiddleware:
         if taken is None:
             return await self._app(scope, replay([body], receive), send)
         request, ticket = taken
-        with self._context.marks.issue(ticket, request.documents) as marked:
-            request.insert(marked)
+        with inserted(self._context, request, ticket):
             try:
                 body = dumped(request.body).encode()
             except BadRequestError as error:
@@ -89,20 +99,50 @@ class DocumentsMiddleware:
 
     async def _taken(self, path: str, body: bytes) -> tuple[DocumentsRequest, Ticket] | None:
         """The request, if it has anything of ours, and its ticket."""
-        separator = self._context.settings.chunk_separator
-        parsed = _parsed(body, separator)
+        settings = self._context.settings
+        parsed = _parsed(body, settings)
         if parsed is None:
             return None
         retrieved = None
         if parsed.get("retrieve") is not None:
             retrieved = await self._context.retrieval.fill_body(path, parsed)
-        request = EXTRACTORS[path](parsed, separator)
+        find = await finder_for(self._context, parsed)
+        read = partial(EXTRACTORS[path], parsed, settings.chunk_separator, find)
+        request = await asyncio.to_thread(read) if find is not None and len(body) > QUICK_BYTES else read()
         if request is None:
             return None
-        for field in ("echo", "store", "use_beam_search"):
+        for field in NOT_BESIDE_DOCUMENTS:
             if request.body.get(field):
                 raise BadRequestError(f"{field} can't be combined with documents", field)
         return request, open_ticket(self._context, request, retrieved)
+
+
+async def finder_for(context: ServerContext, body: Mapping[str, Any]) -> Find | None:
+    """What finds documents in the texts of a request, in its namespace; ``None`` if none are to be found.
+
+    Raises :class:`BadRequestError`.
+    """
+    if not finds_documents(body, context.settings.documents):
+        return None
+    cache = body.get("cache")
+    field = parse_cache_field({"namespace": cache.get("namespace")} if isinstance(cache, Mapping) else None)
+    namespace = field.salted_namespace(cache_salt_of(body))
+    known: KnownPassages = context.engine.renderer.known
+    if known.is_new(namespace):  # the collections of an earlier process
+        await asyncio.to_thread(known.add_all, namespace, context.retrieval.collections.texts(namespace))
+    return finder(context.patterns, partial(known.find, namespace))
+
+
+@contextmanager
+def inserted(context: ServerContext, request: DocumentsRequest, ticket: Ticket) -> Iterator[None]:
+    """Marks the request's documents in its body; vLLM renders it inside the ``with`` block."""
+    if request.found:
+        marking: AbstractContextManager[Any] = context.marks.issue_within(ticket, len(request.documents))
+    else:
+        marking = context.marks.issue(ticket, request.documents)
+    with marking as marked:
+        request.insert(marked)
+        yield
 
 
 async def take_in(context: ServerContext, request: RagRequest) -> tuple[DocumentsRequest, Ticket]:
@@ -125,7 +165,10 @@ async def take_in(context: ServerContext, request: RagRequest) -> tuple[Document
 def open_ticket(context: ServerContext, request: DocumentsRequest, retrieved: Found | None = None) -> Ticket:
     """The ticket of any request with documents; raises :class:`BadRequestError`."""
     field = parse_cache_field(request.cache)
+    leaves_scope = bool(request.found) and field.scope is None
     options = field.options(cache_salt_of(request.body), context.defaults)
+    if request.found:
+        options = field.as_found(options)
     profile, documents = context.profile, request.documents
     keys = keys_of(request.body, options, request.systems, documents) if context.registry is not None else []
     return Ticket(
@@ -135,6 +178,8 @@ def open_ticket(context: ServerContext, request: DocumentsRequest, retrieved: Fo
         tuple(document.context or "" for document in documents) if any(each.context for each in documents) else (),
         decide=profile.applied if profile is not None and field.leaves_the_choice else None,
         retrieved=retrieved,
+        found=tuple(document for within in request.found for document in within.reported),
+        leaves_scope=leaves_scope,
     )
 
 
@@ -156,9 +201,9 @@ async def render(
     return engine.resolve(engine_input[REQUEST_KEY], params, adapter)
 
 
-def _parsed(body: bytes, separator: str | None) -> dict[str, Any] | None:
+def _parsed(body: bytes, settings: Settings) -> dict[str, Any] | None:
     """The body if it may have documents; ``None`` for others, and for malformed ones, which vLLM answers."""
-    if not any(hint in body for hint in _hints(separator)):
+    if settings.documents == "off" and not any(hint in body for hint in _hints(settings.chunk_separator)):
         return None
     return object_in(body)
 

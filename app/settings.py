@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.access.settings import AccessSettings
+from app.documents.openai_documents import FindsDocuments
 from cache.config import ChunkCacheUse
 from cache.eviction.policies import EvictionPolicyName
 from cache.positions.layout import PlacementName, PositionStrategy
@@ -50,6 +51,10 @@ class ChunkSettings(BaseSettings):
     chunk_separator: str | None = Field(
         None, min_length=1, description="text that splits prompts on vLLM's endpoints, e.g. ' # # '"
     )
+    documents: FindsDocuments = Field(
+        "off", description="auto: find documents in any prompt: known passages, and apps' forms"
+    )
+    document_patterns: Path | None = Field(None, description="file of further forms for --documents auto")
     chunk_max_tokens: int = Field(4096, ge=1, description="longer documents are split into chunks of this size")
     collections: Path | None = Field(None, description="folder of the collections of files")
     retriever: str = Field("bm25", min_length=1, description="bm25, hybrid, or another package's")

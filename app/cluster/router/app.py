@@ -33,7 +33,7 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
     registry = RedisRegistry(settings.registry, key)
     metrics, client = RouterMetrics(), http_client()
     directory = Directory(registry, client, metrics)
-    chooser = Chooser(directory, metrics, Reading(settings.chunk_separator, settings.chunk_scope))
+    chooser = Chooser(directory, metrics, Reading(settings.chunk_separator, settings.chunk_scope, settings.documents))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -5,6 +5,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from app.access.settings import AccessSettings
+from app.documents.openai_documents import FindsDocuments
 from cache.report import ScopeName
 
 
@@ -26,3 +27,4 @@ class RouterSettings(AccessSettings):
         None, min_length=1, description="the replicas' --chunk-separator, if they have one; default: none"
     )
     chunk_scope: ScopeName = Field("system", description="the replicas' --chunk-scope")
+    documents: FindsDocuments = Field("off", description="the replicas' --documents")
