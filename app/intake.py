@@ -27,10 +27,12 @@ from app.documents.openai_documents import (
     EXTRACTORS,
     NOT_BESIDE_DOCUMENTS,
     DocumentsRequest,
+    FindsDocuments,
     dumped,
     finds_documents,
+    from_chat,
 )
-from app.documents.rag_request import RagChatRequest, RagRequest, documents_of, documents_request
+from app.documents.rag_request import PlanRequest, RagChatRequest, RagRequest, documents_of, documents_request
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
 from app.http.messages import QUICK_BYTES, is_event_stream, is_form, object_in, path_of, read_body, replay
@@ -106,7 +108,7 @@ class DocumentsMiddleware:
         retrieved = None
         if parsed.get("retrieve") is not None:
             retrieved = await self._context.retrieval.fill_body(path, parsed)
-        find = await finder_for(self._context, parsed)
+        find = await finder_for(self._context, parsed, settings.documents)
         read = partial(EXTRACTORS[path], parsed, settings.chunk_separator, find)
         request = await asyncio.to_thread(read) if find is not None and len(body) > QUICK_BYTES else read()
         if request is None:
@@ -117,12 +119,12 @@ class DocumentsMiddleware:
         return request, open_ticket(self._context, request, retrieved)
 
 
-async def finder_for(context: ServerContext, body: Mapping[str, Any]) -> Find | None:
+async def finder_for(context: ServerContext, body: Mapping[str, Any], default: FindsDocuments) -> Find | None:
     """What finds documents in the texts of a request, in its namespace; ``None`` if none are to be found.
 
     Raises :class:`BadRequestError`.
     """
-    if not finds_documents(body, context.settings.documents):
+    if not finds_documents(body, default):
         return None
     cache = body.get("cache")
     field = parse_cache_field({"namespace": cache.get("namespace")} if isinstance(cache, Mapping) else None)
@@ -160,6 +162,14 @@ async def take_in(context: ServerContext, request: RagRequest) -> tuple[Document
         ids = await context.engine.cache.known_ids(namespace, by_id)
     taken = documents_request(request, documents_of(request.chunks, ids, namespace))
     return taken, open_ticket(context, taken, retrieved)
+
+
+async def take_found(context: ServerContext, request: PlanRequest) -> tuple[DocumentsRequest, Ticket]:
+    """A conversation with the documents found in it, and its ticket; raises :class:`BadRequestError`."""
+    body = request.conversation()
+    taken = from_chat(body, None, await finder_for(context, body, "auto"))
+    assert taken is not None  # the body has a field cache
+    return taken, open_ticket(context, taken)
 
 
 def open_ticket(context: ServerContext, request: DocumentsRequest, retrieved: Found | None = None) -> Ticket:

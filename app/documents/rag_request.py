@@ -105,7 +105,7 @@ class RagChatRequest(RagRequest):
 
 
 class PlanRequest(RagChatRequest):
-    """A chat request to preview."""
+    """A chat request to preview; without ``chunks`` and ``retrieve``, with the documents found in its messages."""
 
     prefetch: bool = Field(
         False,
@@ -113,6 +113,20 @@ class PlanRequest(RagChatRequest):
         description="start to load and compute what the request would wait for, ahead of it: a retriever knows the "
         "chunks before the question is complete",
     )
+
+    @property
+    def finds_documents(self) -> bool:
+        """Whether the documents are those that ``--documents auto`` finds."""
+        return "chunks" not in self.model_fields_set and self.retrieve is None
+
+    @model_validator(mode="after")
+    def _check_chunks(self) -> "PlanRequest":
+        return self if self.finds_documents else super()._check_chunks()  # type: ignore[return-value]
+
+    def conversation(self) -> dict[str, Any]:
+        """The body of the chat completion whose messages may have documents."""
+        options = self.cache.model_dump(exclude_unset=True)
+        return {**(self.model_extra or {}), "model": self.model, "messages": chat_messages(self, ""), "cache": options}
 
 
 class IngestRequest(RagRequest):

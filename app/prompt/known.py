@@ -74,8 +74,10 @@ class KnownPassages:
             if known is None or len(text) < SHORTEST or not is_unicode(text):
                 return []
             known.update()
-            data = text.encode()
-            found = list(known.find(data)) if known.num_passages else []
+        # Without the lock: nobody waits for another's long prompt. What changes meanwhile is found, or not.
+        data = text.encode()
+        found = list(known.find(data))
+        with self._lock:
             for start, end in found:
                 self._passages.get((namespace, data[start:end]))  # used now
         return found if len(data) == len(text) else _in_characters(data, found)
@@ -100,7 +102,7 @@ class _Namespace:
         self.changed: dict[bytes, bool] = {}
         """What the next search has to add (``True``) and to forget."""
         self._buckets: dict[bytes, _Bucket] = {}
-        self._table: NDArray[np.bool_] = np.zeros(1, np.bool_)
+        self._table: NDArray[np.bool_] = np.zeros(1 << _TABLE_BITS[0], np.bool_)
         self.num_passages = 0
 
     def change(self, passage: bytes, *, is_known: bool) -> None:
@@ -123,7 +125,7 @@ class _Namespace:
             self._fill_table(by_beginning)
 
     def find(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Places of passages in a text."""
+        """Places of passages in a text, of at least a window's length."""
         at = 0
         for place in self._candidates(data):
             for start in range(max(at, place - _STRIDE + 1), place + 1):
@@ -134,20 +136,18 @@ class _Namespace:
     def _candidates(self, data: bytes) -> Iterator[int]:
         """Places before which, by less than a stride, passages may begin."""
         for start in range(0, len(data), _BLOCK):
-            hashes = _hashes(data[start : start + _BLOCK + _WINDOW - _STRIDE])
-            yield from (np.flatnonzero(self._table.take(self._slots(hashes))) * _STRIDE + start).tolist()
+            hashes, table = _hashes(data[start : start + _BLOCK + _WINDOW - _STRIDE]), self._table
+            yield from (np.flatnonzero(table.take(_slots(hashes, table))) * _STRIDE + start).tolist()
 
     def _fill_table(self, beginnings: Iterable[bytes]) -> None:
         least, most = _TABLE_BITS
         size = min(max(least, (32 * _STRIDE * len(self._buckets)).bit_length()), most)
-        if len(self._table) < 1 << size:
-            self._table, beginnings = np.zeros(1 << size, np.bool_), self._buckets
+        table = self._table
+        if len(table) < 1 << size:
+            table, beginnings = np.zeros(1 << size, np.bool_), self._buckets
         windows = (each[offset : offset + _WINDOW] for each in beginnings for offset in range(_STRIDE))
-        self._table[self._slots(_hashes(b"".join(windows))[:: _WINDOW // _STRIDE])] = True
-
-    def _slots(self, hashes: NDArray[np.uint32]) -> NDArray[np.intp]:
-        bits = len(self._table).bit_length() - 1
-        return (hashes >> np.uint32(32 - bits)).astype(np.intp)
+        table[_slots(_hashes(b"".join(windows))[:: _WINDOW // _STRIDE], table)] = True
+        self._table = table
 
 
 class _Bucket:
@@ -185,6 +185,12 @@ def _hashes(data: bytes) -> NDArray[np.uint32]:
         later ^= hashes[:-length]
         hashes, length = later * np.uint32(_FACTOR), 2 * length
     return hashes
+
+
+def _slots(hashes: NDArray[np.uint32], table: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """The place of each hash in a table."""
+    bits = len(table).bit_length() - 1
+    return (hashes >> np.uint32(32 - bits)).astype(np.intp)
 
 
 def _in_characters(data: bytes, places: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -232,8 +232,11 @@ class SegmentRenderer:
         before = encode(opening, add_special_tokens=add_special_tokens) if is_isolated else None
         blank = encode(f"{_BLANK}{closing}")
         if marked.ticket.found:
-            chunks, rest = self._found_chunks(marked, namespace)
+            chunks, rest = self._found_chunks(marked, namespace, has_question=bool(question))
             prompt = ChunkedPrompt(system, chunks, (*rest, *question), before, blank)
+            if not prompt.documents:
+                refusal = ("no chunks", "the documents found share their tokens with the text around them")
+                return ChunkedRequest(marked.ticket, None, refusal), prompt.token_ids
             return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
         prompt = ChunkedPrompt(
             self._padded(system),
@@ -248,7 +251,9 @@ class SegmentRenderer:
         )
         return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
 
-    def _found_chunks(self, marked: MarkedPrompt, namespace: str) -> tuple[tuple[Chunk, ...], TokenIds]:
+    def _found_chunks(
+        self, marked: MarkedPrompt, namespace: str, *, has_question: bool
+    ) -> tuple[tuple[Chunk, ...], TokenIds]:
         """The chunks of documents found in the prompt, the text between them, and the last one's last tokens.
 
         A document's key is that of the same document given otherwise, which ends with a blank line. The prompt uses its
@@ -262,6 +267,8 @@ class SegmentRenderer:
             if not self._chunk_tokens.number:
                 stored = self._tokenizer.pack_document(Document(text).render(), namespace)
             num_used = num_in_common(tokens, stored)
+            if between is None and not has_question:
+                num_used = min(num_used, packed_length(tokens) - 1)  # at least one token must be computed
             chunks += self._parts(stored, num_used, index)
             rest = unpack(take(tokens, num_used, packed_length(tokens) - num_used))
             if between is not None:

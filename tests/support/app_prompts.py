@@ -100,7 +100,7 @@ def llama_index_citations(passages: Sequence[str], first: int) -> Messages:
 
 def document_tags(passages: Sequence[str], first: int) -> Messages:
     documents = "".join(
-        f'<document index="{i}">\n<source>{i}.pdf</source>\n<document_content>\n{text}\n</document_content>\n</document>\n'
+        f'<document index="{i}">\n<source>{i}</source>\n<document_content>\n{text}\n</document_content>\n</document>\n'
         for i, text in enumerate(passages, first)
     )
     return asked(None, f"<documents>\n{documents}</documents>\n\n{QUESTION}")
