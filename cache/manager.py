@@ -15,8 +15,6 @@ from typing import Final
 from cache.books import Books
 from cache.config import ChunkCacheConfig
 from cache.errors import CapacityError
-from cache.eviction import expiry
-from cache.eviction.expiry import ExpiryQueue
 from cache.eviction.pins import Pins
 from cache.eviction.policies import EvictionPolicy, make_policy
 from cache.eviction.quotas import Quota, Usage, unlimited
@@ -34,11 +32,13 @@ from cache.segments.index import (
     ChunkHashIndex,
     ChunkKVCache,
     EntryState,
+    ExpiryQueue,
     Fit,
     Lookup,
     PromptSegment,
     SegmentIdentity,
     look_up,
+    now,
 )
 
 _NO_KEY: Final = ChunkHash(b"")
@@ -58,7 +58,7 @@ class ChunkCacheManager:
     def __init__(
         self,
         config: ChunkCacheConfig,
-        clock: Callable[[], float] = expiry.now,
+        clock: Callable[[], float] = now,
         *,
         quota_of: Callable[[str], Quota] = unlimited,
         on_expired: Callable[[ChunkHash], None] = _ignore,

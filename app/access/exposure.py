@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from app.access.browsers import BrowserCheck
+from app.access.middleware import BrowserCheck
 from app.access.tenants import Tenant, Tenants, TenantsFile, hash_of
 
 LOOPBACK = "127.0.0.1"

@@ -89,9 +89,14 @@ class RagChatRequest(RagRequest):
     )
     stream: bool = Field(False, strict=True)
 
+    @property
+    def finds_documents(self) -> bool:
+        """Whether the documents are those that ``--documents auto`` finds."""
+        return False
+
     @model_validator(mode="after")
     def _check_chunks(self) -> "RagChatRequest":
-        if ("chunks" in self.model_fields_set) == (self.retrieve is not None):
+        if not self.finds_documents and ("chunks" in self.model_fields_set) == (self.retrieve is not None):
             raise VLLMValidationError("give either chunks or retrieve", parameter="chunks")
         return self
 
@@ -118,10 +123,6 @@ class PlanRequest(RagChatRequest):
     def finds_documents(self) -> bool:
         """Whether the documents are those that ``--documents auto`` finds."""
         return "chunks" not in self.model_fields_set and self.retrieve is None
-
-    @model_validator(mode="after")
-    def _check_chunks(self) -> "PlanRequest":
-        return self if self.finds_documents else super()._check_chunks()  # type: ignore[return-value]
 
     def conversation(self) -> dict[str, Any]:
         """The body of the chat completion whose messages may have documents."""

@@ -14,7 +14,7 @@ from app.errors import error_response
 from app.http.answers import Plan, RagChatAnswer
 from app.http.openapi import EVENT_STREAM, answers
 from app.http.sse import ReportInserter
-from app.intake import inserted, render, take_found, take_in
+from app.intake import issued, render, take_found, take_in
 from engine_ext.client.plan_preview import preview
 from engine_ext.client.request import CALLER, IS_PEER, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
@@ -69,7 +69,8 @@ async def rag_plan(request: PlanRequest, raw_request: Request) -> JSONResponse:
     state = raw_request.app.state
     context: ServerContext = state.tessera
     taken, ticket = await (take_found if request.finds_documents else take_in)(context, request)
-    with inserted(context, taken, ticket):
+    with issued(context, taken, ticket) as marked:
+        taken.insert(marked)
         rendered = await render(state, chat_completion(taken.body), for_run=True)
     if isinstance(rendered, ErrorResponse):
         return error_response(rendered)

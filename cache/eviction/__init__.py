@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eviction policies, quotas, pins and expiry."""
+"""Eviction policies, quotas and pins."""

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from cache.eviction.expiry import ExpiryQueue
 from cache.eviction.removal import FOR_GOOD, Removal
 from cache.segments.chunk_ids import ChunkIds
 from cache.segments.hashing import ChunkHash
 from cache.segments.holdings import Holdings
-from cache.segments.index import ChunkKVCache, EntryState, SegmentIdentity
+from cache.segments.index import ChunkKVCache, EntryState, ExpiryQueue, SegmentIdentity
 
 MOST_AWAY: Final = 20_000
 """Segments remembered. Requests find forgotten ones in the tiers as well; lists don't."""

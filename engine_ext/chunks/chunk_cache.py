@@ -17,7 +17,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from cache.config import ChunkCacheConfig
 from cache.costs import Costs
 from cache.errors import FullAttentionError, IntegrityError
-from cache.eviction import expiry
 from cache.eviction.quotas import Quota, unlimited
 from cache.eviction.removal import Removal
 from cache.lease import ChunkStatus, FillJob, Lease
@@ -26,7 +25,7 @@ from cache.positions.layout import PlacementName, PositionReindexer
 from cache.segments.chunk_ids import ChunkIds
 from cache.segments.hashing import ChunkHash
 from cache.segments.holdings import DocumentKey
-from cache.segments.index import ChunkKVCache, EntryState
+from cache.segments.index import ChunkKVCache, EntryState, now
 from engine_ext.chunks.id_records import IdRecords
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.chunks.prefixes import Prefixes
@@ -264,7 +263,7 @@ class ChunkCache:
         reindexer: PositionReindexer | None = None,
         no_attention: str | None = None,
         quota_of: Callable[[str], Quota] = unlimited,
-        clock: Callable[[], float] = expiry.now,
+        clock: Callable[[], float] = now,
     ) -> None:
         self.reason: str | None = None
         """The reason why the cache is disabled; ``None`` while it is usable."""

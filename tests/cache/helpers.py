@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cache.config import ChunkCacheConfig
-from cache.eviction import expiry
 from cache.eviction.policies import EvictionPolicyName
 from cache.lease import Lease
 from cache.manager import ChunkCacheManager
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy, pack
 from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
+from cache.segments.index import now
 
 PAGE_TOKENS = 4
 SCOPE = CacheScope()
@@ -45,7 +45,7 @@ def make_prompt(
 def make_manager(
     num_pages: int = 12,
     hasher: ChunkHasher | None = None,
-    clock: Callable[[], float] = expiry.now,
+    clock: Callable[[], float] = now,
     eviction: EvictionPolicyName = "lru",
     **listeners: Any,
 ) -> ChunkCacheManager:

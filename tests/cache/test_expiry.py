@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cache.eviction import expiry
+from cache.segments.index import now
 from tests.cache.helpers import acquire, fill, is_cached, make_manager
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ WALL_CLOCK = {
     "app/cluster/router/chooser.py": "a date to be read by people",
     "app/prompt/segments.py": "vLLM's own field, the start of its spans",
     "measuring/speed/command.py": "a date to be read by people",
-    "cache/eviction/expiry.py": "once, at the start",
+    "cache/segments/index.py": "once, at the start",
     "cache/tiers/memory.py": "a date to be read by people; the order of use is a list's",
     "cache/tiers/mooncake.py": "a date to be read by people; the order of use is a list's",
     "cache/tiers/objects.py": "compared with what the store says",
@@ -50,7 +50,7 @@ def clocks(monkeypatch):
 
 
 def test_it_shows_the_time_of_day(clocks):
-    assert expiry.now() == pytest.approx(time.time(), abs=1)
+    assert now() == pytest.approx(time.time(), abs=1)
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])

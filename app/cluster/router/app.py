@@ -22,7 +22,7 @@ from app.cluster.router.prefill import Prefill
 from app.cluster.router.proxy import Proxy, http_client
 from app.cluster.router.settings import RouterSettings
 from app.documents.request_documents import Reading
-from app.http.plain_paths import PlainPathsMiddleware
+from app.http.messages import PlainPathsMiddleware
 from replicas.redis_registry import RedisRegistry
 from replicas.signing import PeerKey
 from web import page

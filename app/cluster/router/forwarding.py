@@ -7,7 +7,7 @@ from typing import Final
 import httpx
 from starlette.types import Scope
 
-from app.access.browsers import is_of_own_page
+from app.access.middleware import is_of_own_page
 from replicas.registry import Replica
 from replicas.signing import HEADER
 

@@ -6,8 +6,7 @@ from fastapi import FastAPI, WebSocket
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from app.access.browsers import BrowserCheck
-from app.access.middleware import AccessMiddleware
+from app.access.middleware import AccessMiddleware, BrowserCheck
 
 
 @pytest.fixture
