@@ -30,7 +30,6 @@ from app.documents.openai_documents import (
     EXTRACTORS,
     NOT_BESIDE_DOCUMENTS,
     DocumentsRequest,
-    FindsDocuments,
     dumped,
     finds_documents,
     from_chat,
@@ -43,7 +42,7 @@ from app.http.refusals import refusal
 from app.http.sse import ReportInserter
 from app.prompt.known import KnownPassages
 from app.settings import Settings
-from cache.report import Found
+from cache.report import FindsDocuments, Found
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import CALLER, PROGRESS, REQUEST_KEY, Progress, ResolvedRequest, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of

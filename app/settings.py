@@ -13,12 +13,11 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.access.settings import AccessSettings
-from app.documents.openai_documents import FindsDocuments
 from cache.config import ChunkCacheUse
 from cache.eviction.policies import EvictionPolicyName
 from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
-from cache.report import ScopeName
+from cache.report import FindsDocuments, ScopeName
 from cache.sparse import Sparse
 from cache.tiers.config import parse_tiers
 from engine_ext.client.request import CacheOptions

@@ -13,6 +13,8 @@ from cache.lease import ChunkStatus
 from cache.positions.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds, unpack
 
 ScopeName = Literal["system", "isolated"]
+FindsDocuments = Literal["off", "auto"]
+"""Whether documents are looked for in the texts of a prompt."""
 Milliseconds = Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
 
 

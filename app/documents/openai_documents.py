@@ -8,7 +8,7 @@ marked text; ``None`` for a request without documents and cache options.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from app.documents.document import (
     BadRequestError,
@@ -21,10 +21,9 @@ from app.documents.document import (
     split_by_separator,
 )
 from app.documents.found import Find, FoundIn
+from cache.report import FindsDocuments
 
 Body = dict[str, Any]
-FindsDocuments = Literal["off", "auto"]
-"""Whether documents are looked for in the texts of a prompt."""
 NOT_BESIDE_DOCUMENTS: Final = ("echo", "store", "use_beam_search")
 """Fields that are refused beside documents."""
 WITHOUT_DOCUMENTS: Final = (*NOT_BESIDE_DOCUMENTS, "truncate_prompt_tokens")

@@ -8,10 +8,10 @@ from typing import Any, Final
 from app.documents.cache_options import cache_salt_of, parse_cache_field
 from app.documents.document import BadRequestError, Document
 from app.documents.found import finder
-from app.documents.openai_documents import EXTRACTORS, FindsDocuments, dumped, finds_documents, system_texts
+from app.documents.openai_documents import EXTRACTORS, dumped, finds_documents, system_texts
 from app.documents.patterns import PATTERNS
 from app.http.messages import object_in
-from cache.report import ScopeName
+from cache.report import FindsDocuments, ScopeName
 from cache.segments.holdings import DocumentKey
 from engine_ext.client.request import CacheOptions
 from replicas.document_keys import id_key, text_keys

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from app.documents.openai_documents import FindsDocuments
-from cache.report import ScopeName
+from cache.report import FindsDocuments, ScopeName
 
 MOST_ONGOING_REQUESTS = 1024
 """Requests that Ray admits to one replica at once; vLLM's queue is better than Ray's, which polls."""

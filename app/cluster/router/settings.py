@@ -5,8 +5,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from app.access.settings import AccessSettings
-from app.documents.openai_documents import FindsDocuments
-from cache.report import ScopeName
+from cache.report import FindsDocuments, ScopeName
 
 
 class RouterSettings(AccessSettings):
