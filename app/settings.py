@@ -50,9 +50,7 @@ class ChunkSettings(BaseSettings):
     chunk_separator: str | None = Field(
         None, min_length=1, description="text that splits prompts on vLLM's endpoints, e.g. ' # # '"
     )
-    documents: FindsDocuments = Field(
-        "off", description="auto: find documents in any prompt: known passages, and apps' forms"
-    )
+    documents: FindsDocuments = Field("off", description="auto: find documents in any prompt")
     document_patterns: Path | None = Field(None, description="file of further forms for --documents auto")
     chunk_max_tokens: int = Field(4096, ge=1, description="longer documents are split into chunks of this size")
     collections: Path | None = Field(None, description="folder of the collections of files")
