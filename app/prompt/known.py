@@ -30,7 +30,8 @@ _BEGINNING: Final = _WINDOW + _STRIDE - 1
 _BLOCK: Final = 1 << 16
 """Bytes that are hashed at once, so that they stay in the processor's cache."""
 _FACTOR: Final = 0x9E3779B1
-_TABLE_BITS: Final = (10, 24)
+_TABLE_BITS: Final = (12, 24)
+_SLOTS_PER_ENTRY: Final = 256
 _OVERHEAD_BYTES: Final = 512
 """Of each passage."""
 _MOST_ASKED: Final = 4096
@@ -141,7 +142,7 @@ class _Namespace:
 
     def _fill_table(self, beginnings: Iterable[bytes]) -> None:
         least, most = _TABLE_BITS
-        size = min(max(least, (32 * _STRIDE * len(self._buckets)).bit_length()), most)
+        size = min(max(least, (_SLOTS_PER_ENTRY * _STRIDE * len(self._buckets)).bit_length()), most)
         table = self._table
         if len(table) < 1 << size:
             table, beginnings = np.zeros(1 << size, np.bool_), self._buckets
