@@ -92,7 +92,7 @@ def from_completion(body: Body, separator: str | None, find: Find | None = None)
     if not isinstance(prompt, str) or not separator or separator not in prompt:
         if isinstance(prompt, str) and (found := _found(body, cache, [_TextField(body, "prompt", "prompt")], find)):
             return found
-        return _refuse_cache_without_documents(cache)
+        return _refuse_cache_without_documents(cache, find)
     system, *chunks, question = pieces_of(prompt, separator, "prompt")
     documents = separated(chunks, separator, "prompt")
 
@@ -216,7 +216,7 @@ def _from_fields(
         return found
     if cache is not None and fields:
         return DocumentsRequest(body, [], cache, fields[0].prepend)
-    return _refuse_cache_without_documents(cache)
+    return _refuse_cache_without_documents(cache, find)
 
 
 def _found(body: Body, cache: Any, fields: Iterable[_TextField], find: Find | None) -> DocumentsRequest | None:
@@ -264,8 +264,9 @@ def _pop_cache(body: Body, separator: str | None) -> tuple[Any, str | None]:
     return {name: value for name, value in cache.items() if name not in ("separator", "documents")}, own or separator
 
 
-def _refuse_cache_without_documents(cache: Any) -> DocumentsRequest | None:
-    if cache is None:
+def _refuse_cache_without_documents(cache: Any, find: Find | None) -> DocumentsRequest | None:
+    """Refuses the field ``cache`` where it can mean nothing, unless documents were looked for: then nothing is special."""
+    if cache is None or find is not None:
         return None
     raise BadRequestError("the request has a cache field, but no text that chunks could belong to", "cache")
 

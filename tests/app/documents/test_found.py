@@ -134,6 +134,8 @@ def test_results_of_tools_are_searched_and_answers_are_not():
 def test_nothing_is_found_in_requests_without_documents():
     assert from_chat({"messages": [{"role": "user", "content": "Why?"}]}, None, FIND) is None
     assert from_completion({"prompt": [1, 2]}, None, FIND) is None
+    assert from_completion({"prompt": "Why?", "cache": {"documents": "auto"}}, None, FIND) is None
+    assert from_chat({"messages": [], "cache": {"documents": "auto"}}, None, FIND) is None
     assert from_responses({"input": "Why?"}, None, FIND) is None
 
 
