@@ -265,7 +265,7 @@ def _pop_cache(body: Body, separator: str | None) -> tuple[Any, str | None]:
 
 
 def _refuse_cache_without_documents(cache: Any, find: Find | None) -> DocumentsRequest | None:
-    """Refuses the field ``cache`` where it can mean nothing, unless documents were looked for: then nothing is special."""
+    """Refuses the field ``cache`` where it can mean nothing; not where documents were looked for in vain."""
     if cache is None or find is not None:
         return None
     raise BadRequestError("the request has a cache field, but no text that chunks could belong to", "cache")
