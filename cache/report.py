@@ -108,6 +108,25 @@ class Decided(Shape):
     why: str
 
 
+class CitedChunk(Shape):
+    """A chunk that a sentence rests on: its place in ``chunks``, and its share of the sentence's attention to all."""
+
+    chunk: int
+    share: Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
+
+
+class Citation(Shape):
+    """A sentence of the answer: characters ``[start, end)`` of its text, and the chunks that it rests on.
+
+    The first chunk has the largest share. Without chunks, the sentence isn't from the documents: it attends to none of
+    them more than a question without content would.
+    """
+
+    start: int
+    end: int
+    chunks: list[CitedChunk]
+
+
 class Handed(Shape):
     """Blocks that another engine had computed for the request; ``why`` they were not used, or not to the end.
 
@@ -138,6 +157,10 @@ class Report(Shape):
     recompute: float = 0
     """Share of the chunks' tokens that may be computed anew, behind everything before them."""
     handover: Handed | None = None
+    citations: list[Citation] | None = None
+    """What each sentence of the answer rests on, if that was asked for."""
+    uncited: str | None = None
+    """Why there are no citations, though they were asked for."""
     retrieved: list[Retrieved] | None = None
     """The best first; ``None``: the request brought its documents itself."""
     retrieval_degraded: str | None = None
