@@ -13,7 +13,7 @@ from cache.lease import ChunkStatus
 from cache.positions.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds, unpack
 
 ScopeName = Literal["system", "isolated"]
-Milliseconds = Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
+Rounded = Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
 
 
 class Shape(BaseModel):
@@ -109,17 +109,23 @@ class Decided(Shape):
 
 
 class CitedChunk(Shape):
-    """A chunk that a sentence rests on: its place in ``chunks``, and its share of the sentence's attention to all."""
+    """A chunk that a sentence rests on: its place in ``chunks``, and its share of the sentence's attention to all.
+
+    ``lift``: how many times the share that a question without content would give it. ``is_weak``: it is too small to
+    count as a citation.
+    """
 
     chunk: int
-    share: Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
+    share: Rounded
+    lift: Rounded
+    is_weak: bool = False
 
 
 class Citation(Shape):
-    """A sentence of the answer: characters ``[start, end)`` of its text, and the chunks that it rests on.
+    """A sentence of the answer: characters ``[start, end)`` of its text, and the chunks with the largest lifts.
 
-    The first chunk has the largest share. Without chunks, the sentence isn't from the documents: it attends to none of
-    them more than a question without content would.
+    If all are weak, the sentence isn't from the documents, as far as attention tells: it is spread over them as that of
+    a question without content is.
     """
 
     start: int
@@ -146,7 +152,7 @@ class Report(Shape):
     scope: ScopeName
     tokens: ReportedTokens
     chunks: list[ReportedChunk]
-    timings_ms: dict[str, Milliseconds]
+    timings_ms: dict[str, Rounded]
     decision: Decided | None = None
     placement: Literal["in-place", "attend"] | None = None
     """``None``: the engine's blocks of the chunks were copies."""

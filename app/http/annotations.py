@@ -55,6 +55,8 @@ def _annotations(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     passages = {passage["id"]: passage for passage in report.get("retrieved") or []}
     for citation in report["citations"]:
         for cited in citation["chunks"]:
+            if cited.get("is_weak"):
+                continue
             chunk = report["chunks"][cited["chunk"]]
             url = chunk["id"] or f"#chunk-{cited['chunk'] + 1}"
             title = _title(passages[chunk["id"]]) if chunk["id"] in passages else chunk["id"] or f"{cited['chunk'] + 1}"

@@ -153,11 +153,11 @@ class Answer:
                 raise FullAttentionError("citations", "the request has several answers")
             self._cache.usable().check_attention()
             with self._stages.stage("cite"):
-                attention = await attention_of_answer(filled, fresh, answer.token_ids, call)
+                paid, expected = await attention_of_answer(filled, fresh, answer.token_ids, call)
         except FullAttentionError as error:
             self._reporter.uncited(str(error))
         else:
-            self._reporter.cited(citations(answer.text, answer.ends(call), attention))
+            self._reporter.cited(citations(answer.text, answer.ends(call), paid, expected))
 
     def _plan(self, filled: FilledSegments, fresh: Recomputed | None) -> TransferPlan:
         """The load plan of the main request."""

@@ -3,7 +3,7 @@
 
 A *probe* is a question, or an answer, behind the request's leased segments, run to the first token; the workers measure
 it where they read the keys (:mod:`engine_ext.core.attention.probes`). Most layers favour places over contents, so the
-attention of a question without content ("N/A"), asked in its place, is subtracted: what is left is due to the words.
+attention of a question without content ("N/A"), asked in its place, is what they would get in any case.
 """
 
 import asyncio
@@ -51,10 +51,11 @@ async def attention_to_chunks(filled: FilledSegments, call: EngineCall) -> list[
 
 async def attention_of_answer(
     filled: FilledSegments, fresh: "Recomputed | None", answer: Sequence[int], call: EngineCall
-) -> list[list[float]]:
+) -> tuple[list[list[float]], list[float]]:
     """Measure the attention to each chunk while each token of ``answer`` was being chosen.
 
-    It is less than 0 where a question without content attends more. Raises :class:`FullAttentionError`.
+    Return it with that of a question without content, or with the chunks' lengths where the chat template has no place
+    for one. Raises :class:`FullAttentionError`.
     """
     prompt, chunks = filled.placed.request.chunked(), filled.placed.layout.chunks
     plan = TransferPlan.for_answer(filled.lease, fresh.segments if fresh else (), attends=True)
@@ -62,15 +63,14 @@ async def attention_of_answer(
     attention, *blank = await _all(_measured(filled, plan, each, call) for each in tokens)
 
     def to_chunks(to_spans: Sequence[float]) -> list[float]:
-        paid = list(zip(plan.loads, to_spans, strict=True))
-        return [sum(each for span, each in paid if at.start <= span.start < at.start + at.length) for at in chunks]
+        each_span = list(zip(plan.loads, to_spans, strict=True))
+        return [sum(each for span, each in each_span if at.start <= span.start < at.start + at.length) for at in chunks]
 
-    rows = [to_chunks(each) for each in attention.to_spans[len(prompt.question) - 1 :]]
-    for other in blank:
-        of_all = [to_chunks(each) for each in other.to_spans]
-        at_least = [sum(each) / len(of_all) for each in zip(*of_all, strict=True)]
-        rows = [[paid - least for paid, least in zip(row, at_least, strict=True)] for row in rows]
-    return rows
+    paid = [to_chunks(each) for each in attention.to_spans[len(prompt.question) - 1 :]]
+    if not blank:
+        return paid, [float(at.length) for at in chunks]
+    of_blank = [to_chunks(each) for each in blank[0].to_spans]
+    return paid, [sum(each) / len(of_blank) for each in zip(*of_blank, strict=True)]
 
 
 async def _all(probes: Iterable[Coroutine[Any, Any, _Attention]]) -> list[_Attention]:

@@ -11,13 +11,12 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from cache.report import Citation, CitedChunk
-from cache.sparse import shares
 from engine_ext.client.call import EngineCall
 
 MOST_CHUNKS: Final = 3
 """Of one sentence."""
-LEAST_SHARE: Final = 0.1
-"""Of the sentence's attention to all chunks, for a chunk to be cited."""
+LEAST_LIFT: Final = 1.25
+"""Of a chunk that a sentence rests on: such a multiple of its usual share of the attention to all chunks."""
 
 # A line, or a part of it up to a full stop that a space follows, or one of Chinese or Japanese.
 _SENTENCE: Final = re.compile(r"\S[^\n]*?(?:(?<![.!?…])[.!?…]++[\"'”’)\]*_]*+(?=\s|\Z)|[。！？]++|(?=\n|\Z))")
@@ -53,20 +52,29 @@ def sentences(text: str) -> Iterator[tuple[int, int]]:
     return (match.span() for match in _SENTENCE.finditer(text))
 
 
-def citations(text: str, ends: Sequence[int], attention: Sequence[Sequence[float]]) -> list[Citation]:
+def citations(
+    text: str, ends: Sequence[int], attention: Sequence[Sequence[float]], expected: Sequence[float]
+) -> list[Citation]:
     """Cite the chunks that each sentence of ``text`` rests on.
 
-    ``ends`` has the number of characters up to each token, ``attention`` each token's to each chunk, beyond what a
-    question without content pays it. A sentence that pays none of them more has no chunks.
+    ``ends`` has the number of characters up to each token, ``attention`` each token's to each chunk. ``expected`` has
+    the attention that the chunks get in any case, in any unit.
     """
     found = []
     for start, end in sentences(text):
-        begins = [0, *ends]
-        rows = [row for begin, row in zip(begins, attention, strict=False) if start <= begin < end]
-        paid = [sum(each) for each in zip(*rows, strict=True)]
-        cited = []
-        if any(each > 0 for each in paid):
-            ranked = sorted(enumerate(shares(paid)), key=lambda each: -each[1])
-            cited = [CitedChunk(chunk=index, share=share) for index, share in ranked[:MOST_CHUNKS]]
-        found.append(Citation(start=start, end=end, chunks=[each for each in cited if each.share >= LEAST_SHARE]))
+        rows = [row for begin, row in zip([0, *ends], attention, strict=False) if start <= begin < end]
+        paid = [sum(each) for each in zip(*rows, strict=True)] or [0.0] * len(expected)
+        shares = zip(_shares(paid), _shares(expected), strict=True)
+        lifts = [(share, share / usual if usual else 0.0) for share, usual in shares]
+        cited = [
+            CitedChunk(chunk=number, share=share, lift=lift, is_weak=lift < LEAST_LIFT)
+            for number, (share, lift) in enumerate(lifts)
+        ]
+        cited.sort(key=lambda each: -each.lift)
+        found.append(Citation(start=start, end=end, chunks=cited[:MOST_CHUNKS]))
     return found
+
+
+def _shares(attention: Sequence[float]) -> list[float]:
+    total = sum(attention)
+    return [each / total if total else 0.0 for each in attention]

@@ -228,6 +228,7 @@ class WorkerHalf:
 
         Raises :class:`WrongPagesError`.
         """
+        self.use_device()
         self.tags.check(pages, tag)
         self._moves.wait()  # tagged pages may still have to be saved
         for name, pool in pools_of(self.copier.layers).items():
@@ -240,6 +241,7 @@ class WorkerHalf:
         Raises :class:`WrongPagesError` if shapes or dtypes are not this pool's, having written nothing, and if the
         engine, whose loads and saves go on, has saved to the pages, which then have no tag.
         """
+        self.use_device()
         pools = pools_of(self.copier.layers)
         check_tensors(pools, tensors, num_tokens)
         with self._moving:
@@ -250,6 +252,10 @@ class WorkerHalf:
         self._moves.finish()
         with self._moving:
             self.tags.put_first(pages, tag)
+
+    def use_device(self) -> None:
+        """Lets the calling thread copy from and to the pool."""
+        self._moves.use_device()
 
     def forget(self) -> None:
         """Removes the tags of all pages."""

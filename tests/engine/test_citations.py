@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cache.sparse import shares
 from tests.engine.server import TesseraServer
 from tests.support.exactness import STEPS, ask, assert_exact, segments, statuses
 
@@ -21,8 +20,8 @@ def blank_question(server: TesseraServer) -> list[int]:
     return segments(server.post("/v1/rag/chat", asked)["cache"])[2]
 
 
-def paid_by_answer(server: TesseraServer, oracle: Any, response: dict[str, Any], strategy: str) -> list[float]:
-    """The attention of all answer tokens to each chunk, beyond that of a question without content."""
+def lifts(server: TesseraServer, oracle: Any, response: dict[str, Any], strategy: str) -> list[tuple[float, float]]:
+    """Each chunk's share of the attention of all answer tokens, and how many times it is that of a blank question."""
     report, tokens = response["cache"], response["choices"][0]["token_ids"]
     system, chunks, question = segments(report)
 
@@ -31,11 +30,14 @@ def paid_by_answer(server: TesseraServer, oracle: Any, response: dict[str, Any],
         return [sum(each) for each in of_each]
 
     asked, answered = question[:-1], [*question, *tokens[:-1]]
-    blank = mean(blank_question(server))
-    return [
-        (len(answered) * to_all - len(asked) * to_asked) / len(tokens) - least
-        for to_all, to_asked, least in zip(mean(answered), mean(asked), blank, strict=True)
-    ]
+
+    def shares(attention: list[float]) -> list[float]:
+        return [each / sum(attention) for each in attention]
+
+    of_all, of_asked = mean(answered), mean(asked)
+    paid = shares([len(answered) * a - len(asked) * b for a, b in zip(of_all, of_asked, strict=True)])
+    usual = shares(mean(blank_question(server)))
+    return [(share, share / least) for share, least in zip(paid, usual, strict=True)]
 
 
 @pytest.mark.serve_with(*PROBED)
@@ -51,12 +53,10 @@ def test_shares_are_those_of_the_oracles_attention(
         report, answer = response["cache"], response["choices"][0]["message"]["content"]
         assert "cite" in report["timings_ms"]
         assert "".join(answer[each["start"] : each["end"]] for each in report["citations"]) == "".join(answer.split())
-        paid = paid_by_answer(server, oracle("tiny-llama"), response, strategy)
-        expected = dict(enumerate(shares(paid)))
         (citation,) = report["citations"]
-        assert citation["chunks"]
-        for each in citation["chunks"]:
-            assert each["share"] == pytest.approx(expected[each["chunk"]], abs=2e-3)
+        found = {each["chunk"]: (each["share"], each["lift"]) for each in citation["chunks"]}
+        expected = lifts(server, oracle("tiny-llama"), response, strategy)
+        assert found == {number: pytest.approx(each, abs=2e-3) for number, each in enumerate(expected)}
     plain = ask(server, strategy, chunks, question)
     assert plain["choices"][0]["token_ids"] == response["choices"][0]["token_ids"]
     assert "citations" not in plain["cache"]

@@ -263,7 +263,7 @@ def test_pages_are_read_after_the_save_that_fills_them_on_whatever_stream_it_is(
     monkeypatch.setattr("engine_ext.core.worker.copy_tokens", copy)
     half.save([transfer(7)])
     read(half, [3, 4], 7, 8)
-    assert moves.order[:4] == ["save", "queued", "wait", "read"]
+    assert moves.order[:5] == ["save", "queued", "use_device", "wait", "read"]
 
 
 def test_the_engine_moves_other_pages_while_some_are_written(monkeypatch):
@@ -277,5 +277,5 @@ def test_the_engine_moves_other_pages_while_some_are_written(monkeypatch):
 
     monkeypatch.setattr("engine_ext.core.worker.fill_pages", fill)
     half.write([3, 4], 7, 8, segment(8))
-    assert moves.order == ["wait", *["fill"] * 4, "finish"]
+    assert moves.order == ["use_device", "wait", *["fill"] * 4, "finish"]
     read(half, [3, 4], 7, 8)

@@ -65,9 +65,9 @@ export class Answer {
     for (const citation of this.report.citations) {
       parts.push(characters.slice(end, citation.end).join(""));
       end = citation.end;
-      parts.push(el("sup", {}, ...citation.chunks.map(({ chunk, share }) =>
+      parts.push(el("sup", {}, ...citation.chunks.filter((each) => !each.is_weak).map(({ chunk, share, lift }) =>
         el("button", {
-          type: "button", className: "cite", title: `${percent(share)} of this sentence’s attention to the chunks`,
+          type: "button", className: "cite", title: `${percent(share)} of this sentence’s attention to the chunks, ${lift.toFixed(1)} times the usual`,
           "aria-label": `Show chunk ${chunk + 1}`, onclick: () => this.open(this.report.chunks[chunk]),
           "data-chunk": chunk + 1,
         }))));

@@ -13,7 +13,7 @@ from engine_ext.client.request import CacheOptions, Ticket
 REPORT = {
     "citations": [
         {"start": 0, "end": 4, "chunks": [{"chunk": 1, "share": 0.7}, {"chunk": 0, "share": 0.3}]},
-        {"start": 5, "end": 9, "chunks": []},
+        {"start": 5, "end": 9, "chunks": [{"chunk": 0, "share": 0.5, "is_weak": True}]},
     ],
     "chunks": [{"index": 0, "id": None}, {"index": 1, "id": "9f"}],
     "retrieved": [{"id": "9f", "file": "manual.pdf", "page": 3}],

@@ -23,15 +23,22 @@ def test_sentences(text: str, expected: list[str]) -> None:
     assert [text[start:end] for start, end in sentences(text)] == expected
 
 
-def test_each_sentence_rests_on_the_chunks_that_its_tokens_attend_to_most() -> None:
+def test_each_sentence_rests_on_the_chunks_that_get_more_than_from_a_question_without_content() -> None:
     text, ends = "A b. C d.", [1, 3, 4, 6, 9]
-    attention = [[0.1, 0.0, 0.3], [0.1, 0.0, 0.1], [0.1, -0.1, 0.1], [-0.2, -0.1, 0.0], [0.0, -0.3, 0.0]]
-    first, second = citations(text, ends, attention)
+    attention = [[0.1, 0.0, 0.4], [0.1, 0.1, 0.2], [0.1, 0.0, 0.0], [0.2, 0.2, 0.1], [0.2, 0.2, 0.1]]
+    first, second = citations(text, ends, attention, [4.0, 4.0, 2.0])
     assert (first.start, first.end) == (0, 4)
-    assert [(each.chunk, each.share) for each in first.chunks] == [(2, pytest.approx(0.625)), (0, pytest.approx(0.375))]
-    assert (second.start, second.end, second.chunks) == (5, 9, [])
+    assert [each.chunk for each in first.chunks if not each.is_weak] == [2]
+    assert (first.chunks[0].share, first.chunks[0].lift) == (pytest.approx(0.6), pytest.approx(3))
+    assert (second.start, second.end) == (5, 9)
+    assert all(each.is_weak for each in second.chunks)
 
 
-def test_a_chunk_with_a_small_share_is_not_cited() -> None:
-    (only,) = citations("Yes", [3], [[0.9, 0.05, 0.02, 0.3]])
-    assert [each.chunk for each in only.chunks] == [0, 3]
+def test_no_more_than_three_are_listed() -> None:
+    (only,) = citations("Yes", [3], [[4, 5, 3, 6, 0]], [1, 1, 1, 1, 20])
+    assert [each.chunk for each in only.chunks] == [3, 1, 0]
+
+
+def test_chunks_without_any_attention() -> None:
+    (only,) = citations("Yes", [3], [[0.0, 0.0]], [0.0, 0.0])
+    assert all(each.is_weak for each in only.chunks)
