@@ -8,10 +8,14 @@ stand behind :class:`DocumentsMiddleware`.
 
 import asyncio
 import json
+import logging
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Final, ParamSpec, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders, State
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.sampling_params import SamplingParams
 
@@ -25,22 +29,49 @@ from app.documents.rag_request import RagChatRequest, RagRequest, documents_of, 
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
 from app.http.annotations import annotating
-from app.http.messages import QUICK_BYTES, is_event_stream, is_form, object_in, path_of, read_body, replay
+from app.http.messages import QUICK_BYTES, has_files, held, is_event_stream, object_in, path_of, read_body, replay
+from app.http.refusals import refusal
 from app.http.sse import ReportInserter
 from cache.report import Found
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.client.request import CALLER, REQUEST_KEY, ResolvedRequest, Ticket
+from engine_ext.client.request import CALLER, PROGRESS, REQUEST_KEY, Progress, ResolvedRequest, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+_OF_PROMPTS: Final = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses",
+        "/v1/systemone",
+        "/invocations",
+        "/generative_scoring",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+"""vLLM's endpoints that do nothing but read a prompt before they ask the engine."""
 
 
 class CheckedFieldsMiddleware:
-    """Refuses what vLLM's endpoints would answer with status 500."""
+    """Refuses what vLLM's endpoints would answer with status 500, before and after they try.
 
-    def __init__(self, app: ASGIApp) -> None:
+    What is known is refused with the field at fault. Whatever else vLLM fails at before it asks a living engine is the
+    request's fault, too: 400.
+    """
+
+    def __init__(self, app: ASGIApp, engine: ChunkEngine) -> None:
         self._app = app
+        self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or is_form(scope):
+        if scope["type"] != "http" or scope["method"] != "POST" or has_files(scope):
             return await self._app(scope, receive, send)
         if (body := await read_body(receive)) is None:
             return None
@@ -50,10 +81,48 @@ class CheckedFieldsMiddleware:
             if wrong := check_request_id(Headers(scope=scope).get("x-request-id", "")):
                 raise BadRequestError(wrong, "X-Request-Id")
             check = partial(check_body, body, keeps_responses_apart=not is_shared)
-            await asyncio.to_thread(check) if len(body) > QUICK_BYTES else check()
+            await _in_thread(len(body), check)
         except BadRequestError as error:
             return await refusal_of(error)(scope, receive, send)
-        return await self._app(scope, replay([body], receive), send)
+        receive = replay([body], receive)
+        if path_of(scope) not in _OF_PROMPTS:
+            return await self._app(scope, receive, send)
+        return await self._tried(scope, receive, send)
+
+    async def _tried(self, scope: Scope, receive: Receive, send: Send) -> None:
+        progress = Progress()
+
+        def is_vllms_failure(start: Message) -> bool:
+            is_failure = start["status"] == HTTPStatus.INTERNAL_SERVER_ERROR
+            return is_failure and not progress.is_in_engine and not self._engine.errored
+
+        async def refuse(_: Message, parts: list[bytes]) -> None:
+            said = object_in(b"".join(parts)) or {}
+            error = said.get("error")
+            await _not_processed(error.get("message") if isinstance(error, dict) else "")(scope, receive, send)
+
+        began = False
+
+        async def noted(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        token = PROGRESS.set(progress)
+        try:
+            await self._app(scope, receive, held(noted, is_vllms_failure, refuse))
+        except Exception as error:
+            if began or progress.is_in_engine or self._engine.errored:
+                raise
+            logger.exception("vLLM failed at a request before it asked the engine")
+            await _not_processed(f"{type(error).__name__}: {error}")(scope, receive, send)
+        finally:
+            PROGRESS.reset(token)
+
+
+def _not_processed(why: Any) -> JSONResponse:
+    words = f"vLLM can't process this request: {str(why)[:300]}"
+    return refusal(HTTPStatus.BAD_REQUEST, "bad_request", words)
 
 
 class DocumentsMiddleware:
@@ -64,7 +133,7 @@ class DocumentsMiddleware:
         self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_post = scope["type"] == "http" and scope["method"] == "POST" and not is_form(scope)
+        is_post = scope["type"] == "http" and scope["method"] == "POST" and not has_files(scope)
         if not is_post or (path := path_of(scope)) not in EXTRACTORS:
             return await self._app(scope, receive, send)
         if (body := await read_body(receive)) is None:
@@ -78,9 +147,8 @@ class DocumentsMiddleware:
             return await self._app(scope, replay([body], receive), send)
         request, ticket = taken
         with self._context.marks.issue(ticket, request.documents) as marked:
-            request.insert(marked)
             try:
-                body = dumped(request.body).encode()
+                body = await _in_thread(len(body), _inserted, request, marked)
             except BadRequestError as error:
                 return await refusal_of(error)(scope, receive, send)
             MutableHeaders(scope=scope)["content-length"] = str(len(body))
@@ -93,13 +161,13 @@ class DocumentsMiddleware:
     async def _taken(self, path: str, body: bytes) -> tuple[DocumentsRequest, Ticket] | None:
         """The request, if it has anything of ours, and its ticket."""
         separator = self._context.settings.chunk_separator
-        parsed = _parsed(body, separator)
+        parsed = await _in_thread(len(body), _parsed, body, separator)
         if parsed is None:
             return None
         retrieved = None
         if parsed.get("retrieve") is not None:
             retrieved = await self._context.retrieval.fill_body(path, parsed)
-        request = EXTRACTORS[path](parsed, separator)
+        request = await _in_thread(len(body), EXTRACTORS[path], parsed, separator)
         if request is None:
             return None
         for field in ("echo", "store", "use_beam_search"):
@@ -157,6 +225,19 @@ async def render(
     engine: ChunkEngine = state.engine_client
     adapter = lora_request_of(serving, chat_request)
     return engine.resolve(engine_input[REQUEST_KEY], params, adapter)
+
+
+async def _in_thread(num_bytes: int, call: Callable[P, Result], *arguments: P.args, **fields: P.kwargs) -> Result:
+    """The result of work on so many bytes of a body; the event loop does little of it itself."""
+    if num_bytes > QUICK_BYTES:
+        return await asyncio.to_thread(call, *arguments, **fields)
+    return call(*arguments, **fields)
+
+
+def _inserted(request: DocumentsRequest, marked: str) -> bytes:
+    """The body with its documents; raises :class:`BadRequestError`."""
+    request.insert(marked)
+    return dumped(request.body).encode()
 
 
 def _parsed(body: bytes, separator: str | None) -> dict[str, Any] | None:

@@ -45,6 +45,7 @@ from app.settings import Settings
 from cache.positions.layout import ChunkTokens
 from cache.positions.strategy import DefaultStrategy
 from cache.tiers.config import make_tier, parse_tiers
+from cache.tiers.signed import TierKey
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.position_limit import longest_chunk
@@ -87,7 +88,7 @@ async def build_tessera_app(
     correct_openapi(app)
     app.middleware_stack = None  # vLLM has built its own; the first request builds it again
     # Each wraps those before it, and vLLM's.
-    app.add_middleware(CheckedFieldsMiddleware)
+    app.add_middleware(CheckedFieldsMiddleware, engine=engine)
     app.add_middleware(DocumentsMiddleware, context=context)
     app.add_middleware(CutOffMiddleware, engine=engine)
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
@@ -188,6 +189,7 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)
     set_cpu_defaults(args)
     check_flags(args)
+    _tier_key(settings)
     for url in parse_tiers(settings.chunk_cache_tiers or ""):
         make_tier(url).close()  # fails early; each worker makes its own
 
@@ -216,6 +218,11 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
                 extraction.close()
 
 
+def _tier_key(settings: Settings) -> TierKey | None:
+    """The key of ``--tier-key``, if given; raises :class:`TierConfigError`."""
+    return None if settings.tier_key is None else TierKey.read(settings.tier_key)
+
+
 def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOptions:
     return ChunkCacheOptions(
         use=settings.chunk_cache,
@@ -226,6 +233,7 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         eviction=settings.chunk_cache_eviction,
         tiers=tuple(parse_tiers(settings.chunk_cache_tiers or "")),
         tier_timeout_s=settings.chunk_cache_tier_timeout,
+        tier_key=_tier_key(settings),
         probe_layers=settings.probe_layers(),
         needs_attention=settings.chunk_sparse_budget is not None or settings.chunk_recompute > 0,
         decode_budget=settings.decode_sparse_budget,

@@ -72,6 +72,7 @@ class ClusterSettings(BaseSettings):
         None, description="storage, fastest first: host://?size=4GiB,file:///kv?size=100GiB"
     )
     chunk_cache_tier_timeout: float = Field(1.0, gt=0, le=60, description="seconds to wait for a tier before computing")
+    tier_key: Path | None = Field(None, description="file with a secret; only files signed with it are read from tiers")
     registry: str | None = Field(None, description="the cluster's Redis or Valkey, e.g. redis://host:6379/0")
     peer_secret: SecretStr | None = Field(
         None, min_length=16, description="lets replicas fetch chunks; best as TESSERA_PEER_SECRET"

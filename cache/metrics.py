@@ -20,6 +20,7 @@ TIER_EVENTS = (
     "stored",
     "skipped",
     "corrupt",
+    "unsigned",
     "timeout",
     "late",
     "suspended",

@@ -9,8 +9,8 @@ from pydantic import ByteSize
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.json_size import MOST_CONTAINERS, MOST_VALUES, is_too_complex
-from app.http.messages import QUICK_BYTES, is_form, read_parts, replay
+from app.http.json_size import MOST_BYTES, MOST_CONTAINERS, MOST_NAMES, MOST_VALUES, is_too_complex
+from app.http.messages import QUICK_BYTES, has_files, read_parts, replay
 from app.http.refusals import refusal
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,8 @@ class ClientLimitsMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        most = self._max_body_size
+        is_json = not has_files(scope)
+        most = ByteSize(min(self._max_body_size, MOST_BYTES)) if is_json else self._max_body_size
         try:
             declared = Headers(scope=scope).get("content-length", "")
             if declared.isdigit() and int(declared) > most:
@@ -43,7 +44,8 @@ class ClientLimitsMiddleware:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 parts = await read_parts(_limited(receive, most))
         except _TooLargeError:
-            words = f"the body is larger than {most.human_readable()} (--max-body-size)"
+            why = "of JSON" if most < self._max_body_size else "--max-body-size"
+            words = f"the body is larger than {most.human_readable()} ({why})"
             answer = refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", words, headers=_CLOSE)
             return await answer(scope, receive, send)
         except TimeoutError:
@@ -52,10 +54,11 @@ class ClientLimitsMiddleware:
             return await answer(scope, receive, send)
         if parts is None:
             return None
-        if not is_form(scope) and sum(map(len, parts)) > QUICK_BYTES:  # less is never too complex
+        if is_json and sum(map(len, parts)) > QUICK_BYTES:  # less is never too complex
             parts = [b"".join(parts)]
             if await asyncio.to_thread(is_too_complex, parts[0]):
-                words = f"the body has more than {MOST_CONTAINERS} arrays and objects, or {MOST_VALUES} values"
+                words = f"the body has more than {MOST_CONTAINERS} arrays and objects, {MOST_NAMES} names"
+                words += f" or {MOST_VALUES} values"
                 return await refusal(HTTPStatus.BAD_REQUEST, "bad_request", words)(scope, receive, send)
         connection = _Connection(replay(parts, receive), send, CLIENT_TIMEOUT_S)
         await self._app(scope, connection.receive, connection.send)

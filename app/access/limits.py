@@ -53,6 +53,7 @@ class TenantLimits:
         self._requests = Allowance(tenant.requests_per_minute, clock) if tenant.requests_per_minute else None
         self._tokens = Allowance(tenant.tokens_per_minute, clock) if tenant.tokens_per_minute else None
         self._most_at_once = tenant.concurrent_requests
+        self.collections_size = None if tenant.collections_size is None else int(tenant.collections_size)
         self._running = 0
 
     @contextmanager

@@ -52,6 +52,8 @@ class Tenant(BaseModel):
     cache_memory: ByteSize | None = Field(None, gt=0)
     """Share of a server's chunk pools, all workers together; likewise ``cache_segments``."""
     cache_segments: int | None = Field(None, ge=1)
+    collections_size: ByteSize | None = Field(None, gt=0)
+    """Bytes on the disk of the collections in each namespace that it may name."""
 
 
 def new_key() -> str:

@@ -9,19 +9,22 @@ from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
+from pydantic import ValidationError
 from starlette.datastructures import State, UploadFile
 
+from app.access.limits import LIMITS
 from app.catalog.ingestion import ingestion_of
 from app.catalog.segments import Catalog
-from app.collections.passages import LONGEST_NAME, FileRecord, dropped_ids, passages_of
+from app.collections.passages import LONGEST_NAME, FileRecord, Passage, dropped_ids, passages_of
 from app.collections.store import About, Collections
 from app.documents.document import BadRequestError
 from app.documents.extraction import Extraction
-from app.documents.rag_request import IngestRequest, RagChunk
+from app.documents.rag_request import IngestRequest, RagChunk, documents_of
 from app.documents.readers import UnreadableFileError
 from cache.errors import ChunkCacheError
 from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
+from cache.segments.chunk_ids import RegisteredText
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import ErrorResponse
 
@@ -75,11 +78,13 @@ class CollectionIngestion:
         """
         evicted_before = self._manager.metrics.removals[Removal.EVICTED]
         failed: list[FileResult] = []
-        refusal: ChunkCacheError | None = None
+        refusal: BadRequestError | ChunkCacheError | None = None
         for file in files:
             try:
                 result = await self._stored(file)
-            except ChunkCacheError as error:
+            except IngestionRefusedError:
+                raise
+            except (BadRequestError, ChunkCacheError) as error:
                 result, refusal = FileResult(file.filename or "", "failed", None, str(error)), error
             except Exception as error:  # of one file, whatever it is
                 logger.exception("Storing %r failed.", file.filename)
@@ -89,7 +94,10 @@ class CollectionIngestion:
                 failed.append(result)
                 continue
             lines = self._computed(result.record) if result.record else _nothing()
-            first = await anext(lines, None)
+            try:
+                first = await anext(lines, None)
+            except ChunkCacheError as error:  # what was registered meanwhile, or is left of an earlier process
+                first, result = None, result._replace(error=f"its passages weren't computed: {error}")
             for each in (*failed, result):
                 yield each.to_dict()
             failed.clear()
@@ -130,26 +138,55 @@ class CollectionIngestion:
         choices = name, self._about.name, self._about.context_tokens
         passages = await asyncio.to_thread(passages_of, pieces, *choices)
         record = FileRecord(name, digest, len(content), most, passages)
-        await asyncio.to_thread(self._collections.put, self._about, record)
+        await self._check(record)
+        limits = LIMITS.get()
+        most_bytes = limits.collections_size if limits is not None else None
+        await asyncio.to_thread(self._collections.put, self._about, record, most_bytes)
         await self.drop(dropped_ids(before, record))
         return FileResult(name, "added" if before is None else "changed", record)
+
+    async def _check(self, record: FileRecord) -> None:
+        """Raises, before anything is stored, what its passages would raise that are computed, or asked about.
+
+        These are :class:`IngestionRefusedError`, :class:`BadRequestError` and :class:`IdConflictError`.
+        """
+        passages = record.passages
+        for start in range(0, len(passages), _BATCH):
+            request = await asyncio.to_thread(self._request, record, passages[start : start + _BATCH])
+            if start == 0:  # the system prompt is the same for all
+                await self._lines(request.model_copy(update={"chunks": [passages[0].text]}))
+            for document in documents_of(request.chunks, None, ""):
+                if document.id is not None:
+                    content = RegisteredText(document.text, document.title, document.context)
+                    self._manager.ids.check(self._about.namespace, document.id, content)
+
+    def _request(self, record: FileRecord, passages: Sequence[Passage]) -> IngestRequest:
+        """Raises :class:`BadRequestError`."""
+        try:
+            chunks = [
+                RagChunk(id=each.id, text=each.text, title=each.title, context=record.context_of(each))
+                for each in passages
+            ]
+            return IngestRequest.model_validate(
+                {"system": self._about.system, "chunks": chunks, "cache": {"namespace": self._about.namespace}}
+            )
+        except ValidationError as error:
+            raise BadRequestError(error.errors()[0]["msg"], "files") from error
+
+    async def _lines(self, request: IngestRequest) -> AsyncIterator[dict[str, Any]]:
+        """Raises :class:`IngestionRefusedError`."""
+        lines = await ingestion_of(request, self._state, self._manager)
+        if isinstance(lines, ErrorResponse):
+            raise IngestionRefusedError(lines)
+        return lines
 
     async def _computed(self, record: FileRecord) -> AsyncIterator[dict[str, Any]]:
         """Computes a file's passages; yields a line for each. Raises :class:`IngestionRefusedError`."""
         passages = record.passages
         for start in range(0, len(passages), _BATCH):
             batch = passages[start : start + _BATCH]
-            chunks = [
-                RagChunk(id=each.id, text=each.text, title=each.title, context=record.context_of(each))
-                for each in batch
-            ]
-            request = IngestRequest.model_validate(
-                {"system": self._about.system, "chunks": chunks, "cache": {"namespace": self._about.namespace}}
-            )
-            lines = await ingestion_of(request, self._state, self._manager)
-            if isinstance(lines, ErrorResponse):
-                raise IngestionRefusedError(lines)
-            async for line in lines:
+            request = await asyncio.to_thread(self._request, record, batch)
+            async for line in await self._lines(request):
                 if (summary := line.get("summary")) is not None:
                     self._totals.update(summary)
                     continue

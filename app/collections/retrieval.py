@@ -42,7 +42,15 @@ def _folder(settings: Settings) -> Path:
         return settings.collections
     tiers = [urlsplit(url) for url in parse_tiers(settings.chunk_cache_tiers or "")]
     directory = next((Path(unquote(url.path)) for url in tiers if url.scheme == "file"), tessera_home())
-    return directory / "collections"
+    folder = directory / "collections"
+    if settings.tier_key is None:
+        return folder
+    at_home = tessera_home() / "collections"  # databases aren't signed, and others may write to the tier
+    if folder.is_dir() and folder != at_home:
+        logger.warning(
+            "the collections in %s aren't signed: --collections %s has them used nevertheless", folder, folder
+        )
+    return at_home
 
 
 class Retrieval:

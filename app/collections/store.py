@@ -13,12 +13,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal
+from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 from xxhash import xxh3_128_hexdigest
@@ -35,6 +36,8 @@ _MOST_KEPT: Final = 32
 """Collections whose passages stay in memory."""
 _BUSY_S: Final = 30.0
 """How long a writer waits for others."""
+_EMPTY_BYTES: Final = 1 << 15
+"""Of a database without a file, at most."""
 _VERSION: Final = 1
 _UNREADABLE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SCHEMA: Final = f"""
@@ -69,6 +72,10 @@ class CollectionConflictError(ChunkCacheError):
 
 class CollectionStorageError(ChunkCacheError):
     """The folder can't be read or written to; what was stored before is unchanged."""
+
+
+class CollectionQuotaError(CollectionStorageError):
+    """A namespace's collections would take more bytes than they may."""
 
 
 class DamagedCollectionError(CollectionStorageError):
@@ -144,6 +151,8 @@ class Collections:
         self.root = root
         self._kept: LRUCache[Path, _Kept] = LRUCache(_MOST_KEPT)
         self._lock = threading.Lock()
+        self._writing: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
+        """Of namespaces with a quota: one file at a time is measured and stored."""
 
     def begin(
         self,
@@ -170,15 +179,16 @@ class Collections:
         _check_choices(about, system, max_tokens, context_tokens)
         return about
 
-    def put(self, about: About, record: FileRecord) -> None:
+    def put(self, about: About, record: FileRecord, most_bytes: int | None = None) -> None:
         """Stores a file's record in place of its earlier one.
 
-        Raises :class:`CollectionConflictError` if the collection was deleted since it was begun, or begun otherwise.
+        Raises :class:`CollectionConflictError` if the collection was deleted since it was begun, or begun otherwise,
+        and :class:`CollectionQuotaError` if it grows and the namespace's databases have more than ``most_bytes`` then.
         """
         path = self._path(about.namespace, about.name)
-        _create(path)
-        with _database(path, "IMMEDIATE") as database:
+        with self._measured(path, most_bytes), _database(path, "IMMEDIATE") as database:
             assert database is not None
+            bytes_before = _bytes_of(database)
             _begin_collection(database, about)
             revision = _next_revision(database)
             before = _remove(database, record.file)
@@ -196,6 +206,19 @@ class Collections:
                 ),
             )
             _remove_unused_vectors(database, before)
+            if most_bytes is not None and (num_bytes := _bytes_of(database)) > bytes_before:
+                _check_quota(_bytes_beside(path) + num_bytes, most_bytes)
+
+    @contextmanager
+    def _measured(self, path: Path, most_bytes: int | None) -> Iterator[None]:
+        """Makes a database if there is none, and has no two files of a namespace with a quota stored at once."""
+        with self._lock:
+            writing = self._writing.setdefault(path.parent, threading.Lock())
+        with writing if most_bytes is not None else nullcontext():
+            if most_bytes is not None and not path.exists():
+                _check_quota(_bytes_beside(path) + _EMPTY_BYTES, most_bytes)
+            _create(path)
+            yield
 
     def record(self, about: About, file: str) -> FileRecord | None:
         """The record of a file; ``None`` if there is none."""
@@ -371,6 +394,30 @@ def _check_version(database: sqlite3.Connection) -> None:
         raise _UnreadableError("it is empty")
     if version != _VERSION:
         raise sqlite3.OperationalError(f"it is of another version of Tessera ({version}, not {_VERSION})")
+
+
+def _bytes_of(database: sqlite3.Connection) -> int:
+    """Bytes of a database at the end of its transaction."""
+    pages, free, size = (
+        int(database.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+def _bytes_beside(path: Path) -> int:
+    """Bytes of the other databases of a namespace, deleted and damaged ones included."""
+    own, num_bytes = {path.name + suffix for suffix in ("", "-wal", "-shm", "-journal")}, 0
+    with suppress(FileNotFoundError):
+        for each in os.scandir(path.parent):
+            if each.name not in own:
+                with suppress(FileNotFoundError):
+                    num_bytes += each.stat(follow_symlinks=False).st_size
+    return num_bytes
+
+
+def _check_quota(num_bytes: int, most_bytes: int) -> None:
+    if num_bytes > most_bytes:
+        raise CollectionQuotaError(f"collections of this tenant may have {most_bytes} bytes altogether: delete some")
 
 
 def _about(database: sqlite3.Connection) -> About | None:

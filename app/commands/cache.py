@@ -3,12 +3,12 @@
 
 import argparse
 import io
+import os
 import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.console import Console
@@ -17,7 +17,8 @@ from rich.table import Table
 
 from cache.positions.layout import packed_length
 from cache.tiers.directory import DirectoryTier, address_of
-from cache.tiers.tier import Address, Stored, TierConfigError, TierError
+from cache.tiers.signed import TierKey, UnsignedFileError, is_signed
+from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
 from engine_ext.wire.chunk_file import ChunkFileError, ChunkFileLabel, label_of, unpack_file
 from machine.progress import say
 
@@ -33,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
         say(f"{args.directory}: no such directory")
         return 2
     try:
+        if args.tier_key is not None:
+            args.tier_key = TierKey.read(args.tier_key)
         run: Run = args.run
         return run(DirectoryTier(args.directory, _UNLIMITED), args)
     except (TierConfigError, TierError, OSError, tarfile.TarError) as error:
@@ -50,16 +53,23 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run: Run, text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
         added.add_argument("directory", type=Path, help="directory of the tier, as in file:///… of --chunk-cache-tiers")
-        added.set_defaults(run=run)
+        added.set_defaults(run=run, tier_key=None)
+        return added
+
+    def keyed(name: str, run: Run, text: str) -> argparse.ArgumentParser:
+        added = command(name, run, text)
+        default = os.environ.get("TESSERA_TIER_KEY") or None
+        words = "the servers' file with a secret: only files signed with it are taken (TESSERA_TIER_KEY)"
+        added.add_argument("--tier-key", type=Path, default=default and Path(default), metavar="FILE", help=words)
         return added
 
     command("ls", _list, "list the stored files, the most recently used first")
-    command("verify", _verify, "read every file, and move damaged files into quarantine")
+    keyed("verify", _verify, "read every file, and move damaged files into quarantine")
     gc = command("gc", _collect, "delete the quarantine, leftovers of killed servers, and the oldest files")
     gc.add_argument("--size", type=_size, default=_UNLIMITED, help="size to shrink to, as in 100GiB; default: no limit")
     gc.add_argument("--idle-days", type=float, help="delete files that were not used for this long")
-    command("export", _export, "write all files into an archive").add_argument("archive", type=Path, help="a .tar file")
-    command("import", _import, "add files from an archive after checking each").add_argument("archive", type=Path)
+    keyed("export", _export, "write all files into an archive").add_argument("archive", type=Path, help="a .tar file")
+    keyed("import", _import, "add files from an archive after checking each").add_argument("archive", type=Path)
     return parser
 
 
@@ -78,20 +88,25 @@ def _list(tier: DirectoryTier, _: argparse.Namespace) -> int:
         about = (str(_num_tokens(label)), label.fingerprint[:12]) if label is not None else ("?", "damaged")
         worker, idle = f"{each.address.rank} of {each.address.ranks}", _duration(time.time() - each.used_at)
         table.add_row(each.address.key, worker, about[0], f"{each.num_bytes / 2**20:.1f}", idle, about[1])
-    Console(soft_wrap=True).print(table)
+    Console(soft_wrap=True, markup=False).print(table)  # a file says what it likes of itself
     say(f"{len(stored)} files, {sum(each.num_bytes for each in stored) / 2**20:.1f} MiB")
     return 0
 
 
-def _verify(tier: DirectoryTier, _: argparse.Namespace) -> int:
-    damaged = 0
+def _verify(tier: DirectoryTier, args: argparse.Namespace) -> int:
+    damaged = unknown = 0
     for each in _tracked(list(tier.list()), "files"):
-        if (reason := _fault(tier.get(each.address, each.num_bytes), each.address)) is not None:
+        file = tier.get(each.address, each.num_bytes)
+        if args.tier_key is None and file is not None and is_signed(file):
+            unknown += 1  # a server with the key may read it
+        elif (reason := _fault(file, each.address, args.tier_key)) is not None:
             say(f"{tier.path(each.address)}: {reason}; moved into quarantine")
             tier.quarantine(each.address)
             damaged += 1
-    say(f"{damaged} damaged files" if damaged else "every file is whole")
-    return int(damaged > 0)
+    if unknown:
+        say(f"{unknown} files are signed: they can be checked with --tier-key")
+    say(f"{damaged} damaged files" if damaged or unknown else "every file is whole")
+    return int(damaged + unknown > 0)
 
 
 def _collect(tier: DirectoryTier, args: argparse.Namespace) -> int:
@@ -107,17 +122,21 @@ def _collect(tier: DirectoryTier, args: argparse.Namespace) -> int:
 
 
 def _export(tier: DirectoryTier, args: argparse.Namespace) -> int:
-    count = 0
+    count = left_out = 0
     with tarfile.open(args.archive, "w") as archive:
         for each in _tracked(list(tier.list()), "files"):
             if (file := tier.get(each.address, each.num_bytes)) is None:
                 continue  # evicted meanwhile
+            if args.tier_key is not None and (reason := _fault(file, each.address, args.tier_key)) is not None:
+                say(f"{tier.path(each.address)}: {reason}; left out")
+                left_out += 1
+                continue
             info = tarfile.TarInfo(tier.path(each.address).name)
             info.size, info.mtime = len(file), int(each.used_at)
             archive.addfile(info, io.BytesIO(file))
             count += 1
     say(f"{count} files in {args.archive}")
-    return 0
+    return int(left_out > 0)
 
 
 def _import(tier: DirectoryTier, args: argparse.Namespace) -> int:
@@ -127,7 +146,7 @@ def _import(tier: DirectoryTier, args: argparse.Namespace) -> int:
             is_whole = info.isfile() and not info.issparse()
             address, content = address_of(info.name), archive.extractfile(info) if is_whole else None
             file = content.read() if content is not None else None
-            reason = "not a file of a tier" if address is None else _fault(file, address)
+            reason = "not a file of a tier" if address is None else _fault(file, address, args.tier_key)
             if reason is not None or address is None or file is None:
                 say(f"{info.name}: {reason}; left out")
                 refused += 1
@@ -138,14 +157,17 @@ def _import(tier: DirectoryTier, args: argparse.Namespace) -> int:
     return int(refused > 0)
 
 
-def _fault(file: Any, address: Address) -> str | None:
-    """Why a file is unusable; ``None`` if it is fine."""
+def _fault(file: Buffer | None, address: Address, key: TierKey | None) -> str | None:
+    """Why a file is unusable, by servers with ``key``; ``None`` if it is fine."""
     if file is None:
         return "it is gone"
+    if key is None and is_signed(file):
+        return "it is signed, for servers with a --tier-key"
     try:
-        label = label_of(file)
-        unpack_file(file, label)
-    except ChunkFileError as error:
+        content = file if key is None else key.checked(address, file)
+        label = label_of(content)
+        unpack_file(content, label)
+    except (UnsignedFileError, ChunkFileError) as error:
         return str(error)
     found = Address(label.key, label.rank, label.ranks)
     return None if found == address else f"it has the KV of {found.key}, worker {found.rank} of {found.ranks}"

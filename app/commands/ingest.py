@@ -136,7 +136,12 @@ class _Ingestion:
         """Sends the files, then says what became of them. Returns the exit code."""
         args = self._args
         headers = {"authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         with (
             http_client(args.server, headers=headers, timeout=None) as client,
             Progress(*columns, console=Console(stderr=True), transient=True) as bar,

@@ -14,6 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 QUICK_BYTES: Final = 1 << 16
 """Bytes that the event loop parses, checks or hashes itself; longer bodies go to a thread."""
+SPLIT: Final = "/v1/rag/split"
+"""The endpoint whose body is a file."""
 _AMBIGUOUS: Final = re.compile(r"//|/\.\.?(?:/|$)|\\")
 
 
@@ -63,9 +65,10 @@ async def read_parts(receive: Receive) -> list[bytes] | None:
             return parts
 
 
-def is_form(scope: Scope) -> bool:
-    """Whether a request's body is a form, with files perhaps, and not to be read as JSON."""
-    return Headers(scope=scope).get("content-type", "").lower().startswith("multipart/")
+def has_files(scope: Scope) -> bool:
+    """Whether a request's body is a file, or a form that may have some, and not to be read as JSON."""
+    is_form = Headers(scope=scope).get("content-type", "").lower().startswith("multipart/")
+    return is_form or path_of(scope) == SPLIT
 
 
 def replay(parts: Iterable[bytes], receive: Receive) -> Receive:

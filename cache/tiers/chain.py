@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from cache.tiers.signed import UnsignedFileError
 from cache.tiers.tier import Address, Buffer, StorageTier, TierError
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class TierChain:
         self._timeout_s = timeout_s
         self._readers = {tier.name: _Caller(f"{tier.name}-read", READERS) for tier in tiers}
         self._writers = {tier.name: _Caller(f"{tier.name}-write", 1) for tier in tiers}
+        self._told_unsigned: set[str] = set()
 
     def get(
         self,
@@ -66,7 +68,13 @@ class TierChain:
             if tier.name not in among:
                 continue
             read = partial(tier.get, address, max_bytes)
-            file = self._call(self._readers[tier.name], tier, "load", read, events, limit_s)
+            try:
+                file = self._call(self._readers[tier.name], tier, "load", read, events, limit_s)
+            except UnsignedFileError as error:
+                self._tell_unsigned(tier, address, error)
+                events.add(tier.name, "unsigned")
+                self._write(tier, partial(tier.quarantine, address), events)  # its place is free for a signed one
+                continue
             if file is None:
                 continue
             try:
@@ -113,6 +121,14 @@ class TierChain:
         for tier in self.tiers:
             tier.close()
 
+    def _tell_unsigned(self, tier: StorageTier, address: Address, error: UnsignedFileError) -> None:
+        """Once: whoever writes such files could write any number of them."""
+        if tier.name not in self._told_unsigned:
+            self._told_unsigned.add(tier.name)
+            logger.warning(
+                "%s: %s.%d: %s; further ones are only counted, as unsigned", tier.name, address.key, address.rank, error
+            )
+
     def _write(self, tier: StorageTier, call: Callable[[], None], events: Events) -> None:
         self._call(self._writers[tier.name], tier, "store", call, events)
 
@@ -136,6 +152,8 @@ class TierChain:
             else:
                 logger.warning("%s did not %s within %g s; it is suspended for a while", tier.name, verb, timeout_s)
                 events.add(tier.name, "timeout")
+        except UnsignedFileError:
+            raise
         except (TierError, OSError) as error:
             logger.warning("%s could not %s: %s", tier.name, verb, error)
             events.add(tier.name, f"{verb}_failed")

@@ -15,6 +15,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.memory import MemoryTier
+from cache.tiers.signed import SignedTier, TierKey
 from cache.tiers.tier import StorageTier, TierConfigError
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -76,15 +77,15 @@ def size_of(url: str) -> tuple[str, int]:
     return parsed.name, parsed.max_bytes
 
 
-def make_tier(url: str, allocate: Allocate | None = None) -> StorageTier:
-    """The tier of a URL; raises :class:`TierConfigError`."""
+def make_tier(url: str, allocate: Allocate | None = None, key: TierKey | None = None) -> StorageTier:
+    """The tier of a URL, signed with ``key`` unless it is this process's memory; raises :class:`TierConfigError`."""
     parsed = _parse(url)
     try:
         tier = parsed.make(parsed.url, parsed.max_bytes, parsed.options, allocate)
     except TierConfigError as error:
         raise TierConfigError(f"tier {url}: {error}") from error
     tier.name = parsed.name
-    return tier
+    return tier if key is None or isinstance(tier, MemoryTier) else SignedTier(tier, key)
 
 
 class _Parsed(NamedTuple):

@@ -13,6 +13,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from cache.segments.hashing import ChunkHash
 from cache.segments.index import ChunkKVCache
 from cache.tiers.kept import KeptMemory
+from cache.tiers.signed import TierKey
 from engine_ext.wire.chunk_file import ChunkFileLabel, pack_file, unpack_file
 from engine_ext.wire.id_record import record_of, record_tensors
 from engine_ext.wire.prefix import blocks_address
@@ -219,6 +220,7 @@ async def opened_transfers(
     fingerprint: str,
     tier_urls: Sequence[str],
     tier_timeout_s: float,
+    tier_key: TierKey | None,
     *,
     keeps_prefixes: bool,
 ) -> AsyncIterator[PoolTransfers | None]:
@@ -226,7 +228,8 @@ async def opened_transfers(
 
     ``folder`` gets the workers' sockets.
     """
-    arguments = (folder, fingerprint, list(tier_urls), tier_timeout_s, keeps_prefixes)
+    key = None if tier_key is None else tier_key.key
+    arguments = (folder, fingerprint, list(tier_urls), tier_timeout_s, key, keeps_prefixes)
     addresses: list[str | None] = await llm.collective_rpc("chunk_cache_serve_transfers", args=arguments)
     found = [address for address in addresses if address is not None]
     if len(found) < len(addresses):

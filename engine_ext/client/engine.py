@@ -29,6 +29,7 @@ from engine_ext.client.prefetch import Prefetches
 from engine_ext.client.request import (
     CALLER,
     IS_PEER,
+    PROGRESS,
     REQUEST_KEY,
     ChunkedRequest,
     Outputs,
@@ -96,6 +97,8 @@ class ChunkEngine:
 
     def generate(self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any) -> Outputs:
         """vLLM's ``generate``. A prompt that carries a :class:`ChunkedRequest` runs through the chunk cache."""
+        if (progress := PROGRESS.get()) is not None:
+            progress.is_in_engine = True
         request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
         _refuse_foreign_params(sampling_params, has_cache=self._has_cache)
         call = EngineCall(self.llm, prompt, sampling_params, request_id, kwargs, self._position_limit)

@@ -62,6 +62,16 @@ IS_PEER: ContextVar[bool] = ContextVar("is_peer", default=False)
 """Whether the request carries the replicas' secret, so that it may name KV of other requests."""
 
 
+class Progress:
+    """How far a request has come."""
+
+    is_in_engine = False
+
+
+PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
+"""Of the HTTP request, if its endpoint wants to know."""
+
+
 def own_namespace(wanted: str | None) -> str:
     """The namespace of a request that names ``wanted``, or none; raises :class:`NamespaceRefusedError`."""
     caller = CALLER.get()

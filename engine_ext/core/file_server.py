@@ -21,6 +21,7 @@ from cache.positions.layout import packed_length
 from cache.tiers.chain import Events, TierChain
 from cache.tiers.config import make_tier
 from cache.tiers.kept import KeptMemory
+from cache.tiers.signed import TierKey
 from cache.tiers.tier import Address, Buffer
 from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import WorkerHalf
@@ -85,9 +86,9 @@ def listen(address: str, answer: Callable[[Connection], None]) -> None:
     threading.Thread(target=accept, name="transfers", daemon=True).start()
 
 
-def make_chain(half: WorkerHalf, tier_urls: Sequence[str], tier_timeout_s: float) -> TierChain:
+def make_chain(half: WorkerHalf, tier_urls: Sequence[str], tier_timeout_s: float, key: TierKey | None) -> TierChain:
     """A worker's tiers; raises :class:`cache.tiers.tier.TierConfigError`."""
-    return TierChain([make_tier(url, _allocator(half)) for url in tier_urls], tier_timeout_s)
+    return TierChain([make_tier(url, _allocator(half), key) for url in tier_urls], tier_timeout_s)
 
 
 class TransferServer:

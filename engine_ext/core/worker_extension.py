@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
+from cache.tiers.signed import TierKey
 from engine_ext.core import ascend
 from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSelection
 from engine_ext.core.attention.probes import Measured, Probes
@@ -168,14 +169,23 @@ class ChunkCacheWorkerExtension:
         return {"copier": copier.name, "layout": layout, "isa": isa}
 
     def chunk_cache_serve_transfers(
-        self, folder: str, fingerprint: str, tier_urls: Sequence[str], tier_timeout_s: float, keeps_prefixes: bool
+        self,
+        folder: str,
+        fingerprint: str,
+        tier_urls: Sequence[str],
+        tier_timeout_s: float,
+        tier_key: bytes | None,
+        keeps_prefixes: bool,
     ) -> str | None:
-        """Serves files to :mod:`engine_ext.chunks.transfers`; returns its address, ``None`` without ``folder``."""
+        """Serves files to :mod:`engine_ext.chunks.transfers`; returns its address, ``None`` without ``folder``.
+
+        ``tier_key`` is that of a :class:`cache.tiers.signed.TierKey`.
+        """
         if not Path(folder).is_dir():
             return None
         address, half = f"{folder}/{self.rank}", _worker_half()
         with on_all_cores():
-            chain = make_chain(half, tier_urls, tier_timeout_s)
+            chain = make_chain(half, tier_urls, tier_timeout_s, None if tier_key is None else TierKey(tier_key))
             listen(address, TransferServer(half, chain).answer)
             if keeps_prefixes:
                 # Not before: vLLM-Ascend's vLLM lacks names that it imports.

@@ -21,6 +21,7 @@ from cache.positions.layout import PlacementName, PositionReindexer, PositionStr
 from cache.positions.strategy import TRAINED_FOR, UNKNOWN, DefaultStrategy, strategy_for
 from cache.tiers.config import size_of
 from cache.tiers.memory import MemoryTier
+from cache.tiers.signed import TierKey
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.transfers import opened_transfers
@@ -72,6 +73,8 @@ class ChunkCacheOptions:
     tiers: tuple[str, ...] = ()
     """URLs of tiers, the fastest first (:mod:`cache.tiers.config`)."""
     tier_timeout_s: float = 1.0
+    tier_key: TierKey | None = None
+    """Signs the files of tiers that outlive the process, and is asked for in those that are read."""
     probe_layers: tuple[int, ...] = ()
     """Layers that measure the question's attention to chunks; empty: the middle third."""
     needs_attention: bool = False
@@ -205,6 +208,7 @@ async def _running_cache(
         config.fingerprint,
         options.tiers,
         options.tier_timeout_s,
+        options.tier_key,
         keeps_prefixes=keeps_prefixes(llm.vllm_config.kv_transfer_config),
     )
     async with files if pool.weights is not None else nullcontext() as transfers:

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -11,14 +12,14 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app.intake import DocumentsMiddleware
+from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware
 from app.prompt.marks import MarkedPrompt
 from app.settings import Settings
 from cache.positions.layout import PositionStrategy
-from engine_ext.client.request import CacheOptions
+from engine_ext.client.request import PROGRESS, CacheOptions
 from tests.app.bodies import bodies
 from tests.app.helpers import make_report
 from tests.support.context import make_context
@@ -370,3 +371,50 @@ async def test_half_of_a_surrogate_pair_is_refused(body):
     response = await server.post(CHAT, {"messages": [USER], **body})
     assert response.status_code == 400
     assert server.bodies == []
+
+
+class Failing:
+    """A fake vLLM that fails in some way, before or after it has asked the engine."""
+
+    def __init__(self, how: str, *, asks: bool = False, errored: bool = False) -> None:
+        self._how, self._asks = how, asks
+        paths = [*PATHS, "/sleep"]
+        checked = Middleware(CheckedFieldsMiddleware, engine=SimpleNamespace(errored=errored))
+        self.app = Starlette(
+            routes=[Route(path, self.answer, methods=["POST"]) for path in paths], middleware=[checked]
+        )
+
+    async def answer(self, _: Request) -> Response:
+        progress = PROGRESS.get()
+        if self._asks and progress is not None:
+            progress.is_in_engine = True
+        if self._how == "raises":
+            raise AttributeError("no attribute 'text'")
+        error = {"message": "no attribute 'text'", "type": "InternalServerError", "param": None, "code": 500}
+        return JSONResponse({"error": error}, 500)
+
+    async def post(self, path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.post(path, json={"input": "x"})
+
+
+@pytest.mark.parametrize("how", ["raises", "answers"])
+async def test_what_vllm_fails_at_before_it_asks_the_engine_is_the_requests_fault(how, caplog):
+    for path in PATHS:
+        response = await Failing(how).post(path)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["reason"]) == (400, 400, "bad_request")
+        assert "vLLM can't process this request: " in error["message"]
+        assert error["message"].endswith("no attribute 'text'")
+    assert how == "answers" or "before it asked the engine" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["raises", "answers"])
+async def test_other_failures_are_the_servers(how):
+    for failing, path in (
+        (Failing(how, asks=True), CHAT),
+        (Failing(how, errored=True), CHAT),
+        (Failing(how), "/sleep"),
+    ):
+        assert (await failing.post(path)).status_code == 500

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from cache.tiers.signed import SIGNATURE_BYTES
+from engine_ext.wire.chunk_file import label_of, pack_file, unpack_file
 from machine.server_process import ROOT, TESSERA_SERVE, ServerProcess
 from tests.cores import all_cores
 from tests.engine import hanging_tier
@@ -116,6 +119,50 @@ def test_damaged_files_are_computed_anew_and_quarantined(
     again = ask(server, "shared", chunks, "What?", system="S")
     assert origins(again) == ["file"] * 6
     assert_exact(again, oracle("tiny-llama"), "shared")
+
+
+@pytest.mark.matrix
+def test_who_writes_to_a_keyed_tier_can_make_an_answer_slower_never_different(
+    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
+) -> None:
+    """Every kind of file, with values that have a right checksum."""
+    key = tmp_path / "key"
+    key.write_text("a secret of servers")
+    flags = (f"file://{tmp_path}/kv?size=1GiB", "--tier-key", str(key), "--chunk-cache-tier-timeout", "20")
+    server, chunks, named = start(*flags), [text(200) for _ in range(4)], text(150)
+    prompt = {"model": "tiny-llama", "prompt": text(600), "max_tokens": STEPS, "temperature": 0}
+    asked = [ask(server, "shared", chunks, "What?", system="S"), server.post("/v1/completions", prompt)]
+    server.ingest([{"id": "mill", "text": named}], system=SYSTEM)
+    by_id(server, "mill")
+    to_sleep(server)
+    until(lambda: not server.stats()["occupancy"]["archive_waiting"])
+    server.stop()
+    files = list((tmp_path / "kv").glob("??/*.safetensors"))
+    assert len({len(path.name) for path in files}) >= 3, "not every kind"
+    for number, path in enumerate(files):
+        change(path, lambda data, number=number: forged(data, signed=number % 2 == 0))
+    again = start(*flags)
+    answer = ask(again, "shared", chunks, "What?", system="S")
+    assert origins(answer) == ["filled"] * 4
+    assert_exact(answer, oracle("tiny-llama"), "shared")
+    assert again.post("/v1/completions", prompt)["choices"][0]["text"] == asked[1]["choices"][0]["text"]
+    by_id(again, "mill", status=404)
+    assert again.stats()["counters"]["tiers"]["file"]["unsigned"] >= 6
+    assert "corrupt" not in again.stats()["counters"]["tiers"]["file"]
+    to_sleep(again)
+    answer = ask(again, "shared", chunks, "What?", system="S")
+    assert origins(answer) == ["file"] * 4, "what was forged is not replaced"
+    assert_exact(answer, oracle("tiny-llama"), "shared")
+
+
+def forged(data: bytes, *, signed: bool) -> bytes:
+    """A file with other values and their right checksum, with the former signature or none."""
+    file, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
+    label = label_of(file)
+    tensors = {name: tensor.clone() for name, tensor in unpack_file(file, label).items()}
+    for tensor in tensors.values():
+        tensor.view(torch.uint8)[..., :1] ^= 1
+    return pack_file(label, tensors) + (signature if signed else b"")
 
 
 def given_up(events: dict[str, int]) -> int:

@@ -22,6 +22,7 @@ from app.commands.doctor.finding import Finding
 from app.settings import Settings
 from cache.tiers.config import make_tier, parse_tiers, size_of
 from cache.tiers.directory import DirectoryTier
+from cache.tiers.signed import TierKey
 from cache.tiers.tier import TierConfigError
 from engine_ext.start.connectors import ADDRESSING, Addressing, other_connectors
 from engine_ext.start.memory import set_cpu_defaults
@@ -115,6 +116,11 @@ def _registry(_: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
 
 
 def _tiers(_: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
+    if settings.tier_key is not None:
+        try:
+            TierKey.read(settings.tier_key)
+        except TierConfigError as error:
+            yield Finding("FAIL", str(error), "write a secret into it, as head -c 32 /dev/urandom | base64 makes one")
     for url in parse_tiers(settings.chunk_cache_tiers or ""):
         scheme, max_bytes = urlsplit(url).scheme, size_of(url)[1]
         try:

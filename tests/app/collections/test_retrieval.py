@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.collections.retrieval import Retrieval
+from app.collections.retrieval import Retrieval, make_retrieval
 from app.collections.retrievers import Ranked, Ranking, RetrieverFailedError
 from app.collections.store import Collections, Corpus, UnknownCollectionError
 from app.documents.rag_request import RagChatRequest
 from app.documents.retrieve_field import RetrieveField
+from app.settings import Settings
 from tests.app.collections.helpers import record_of
 from tests.app.helpers import refused
 
@@ -37,6 +38,24 @@ class Asked:
 
 def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
+
+
+def test_collections_are_not_kept_where_a_keyed_tiers_writers_could_change_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
+    tiers: dict[str, Any] = {"chunk_cache_tiers": f"file://{tmp_path}/kv?size=1GiB"}
+
+    def root(**given: Any) -> Path:
+        return make_retrieval(Settings(**tiers, **given)).collections.root
+
+    folder, at_home = tmp_path / "kv" / "collections", tmp_path / "home" / "collections"
+    key = tmp_path / "key"
+    assert (root(), root(tier_key=key), root(tier_key=key, collections=folder)) == (folder, at_home, folder)
+    assert not caplog.messages
+    folder.mkdir(parents=True)
+    assert root(tier_key=key) == at_home
+    assert f"the collections in {folder} aren't signed" in caplog.text
 
 
 @pytest.fixture

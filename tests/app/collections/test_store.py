@@ -5,7 +5,8 @@ import json
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from app.collections.passages import FileRecord, dropped_ids, passages_of
 from app.collections.store import (
     About,
     CollectionConflictError,
+    CollectionQuotaError,
     Collections,
     CollectionStorageError,
     DamagedCollectionError,
@@ -61,6 +63,48 @@ def test_a_corpus_is_the_same_object_until_a_file_changes(collections: Collectio
     collections.put(about, record("owls.txt", "Barn owls."))
     changed = collections.corpus("default", "birds")
     assert [passage.text for passage in changed.passages] == ["Barn owls."]
+
+
+def used(collections: Collections) -> int:
+    return sum(path.stat().st_size for path in collections.root.rglob("*") if path.is_file())
+
+
+def test_collections_of_a_namespace_never_have_more_bytes_than_they_may(collections: Collections) -> None:
+    """Of many collections, in many threads; what is refused leaves nothing behind."""
+    most = 1 << 20
+
+    def put(number: int) -> bool:
+        try:
+            collections.put(begun(collections, name=f"c{number % 7}"), record(f"{number}.txt", "word " * 1000), most)
+        except CollectionQuotaError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        stored = list(threads.map(put, range(40)))
+    assert 5 < sum(stored) < 40
+    assert sum(each["files"] for each in collections.summaries("default")) == sum(stored)
+    assert used(collections) <= most
+    for number in range(200):
+        put(7 * number + 3)  # refused ones make no databases
+        with suppress(CollectionQuotaError):
+            collections.put(begun(collections, name=f"new{number}"), record("a.txt", "word " * 1000), most)
+    assert used(collections) <= most
+    collections.put(begun(collections, "other"), record("a.txt", "word " * 1000), most)  # another namespace
+    collections.put(begun(collections, name="c0"), record("b.txt", "word " * 1000))  # nobody's quota
+
+
+def test_who_has_too_much_may_still_have_less(collections: Collections) -> None:
+    about = begun(collections)
+    for name in "ab":
+        collections.put(about, record(f"{name}.txt", "word " * 1000))
+    with pytest.raises(CollectionQuotaError, match="may have 1000 bytes"):
+        collections.put(about, record("c.txt", "word " * 1000), 1000)
+    with pytest.raises(CollectionQuotaError):
+        collections.put(about, record("b.txt", "word " * 2000), 1000)
+    collections.put(about, record("b.txt", "word"), 1000)
+    collections.delete("default", "birds", "a.txt")
+    assert [passage.text for passage in collections.corpus("default", "birds").passages] == ["word"]
 
 
 def test_namespaces_have_collections_of_their_own(collections: Collections) -> None:

@@ -13,6 +13,7 @@ import torch
 from app.commands.cache import main
 from cache.positions.layout import pack
 from cache.tiers.directory import DirectoryTier
+from cache.tiers.signed import SignedTier, TierKey
 from cache.tiers.tier import Address
 from engine_ext.wire.chunk_file import ChunkFileLabel, pack_file
 
@@ -45,6 +46,53 @@ def test_ls_shows_what_is_there(tier, capsys, monkeypatch):
     assert "ffffffffffff" in shown
     assert "damaged" in shown
     assert "3 files" in shown
+
+
+def test_ls_shows_what_a_file_says_of_itself_without_the_terminals_markup(tier, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    label = ChunkFileLabel("[/bold] [x]", "00" * 16, "", "", 0, 1)
+    tier.put(Address("00ff" * 8, 0, 1), pack_file(label, {}))
+    assert main(["ls", str(tier.root)]) == 0
+    assert "[/bold] [x]" in said(capsys)
+
+
+def keyed(tmp_path, secret="a secret of servers"):
+    path = tmp_path / "key"
+    path.write_text(secret)
+    return TierKey.read(path), ["--tier-key", str(path)]
+
+
+def test_with_a_key_only_signed_files_are_whole_and_move(tier, tmp_path, capsys, monkeypatch):
+    key, flags = keyed(tmp_path)
+    signed = SignedTier(tier, key)
+    for number in (7, 8):
+        signed.put(*file_of(number))
+    address = file_of(9)[0]
+    tier.put(address, tier.path(file_of(7)[0]).read_bytes())  # another's, with its right signature
+    archive, other = tmp_path / "kv.tar", tmp_path / "other"
+    other.mkdir()
+    assert main(["export", str(tier.root), str(archive), *flags]) == 1
+    assert main(["export", str(tier.root), str(tmp_path / "all.tar")]) == 0
+    assert said(capsys).count("left out") == 4
+    assert main(["import", str(other), str(archive)]) == 1  # for servers without a key: none of them
+    assert "it is signed, for servers with a --tier-key; left out" in said(capsys)
+    monkeypatch.setenv("TESSERA_TIER_KEY", flags[1])
+    assert main(["import", str(other), str(tmp_path / "all.tar")]) == 1
+    taken = DirectoryTier(other, 1 << 30)
+    assert {stored.address for stored in taken.list()} == {file_of(number)[0] for number in (7, 8)}
+    assert bytes(SignedTier(taken, key).get(file_of(7)[0], 1 << 20)) == file_of(7)[1]
+    assert main(["verify", str(other)]) == 0
+    assert main(["verify", str(tier.root)]) == 1
+    assert {stored.address for stored in tier.list()} == {stored.address for stored in taken.list()}
+
+
+def test_without_the_key_signed_files_are_left_alone(tier, tmp_path, capsys):
+    key, _ = keyed(tmp_path)
+    SignedTier(tier, key).put(*file_of(7))
+    assert main(["verify", str(tier.root)]) == 1
+    assert "1 files are signed" in said(capsys)
+    assert len(list(tier.list())) == 4
+    assert main(["verify", str(tier.root), "--tier-key", str(tmp_path / "none")]) == 2
 
 
 def test_verify_puts_damaged_and_misnamed_files_into_quarantine(tier, capsys):

@@ -157,6 +157,20 @@ def test_names_have_any_characters_but_control_characters(server: Server, run, t
     assert list(server.files) == [name]
 
 
+def test_a_name_with_the_terminals_markup_is_shown_as_it_is(
+    server: Server, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal, where a bar shows the name
+    names = ["[] [x] [bold].txt", ":smile: [link=https:].txt"]
+    (tmp_path / "[").mkdir()
+    (tmp_path / "[" / "x] [bold].txt").write_text("below what looks like a closing tag: [/x]")
+    for name in names:
+        (tmp_path / name).write_text("x")
+    code, said = run(tmp_path)
+    assert (code, sorted(server.files)) == (0, sorted([*names, "[/x] [bold].txt"]))
+    assert "[/x] [bold].txt" in said
+
+
 @pytest.mark.parametrize("status", [400, 413, 422, 500])
 def test_files_that_the_server_refuses_fail_alone(server: Server, run, tmp_path: Path, status: int) -> None:
     write(tmp_path, a_txt="A", b_txt="B")
@@ -210,7 +224,10 @@ def test_a_collection_is_needed(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "--collection" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [("--collection", "../chunks"), ("--collection", ""), ("--max-tokens", "15")])
+@pytest.mark.parametrize(
+    "flags",
+    [("--collection", "../chunks"), ("--collection", "bad/../name"), ("--collection", ""), ("--max-tokens", "15")],
+)
 def test_flags_that_no_server_takes_are_refused_before_any_file(
     server: Server, run, capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: tuple[str, str]
 ) -> None:

@@ -42,5 +42,7 @@ async def test_what_reads_a_large_body_gets_it_in_parts() -> None:
     async def send(_: Message) -> None:
         raise AssertionError("refused")
 
-    await ClientLimitsMiddleware(app, ByteSize(1 << 20))({"type": "http", "headers": []}, replay(parts, left), send)
+    await ClientLimitsMiddleware(app, ByteSize(1 << 20))(
+        {"type": "http", "path": "/", "headers": []}, replay(parts, left), send
+    )
     assert seen == parts

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``/v1/rag/collections`` without an engine: names, deletions and long lists; tests/engine has the rest."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,11 @@ from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient, Response
 
 from app.catalog import collection_ingestion
+from app.documents.rag_request import IngestRequest
 from app.routes import collections
+from cache.segments.chunk_ids import ChunkName, IdConflictError, RegisteredText
+from cache.segments.hashing import ChunkHash
+from engine_ext.wire.vllm_compat import ErrorResponse
 from tests.support.engineless import computed, make_app
 
 PATH = "/v1/rag/collections"
@@ -113,6 +118,64 @@ async def test_names_of_files_are_kept_as_they_are_or_refused(client: AsyncClien
     statuses = {line["file"]: line["status"] for line in found if "passages" in line or "error" in line}
     assert statuses == dict.fromkeys(good, "added") | dict.fromkeys(bad, "failed")
     assert await files_of(client) == sorted(good)
+
+
+async def test_what_is_refused_is_not_stored(
+    app: FastAPI, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system prompt that the model can't take; an id that stands for another text; a passage that is no chunk."""
+
+    async def refused(request: IngestRequest, *arguments: Any) -> Any:
+        if request.system == "too long":
+            error = {"message": "the system prompt is too long", "type": "BadRequestError", "code": 400}
+            return ErrorResponse.model_validate({"error": error})
+        return await computed(request, *arguments)
+
+    monkeypatch.setattr(collection_ingestion, "ingestion_of", refused)
+    answer = await put(client, {"a.txt": "A"}, system="too long")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "the system prompt is too long")
+    (stored,) = [line for line in lines(await put(client, {"b.txt": "B"}, "others")) if line.get("id")]
+    ids = app.state.engine_client.cache.usable().manager.ids
+    await client.delete(f"{PATH}/others")
+    ids.restore(ChunkName("default", stored["id"]), RegisteredText("another text", None), ChunkHash(b"key"))
+    answer = await put(client, {"b.txt": "B"}, "others")
+    assert (answer.status_code, "another text" in answer.json()["error"]["message"]) == (409, True)
+    (failed, *_) = lines(await put(client, {"b.txt": "B", "c.txt": "C"}, "others"))
+    assert (failed["file"], failed["status"]) == ("b.txt", "failed")
+    monkeypatch.setattr(collection_ingestion, "LONGEST_NAME", 2000)
+    assert (await put(client, {"d" * 1100 + ".txt": "D"}, "longs")).status_code == 400  # for a chunk's id
+    listed = (await client.get(PATH)).json()["data"]
+    assert [(each["name"], each["files"]) for each in listed] == [("others", 1)]
+
+
+async def test_what_is_registered_while_a_file_is_stored_costs_its_passages_only(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[IngestRequest] = []
+
+    async def conflict(request: IngestRequest, *arguments: Any) -> Any:
+        asked.append(request)
+        if len(asked) % 2 == 0:  # the first is the check
+            raise IdConflictError("it stands for another text")
+        return await computed(request, *arguments)
+
+    monkeypatch.setattr(collection_ingestion, "ingestion_of", conflict)
+    first, second, _ = lines(await put(client, {"a.txt": "A", "b.txt": "B"}))
+    for line in (first, second):
+        assert (line["status"], line["error"]) == ("added", "its passages weren't computed: it stands for another text")
+    assert await files_of(client) == ["a.txt", "b.txt"]
+
+
+async def test_files_that_come_while_their_collection_is_deleted(client: AsyncClient) -> None:
+    """They are stored, or refused as of a deleted collection; nothing else."""
+    answers = await asyncio.gather(
+        *(put(client, {f"{number}.txt": f"Text {number}."}) for number in range(20)),
+        *(client.delete(f"{PATH}/birds") for _ in range(20)),
+    )
+    assert {answer.status_code for answer in answers[:20]} <= {200, 409}
+    assert {answer.status_code for answer in answers[20:]} <= {200, 404}
+    assert (await put(client, {"after.txt": "After."})).status_code == 200
+    assert "after.txt" in await files_of(client)
 
 
 async def test_an_error_names_each_file_once(client: AsyncClient) -> None:

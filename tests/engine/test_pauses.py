@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No request, of any kind and up to the limits, keeps a server from answering others, or takes much memory."""
+
+import base64
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.http.json_size import MOST_BYTES as MOST_JSON
+from app.http.json_size import MOST_CONTAINERS, MOST_NAMES, MOST_VALUES
+from tests.engine.server import TesseraServer
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.engine, pytest.mark.matrix]
+
+WATCH = Path(__file__).parent / "loop_watch"
+MOST_PAUSE_S = 0.1
+MOST_BYTES = 256 << 20
+"""Of memory for one request."""
+SIZE, FILE_SIZE = MOST_JSON - (1 << 16), 62 << 20
+"""Bytes of JSON and of files, a little less than what a server takes."""
+
+Fields = dict[str, Any]
+
+
+def every_field(text: Any, *, parts: bool = False) -> Fields:
+    """A body with the value wherever an endpoint has a text."""
+    content = [{"type": "text", "text": text}] if parts else text
+    return {
+        "model": "tiny-llama",
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": content}],
+        "prompt": text,
+        "input": text,
+        "question": text,
+        "chunks": [text],
+    }
+
+
+def chat(**fields: Any) -> Fields:
+    asked = {"messages": [{"role": "user", "content": "Why?"}], "prompt": "Why?", "input": "Why?", "question": "Why?"}
+    return {"model": "tiny-llama", "max_tokens": 1, "chunks": ["A."], **asked, **fields}
+
+
+def document(size: int) -> Fields:
+    data = base64.b64encode(b"%PDF-1.7\n" + bytes(size * 3 // 4)).decode()
+    source = {"type": "base64", "media_type": "application/pdf", "data": data}
+    return chat(messages=[{"role": "user", "content": [{"type": "document", "source": source}]}])
+
+
+def image(size: int) -> Fields:
+    url = {"url": f"data:image/png;base64,{'A' * size}"}
+    return chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": url}]}])
+
+
+def nested(depth: int, leaf: Any = 1) -> Any:
+    value = leaf
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+BODIES: dict[str, Callable[[], bytes]] = {
+    "open brackets": lambda: b"[" * SIZE,
+    "brackets in a field": lambda: b'{"messages": ' + b"[" * (SIZE - 20),
+    "objects": lambda: b'{"a":' * (SIZE // 5),
+    "quotes": lambda: b'"' * SIZE,
+    "backslashes": lambda: b'{"messages": "' + b"\\" * (SIZE - 20),
+    "a number": lambda: b'{"max_tokens": ' + b"9" * (SIZE - 20) + b"}",
+    "spaces": lambda: b" " * SIZE,
+    "no JSON": lambda: b"\xff" * SIZE,
+    "nesting": lambda: json.dumps(chat(chat_template_kwargs=json.loads("[" * 900 + "]" * 900))).encode(),
+    "as many arrays as may be": lambda: json.dumps(every_field([[]] * (MOST_CONTAINERS // 8))).encode(),
+    "as many values as may be": lambda: json.dumps(every_field([1] * (MOST_VALUES // 8))).encode(),
+    "tokens": lambda: json.dumps(chat(prompt=[7] * (MOST_VALUES - 100))).encode(),
+    "strings": lambda: json.dumps(chat(stop=["a"] * (MOST_VALUES - 100))).encode(),
+    "names": lambda: json.dumps(chat(**{f"n{number}": 1 for number in range(MOST_NAMES - 100)})).encode(),
+    "biases": lambda: json.dumps(chat(logit_bias={str(number): 1 for number in range(MOST_NAMES - 100)})).encode(),
+    "chunks": lambda: json.dumps(chat(chunks=["a"] * 5000, documents=["a"] * 5000)).encode(),
+    "more chunks": lambda: json.dumps(chat(chunks=["a b"] * 500_000)).encode(),
+    "a text": lambda: json.dumps(every_field("word " * (SIZE // 5 // 7))).encode(),
+    "a text in parts": lambda: json.dumps(every_field("word " * (SIZE // 5 // 7), parts=True)).encode(),
+    "a word": lambda: json.dumps(every_field("x" * (SIZE // 7))).encode(),
+    "a question": lambda: json.dumps(chat(question="x" * (SIZE - 1000))).encode(),
+    "a message": lambda: json.dumps(chat(messages=[{"role": "user", "content": "x " * (SIZE // 2 - 1000)}])).encode(),
+    "a chunk": lambda: json.dumps(chat(chunks=["# a\n" * (SIZE // 5 - 1000)])).encode(),
+    "escapes": lambda: b'{"question": "' + b"\\u00e9" * (SIZE // 6 - 10) + b'"}',
+    "wide characters": lambda: json.dumps(
+        chat(question="x" * (SIZE - 1000) + "\U0001f600"), ensure_ascii=False
+    ).encode(),
+    "a system prompt": lambda: json.dumps(chat(system="x " * (SIZE // 2 - 1000))).encode(),
+    "a model": lambda: json.dumps(chat(model="x" * (SIZE - 1000))).encode(),
+    "a separator": lambda: json.dumps(
+        chat(cache={"separator": "x" * (SIZE // 2 - 1000)}, prompt="x" * (SIZE // 2))
+    ).encode(),
+    "many parts": lambda: json.dumps(chat(cache={"separator": " "}, prompt="a " * (SIZE // 2 - 1000))).encode(),
+    "a document": lambda: json.dumps(document(SIZE - 1000)).encode(),
+    "an image": lambda: json.dumps(image(SIZE - 1000)).encode(),
+    "a pattern": lambda: json.dumps(chat(structured_outputs={"regex": "(a|b)*" * 20_000})).encode(),
+    "a grammar": lambda: json.dumps(chat(structured_outputs={"grammar": 'root ::= "a"\n' * 20_000})).encode(),
+}
+FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "text": ("a.txt", lambda: b"word " * (FILE_SIZE // 5 - 200)),
+    "one word": ("a.txt", lambda: b"x" * (FILE_SIZE - 1000)),
+    "headings": ("a.md", lambda: b"# a\n" * (FILE_SIZE // 4 - 300)),
+    "HTML": ("a.html", lambda: b"<div>" * (FILE_SIZE // 5 - 300)),
+    "PDF": ("a.pdf", lambda: b"%PDF-1.7\n" + b"1 0 obj\n" * (FILE_SIZE // 8 - 300)),
+    "zip": ("a.docx", lambda: b"PK\x03\x04" * (FILE_SIZE // 4 - 300)),
+    "JSON": ("a.json", lambda: b"[" * (FILE_SIZE - 1000)),
+}
+
+
+class Watched:
+    """A server whose pauses and memory are measured, request by request."""
+
+    def __init__(self, server: TesseraServer, file: Path) -> None:
+        self._pid, self._file = server.process.pid, file
+        self.server = server
+        self.client = httpx.Client(base_url=server.url, timeout=300)
+
+    def measured(self, *arguments: Any, **fields: Any) -> tuple[str, Fields]:
+        self._file.unlink(missing_ok=True)
+        Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # the peak begins anew
+        before = self._bytes("VmRSS")
+        os.kill(self._pid, signal.SIGUSR1)
+        try:
+            status = str(self.client.request(*arguments, **fields).status_code)
+        except httpx.HTTPError as error:
+            status = type(error).__name__
+        os.kill(self._pid, signal.SIGUSR2)
+        until(self._file.exists)
+        found: Fields = json.loads(self._file.read_text())
+        found["bytes"] = self._bytes("VmHWM") - before
+        return status, found
+
+    def _bytes(self, name: str) -> int:
+        status = Path(f"/proc/{self._pid}/status").read_text()
+        found = re.search(rf"{name}:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) << 10
+
+
+@pytest.fixture(scope="module")
+def watched(serve: Callable[..., TesseraServer], tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    file = tmp_path_factory.mktemp("watch") / "longest.json"
+    path = os.pathsep.join(filter(None, (str(WATCH), os.environ.get("PYTHONPATH"))))
+    return Watched(serve("tiny-llama", environment={"LOOP_WATCH": str(file), "PYTHONPATH": path}), file)
+
+
+def operations(watched: Watched) -> Iterator[tuple[str, str, bool]]:
+    """Method, path and whether it takes files, of each endpoint; those of no path are named as they are."""
+    for path, of_path in watched.server.get("/openapi.json")["paths"].items():
+        for method, operation in of_path.items():
+            takes_files = "multipart/form-data" in operation.get("requestBody", {}).get("content", {})
+            yield method.upper(), re.sub(r"{.*?}", "x", path), takes_files
+
+
+def faults(of: str, status: str, found: Fields) -> Iterator[str]:
+    if status.startswith("5") and status != "503":
+        yield f"{of}: status {status}"
+    if found["turn_s"] > MOST_PAUSE_S:
+        yield f"{of}: a turn of {found['turn_s']:.2f} s ({status})\n{found['turn_at']}"
+    if found["held_s"] > MOST_PAUSE_S:
+        yield f"{of}: nobody else ran for {found['held_s']:.2f} s ({status})\n{found['held_by']}"
+    if found["bytes"] > MOST_BYTES:
+        yield f"{of}: {found['bytes'] >> 20} MiB ({status})"
+
+
+_LEFT_OUT = ("/sleep", "/wake_up", "/pause", "/resume", "/scale_elastic_ep", "/abort_requests")
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_body_holds_nobody_up(watched: Watched, kind: str) -> None:
+    body, wrong = BODIES[kind](), []
+    for method, path, takes_files in operations(watched):
+        if method in ("POST", "PUT", "PATCH") and not takes_files and path not in _LEFT_OUT:
+            given = {"content": body, "headers": {"content-type": "application/json"}}
+            wrong += faults(f"{method} {path}", *watched.measured(method, path, **given))
+    assert not wrong, "\n".join(wrong)
+    assert watched.server.get("/v1/cache/stats")["enabled"] is not None
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_holds_nobody_up(watched: Watched, kind: str) -> None:
+    name, made = FILES[kind]
+    content, wrong = made(), []
+    for path in ("/v1/rag/collections/c", "/v1/audio/transcriptions"):
+        wrong += faults(path, *watched.measured("POST", path, files={"files": (name, content)}))
+    split = {"filename": name}
+    wrong += faults("/v1/rag/split", *watched.measured("POST", "/v1/rag/split", params=split, content=content))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_forms_of_many_parts_hold_nobody_up(watched: Watched) -> None:
+    """Fields and files, as many as fit, and parts with long heads."""
+    wrong = []
+    part = b'--x\r\ncontent-disposition: form-data; name="files"; filename="a.txt"\r\n\r\na\r\n'
+    field = b'--x\r\ncontent-disposition: form-data; name="system"\r\n\r\na\r\n'
+    bodies = (
+        part * (FILE_SIZE // len(part) - 1),
+        field * (FILE_SIZE // len(field) - 1),
+        b"--x\r\nh: " + b"x" * (FILE_SIZE - 1000),
+    )
+    for body in (*bodies, b"--x\r\n" * (FILE_SIZE // 5 - 100), b"\r\n" * (FILE_SIZE // 2 - 100)):
+        given = {"content": body + b"--x--\r\n", "headers": {"content-type": "multipart/form-data; boundary=x"}}
+        wrong += faults(f"a form: {body[:90]!r}", *watched.measured("POST", "/v1/rag/collections/c", **given))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_long_queries_and_headers_hold_nobody_up(watched: Watched) -> None:
+    wrong = []
+    for method, path, _ in operations(watched):
+        if path in _LEFT_OUT:
+            continue
+        for query, headers in (
+            ("a=" + "x" * 60_000, {}),
+            ("&".join(f"a{number}=" for number in range(9000)), {}),
+            ("%ff" * 20_000, {}),
+            ("", {"accept": "a/b," * 15_000, "cookie": "a=b;" * 3000}),
+            ("", {"authorization": "Bearer " + "x" * 60_000}),
+            ("", {f"x-{number}": "y" for number in range(90)}),
+        ):
+            given: Fields = {"params": query, "headers": headers}
+            wrong += faults(
+                f"{method} {path}?{query[:9]} {list(headers)[:1]}", *watched.measured(method, path, **given)
+            )
+    assert not wrong, "\n".join(wrong)
