@@ -52,12 +52,13 @@ async def attention_to_chunks(filled: FilledSegments, call: EngineCall) -> list[
 async def attention_of_answer(
     filled: FilledSegments, fresh: "Recomputed | None", answer: Sequence[int], call: EngineCall
 ) -> tuple[list[list[float]], list[float]]:
-    """Measure the attention to each chunk while each token of ``answer`` was being chosen.
+    """Measure the attention to each document's chunk while each token of ``answer`` was being chosen.
 
     Return it with that of a question without content, or with the chunks' lengths where the chat template has no place
     for one. Raises :class:`FullAttentionError`.
     """
-    prompt, chunks = filled.placed.request.chunked(), filled.placed.layout.chunks
+    prompt, places = filled.placed.request.chunked(), filled.placed.layout.chunks
+    chunks = [at for at, chunk in zip(places, prompt.chunks, strict=True) if not chunk.is_text]
     plan = TransferPlan.for_answer(filled.lease, fresh.segments if fresh else (), attends=True)
     tokens = [(*prompt.question, *answer[:-1]), *([prompt.blank] if prompt.blank else [])]
     attention, *blank = await _all(_measured(filled, plan, each, call) for each in tokens)
