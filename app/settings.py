@@ -45,7 +45,7 @@ class ChunkSettings(BaseSettings):
     profile: Path | None = Field(None, description="file of tessera calibrate; decides what requests leave open")
     chunk_adapter: Path | None = Field(None, description="folder of tessera adapt; runs only where chunks are computed")
     chunk_position_strategy: PositionStrategy | None = Field(
-        None, description=f"{', '.join(PositionStrategy)} (default: the profile's, the adapter's or the model's)"
+        None, description=f"{', '.join(PositionStrategy)} (default: the profile's or the model's)"
     )
     chunk_scope: ScopeName = Field("system", description="isolated: reuse chunks behind any system prompt")
     chunk_separator: str | None = Field(
