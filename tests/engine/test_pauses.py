@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.documents.checked_fields import MOST_ITEMS
 from app.http.json_size import MOST_BYTES as MOST_JSON
 from app.http.json_size import MOST_CONTAINERS, MOST_NAMES, MOST_VALUES
 from tests.engine.server import TesseraServer
@@ -82,6 +83,10 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "tokens": lambda: json.dumps(chat(prompt=[7] * (MOST_VALUES - 100))).encode(),
     "strings": lambda: json.dumps(chat(stop=["a"] * (MOST_VALUES - 100))).encode(),
     "names": lambda: json.dumps(chat(**{f"n{number}": 1 for number in range(MOST_NAMES - 100)})).encode(),
+    "wrong items": lambda: json.dumps(every_field([None] * (MOST_VALUES // 8))).encode(),
+    "wrong messages": lambda: json.dumps(chat(messages=[1] * MOST_ITEMS, input=[1] * MOST_ITEMS)).encode(),
+    "wrong parts": lambda: json.dumps(chat(messages=[{"role": "user", "content": [1] * MOST_ITEMS}])).encode(),
+    "unknown fields": lambda: json.dumps(chat(chunks=[{f"n{number}": 1 for number in range(4000)}] * 9)).encode(),
     "biases": lambda: json.dumps(chat(logit_bias={str(number): 1 for number in range(MOST_NAMES - 100)})).encode(),
     "chunks": lambda: json.dumps(chat(chunks=["a"] * 5000, documents=["a"] * 5000)).encode(),
     "more chunks": lambda: json.dumps(chat(chunks=["a b"] * 500_000)).encode(),
