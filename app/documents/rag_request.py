@@ -86,7 +86,7 @@ class RagChatRequest(RagRequest):
     chunks: Chunks = Field(default_factory=list, description="the document chunks; or give retrieve")
     retrieve: RetrieveField | None = None
     question: str | None = Field(None, description="the user's question; or give messages")
-    messages: Annotated[list[dict[str, Any]], FailFast()] | None = Field(
+    messages: list[dict[str, Any]] | None = Field(
         None, description="a conversation instead of question; the chunks go before its first user text"
     )
     stream: bool = Field(False, strict=True)
