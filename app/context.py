@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from app.collections.retrieval import Retrieval
 from app.documents.extraction import Extraction
+from app.documents.patterns import Pattern, patterns_with
 from app.profile import Profile
 from app.prompt.marks import Marks
 from app.settings import Settings
@@ -29,6 +30,9 @@ class ServerContext:
     registry: RedisRegistry | None = None
     defaults: CacheOptions = field(init=False)
     """The cache options of a request that names none."""
+    patterns: tuple[Pattern, ...] = field(init=False)
+    """The forms of documents in prompts."""
 
     def __post_init__(self) -> None:
         self.defaults = self.settings.cache_defaults()
+        self.patterns = patterns_with(self.settings.document_patterns)

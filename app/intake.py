@@ -9,7 +9,8 @@ stand behind :class:`DocumentsMiddleware`.
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, Final, ParamSpec, TypeVar
@@ -24,14 +25,24 @@ from app.context import ServerContext
 from app.documents.cache_options import cache_salt_of, parse_cache_field
 from app.documents.checked_fields import check_body, check_request_id
 from app.documents.document import BadRequestError
-from app.documents.openai_documents import EXTRACTORS, DocumentsRequest, dumped
-from app.documents.rag_request import RagChatRequest, RagRequest, documents_of, documents_request
+from app.documents.found import Find, finder
+from app.documents.openai_documents import (
+    EXTRACTORS,
+    NOT_BESIDE_DOCUMENTS,
+    DocumentsRequest,
+    dumped,
+    finds_documents,
+    from_chat,
+)
+from app.documents.rag_request import PlanRequest, RagChatRequest, RagRequest, documents_of, documents_request
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
 from app.http.messages import QUICK_BYTES, has_files, held, is_event_stream, object_in, path_of, read_body, replay
 from app.http.refusals import refusal
 from app.http.sse import ReportInserter
-from cache.report import Found
+from app.prompt.known import KnownPassages
+from app.settings import Settings
+from cache.report import FindsDocuments, Found
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import CALLER, PROGRESS, REQUEST_KEY, Progress, ResolvedRequest, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
@@ -150,7 +161,7 @@ class DocumentsMiddleware:
         if taken is None:
             return await self._app(scope, replay([body], receive), send)
         request, ticket = taken
-        with self._context.marks.issue(ticket, request.documents) as marked:
+        with issued(self._context, request, ticket) as marked:
             try:
                 body = await _in_thread(len(body), _inserted, request, marked)
             except BadRequestError as error:
@@ -162,20 +173,46 @@ class DocumentsMiddleware:
 
     async def _taken(self, path: str, body: bytes) -> tuple[DocumentsRequest, Ticket] | None:
         """The request, if it has anything of ours, and its ticket."""
-        separator = self._context.settings.chunk_separator
-        parsed = await _in_thread(len(body), _parsed, body, separator)
+        settings = self._context.settings
+        parsed = await _in_thread(len(body), _parsed, body, settings)
         if parsed is None:
             return None
         retrieved = None
         if parsed.get("retrieve") is not None:
             retrieved = await self._context.retrieval.fill_body(path, parsed)
-        request = await _in_thread(len(body), EXTRACTORS[path], parsed, separator)
+        find = await finder_for(self._context, parsed, settings.documents)
+        request = await _in_thread(len(body), EXTRACTORS[path], parsed, settings.chunk_separator, find)
         if request is None:
             return None
-        for field in ("echo", "store", "use_beam_search"):
+        for field in NOT_BESIDE_DOCUMENTS:
             if request.body.get(field):
                 raise BadRequestError(f"{field} can't be combined with documents", field)
         return request, open_ticket(self._context, request, retrieved)
+
+
+async def finder_for(context: ServerContext, body: Mapping[str, Any], default: FindsDocuments) -> Find | None:
+    """The finder of documents in the texts of a request, by its namespace; ``None`` if none are to be found.
+
+    Raises :class:`BadRequestError`.
+    """
+    if not finds_documents(body, default):
+        return None
+    cache = body.get("cache")
+    field = parse_cache_field({"namespace": cache.get("namespace")} if isinstance(cache, Mapping) else None)
+    namespace = field.salted_namespace(cache_salt_of(body))
+    known: KnownPassages = context.engine.renderer.known
+    if known.is_new(namespace):  # the collections of an earlier process
+        await asyncio.to_thread(known.add_all, namespace, context.retrieval.collections.texts(namespace))
+    return finder(context.patterns, partial(known.find, namespace))
+
+
+def issued(
+    context: ServerContext, request: DocumentsRequest, ticket: Ticket
+) -> AbstractContextManager[str] | AbstractContextManager[list[str]]:
+    """Yields the argument of ``request.insert``, valid inside the ``with`` block."""
+    if request.found:
+        return context.marks.issue_within(ticket, len(request.documents))
+    return context.marks.issue(ticket, request.documents)
 
 
 async def take_in(context: ServerContext, request: RagRequest) -> tuple[DocumentsRequest, Ticket]:
@@ -195,10 +232,21 @@ async def take_in(context: ServerContext, request: RagRequest) -> tuple[Document
     return taken, open_ticket(context, taken, retrieved)
 
 
+async def take_found(context: ServerContext, request: PlanRequest) -> tuple[DocumentsRequest, Ticket]:
+    """A conversation with the documents found in it, and its ticket; raises :class:`BadRequestError`."""
+    body = request.conversation()
+    taken = from_chat(body, None, await finder_for(context, body, "auto"))
+    assert taken is not None  # the body has a field cache
+    return taken, open_ticket(context, taken)
+
+
 def open_ticket(context: ServerContext, request: DocumentsRequest, retrieved: Found | None = None) -> Ticket:
     """The ticket of any request with documents; raises :class:`BadRequestError`."""
     field = parse_cache_field(request.cache)
+    leaves_scope = bool(request.found) and field.scope is None
     options = field.options(cache_salt_of(request.body), context.defaults)
+    if request.found:
+        options = field.as_found(options)
     profile, documents = context.profile, request.documents
     keys = keys_of(request.body, options, request.systems, documents) if context.registry is not None else []
     return Ticket(
@@ -208,6 +256,8 @@ def open_ticket(context: ServerContext, request: DocumentsRequest, retrieved: Fo
         tuple(document.context or "" for document in documents) if any(each.context for each in documents) else (),
         decide=profile.applied if profile is not None and field.leaves_the_choice else None,
         retrieved=retrieved,
+        found=tuple(document for within in request.found for document in within.reported),
+        leaves_scope=leaves_scope,
     )
 
 
@@ -236,15 +286,15 @@ async def _in_thread(num_bytes: int, call: Callable[P, Result], *arguments: P.ar
     return call(*arguments, **fields)
 
 
-def _inserted(request: DocumentsRequest, marked: str) -> bytes:
+def _inserted(request: DocumentsRequest, marked: str | list[str]) -> bytes:
     """The body with its documents; raises :class:`BadRequestError`."""
     request.insert(marked)
     return dumped(request.body).encode()
 
 
-def _parsed(body: bytes, separator: str | None) -> dict[str, Any] | None:
+def _parsed(body: bytes, settings: Settings) -> dict[str, Any] | None:
     """The body if it may have documents; ``None`` for others, and for malformed ones, which vLLM answers."""
-    if not any(hint in body for hint in _hints(separator)):
+    if settings.documents == "off" and not any(hint in body for hint in _hints(settings.chunk_separator)):
         return None
     return object_in(body)
 

@@ -32,6 +32,7 @@ from app.context import ServerContext
 from app.documents.extraction import Extraction, check_ocr
 from app.errors import answer_errors
 from app.http.cut_off import CutOffMiddleware
+from app.http.messages import PlainPathsMiddleware
 from app.http.openapi import correct_openapi
 from app.http.refusals import RefusalMiddleware
 from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware
@@ -95,6 +96,7 @@ async def build_tessera_app(
     browsers = browser_check(tenants, [args.host, _advertised(settings), *settings.names()], args.allowed_origins)
     app.add_middleware(AccessMiddleware, tenants=tenants, secret=settings.peer_secret, browsers=browsers)
     app.add_middleware(RefusalMiddleware)
+    app.add_middleware(PlainPathsMiddleware)
     app.state.tessera = context
     await init_app_state(engine, app.state, args, supported_tasks)
     return app

@@ -17,7 +17,7 @@ from cache.config import ChunkCacheUse
 from cache.eviction.policies import EvictionPolicyName
 from cache.positions.layout import PlacementName, PositionStrategy
 from cache.positions.strategy import UNKNOWN
-from cache.report import ScopeName
+from cache.report import FindsDocuments, ScopeName
 from cache.sparse import Sparse
 from cache.tiers.config import parse_tiers
 from engine_ext.client.request import CacheOptions
@@ -50,6 +50,8 @@ class ChunkSettings(BaseSettings):
     chunk_separator: str | None = Field(
         None, min_length=1, description="text that splits prompts on vLLM's endpoints, e.g. ' # # '"
     )
+    documents: FindsDocuments = Field("off", description="auto: find documents in any prompt")
+    document_patterns: Path | None = Field(None, description="file of further forms for --documents auto")
     chunk_max_tokens: int = Field(4096, ge=1, description="longer documents are split into chunks of this size")
     collections: Path | None = Field(None, description="folder of the collections of files")
     retriever: str = Field("bm25", min_length=1, description="bm25, hybrid, or another package's")

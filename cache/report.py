@@ -13,6 +13,8 @@ from cache.lease import ChunkStatus
 from cache.positions.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds, unpack
 
 ScopeName = Literal["system", "isolated"]
+FindsDocuments = Literal["off", "auto"]
+"""Whether documents are looked for in the texts of a prompt."""
 Milliseconds = Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
 
 
@@ -59,6 +61,11 @@ class ReportedChunk(ChunkLabel):
         """A chunk in full attention."""
         return cls(**chunk.label, key=None, tokens=chunk.num_tokens, status=None)
 
+    @classmethod
+    def all_of(cls, chunks: Iterable[Chunk]) -> list[Self]:
+        """The documents' chunks in full attention."""
+        return [cls.of(chunk) for chunk in chunks if not chunk.is_text]
+
 
 class Retrieved(Shape):
     """A passage that a collection gave for the question. ``page`` counts from 1; ``None`` in files without pages."""
@@ -78,6 +85,18 @@ class Found(NamedTuple):
     degraded: str | None = None
 
 
+class FoundDocument(Shape):
+    """A document that was found in the prompt: characters ``[start, end)`` of the field ``at`` of the request.
+
+    ``by``: the app whose form it has, or a passage that the server knows.
+    """
+
+    by: str
+    at: str
+    start: int
+    end: int
+
+
 class ReportedTokens(Shape):
     """Prompt tokens; ``reused + computed + left_out == prompt``."""
 
@@ -94,7 +113,7 @@ class ReportedTokens(Shape):
 class Segment(Shape):
     """With ``cache.explain`` only; ``position``: logical position of the first token."""
 
-    kind: Literal["system", "chunk", "question"]
+    kind: Literal["system", "chunk", "text", "question"]
     token_ids: TokenIds
     position: int
     context: TokenIds = ()
@@ -142,6 +161,10 @@ class Report(Shape):
     """The best first; ``None``: the request brought its documents itself."""
     retrieval_degraded: str | None = None
     """Why passages were ranked otherwise than the server's retriever does."""
+    found: list[FoundDocument] | None = None
+    """The documents that the server has found in the prompt's own text."""
+    text_between: Literal["computed", "as chunks"] | None = None
+    """How the text between them was computed: behind everything before it, or like a chunk."""
     segments: list[Segment] | None = None
     opening: TokenIds | None = None
     """Tokens that the chunks were computed behind, if not behind the system segment; beside ``segments``."""
@@ -166,7 +189,7 @@ class Report(Shape):
             position_strategy=strategy,
             scope=scope,
             tokens=ReportedTokens(prompt=num_tokens, reused=0, computed=0, fill_computed=0),
-            chunks=[ReportedChunk.of(chunk) for chunk in chunks],
+            chunks=ReportedChunk.all_of(chunks),
             timings_ms={},
             decision=decision,
         )
@@ -182,7 +205,7 @@ class Report(Shape):
 def explain_segments(prompt: ChunkedPrompt, layout: Layout | None) -> list[Segment]:
     """Segments with token ids and logical positions of first tokens; plain indices without a layout."""
     tokens = [prompt.system, *(chunk.token_ids for chunk in prompt.chunks), prompt.question]
-    kinds = ["system", *["chunk"] * len(prompt.chunks), "question"]
+    kinds = ["system", *("text" if chunk.is_text else "chunk" for chunk in prompt.chunks), "question"]
     if layout is not None:
         positions = [p.position for p in (layout.system, *layout.chunks, layout.question)]
     else:

@@ -260,6 +260,18 @@ class Collections:
                 logger.warning("%s", error)
         return summaries
 
+    def texts(self, namespace: str) -> Iterator[str]:
+        """The texts of a namespace's passages, with and without their titles, as far as they can be read."""
+        for summary in self.summaries(namespace):
+            try:
+                passages = self.corpus(namespace, summary["name"]).passages
+            except (CollectionStorageError, UnknownCollectionError) as error:
+                logger.warning("%s", error)
+                continue
+            for passage in passages:
+                yield passage.text
+                yield passage.document.render()
+
     def vectors(self, about: About) -> "Vectors":
         """The vectors of a collection's passages."""
         return Vectors(self._path(about.namespace, about.name))

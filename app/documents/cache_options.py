@@ -2,6 +2,7 @@
 """The request field ``cache``."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -125,6 +126,14 @@ class CacheField(BaseModel):
             recompute,
             defaults.sparse if self.sparse is None else self.sparse.completed(defaults.sparse),
         )
+
+    def as_found(self, options: CacheOptions) -> CacheOptions:
+        """The options of a request whose documents were found in its prompt: they keep their order and positions.
+
+        Left open, the scope is the one that other text before them doesn't change.
+        """
+        strategy = self.position_strategy or PositionStrategy.OFFSET
+        return replace(options, position_strategy=strategy, scope=self.scope or "isolated")
 
 
 def parse_cache_field(value: Any) -> CacheField:

@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 MOST_DOCUMENTS: Final = 5000
@@ -31,12 +31,21 @@ class Document:
     title: str | None = None
     context: str | None = None
     """Text that its KV is computed behind, and that is no part of the prompt: what precedes it, a title, a summary."""
+    is_verbatim: bool = False
+    """Whether it stands in a prompt as it is: it was found there."""
+
+    @property
+    def given(self) -> "Document":
+        """The document as a request gives it that has it in a field."""
+        return replace(self, is_verbatim=False)
 
     def render(self) -> str:
         """The chunk's text in the prompt. A function of the document alone, never of its neighbours.
 
         Blank lines before it are left out, but its first line keeps its indentation: code needs it.
         """
+        if self.is_verbatim:
+            return self.text
         title = f"{self.title.strip()}\n" if self.title and self.title.strip() else ""
         return f"{title}{_BLANK_LINES.sub('', self.text)}".rstrip() + "\n\n"
 

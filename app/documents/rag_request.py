@@ -91,9 +91,14 @@ class RagChatRequest(RagRequest):
     )
     stream: bool = Field(False, strict=True)
 
+    @property
+    def finds_documents(self) -> bool:
+        """Whether the documents are those that ``--documents auto`` finds."""
+        return False
+
     @model_validator(mode="after")
     def _check_chunks(self) -> "RagChatRequest":
-        if ("chunks" in self.model_fields_set) == (self.retrieve is not None):
+        if not self.finds_documents and ("chunks" in self.model_fields_set) == (self.retrieve is not None):
             raise VLLMValidationError("give either chunks or retrieve", parameter="chunks")
         return self
 
@@ -107,7 +112,7 @@ class RagChatRequest(RagRequest):
 
 
 class PlanRequest(RagChatRequest):
-    """A chat request to preview."""
+    """A chat request to preview; without ``chunks`` and ``retrieve``, with the documents found in its messages."""
 
     prefetch: bool = Field(
         False,
@@ -115,6 +120,16 @@ class PlanRequest(RagChatRequest):
         description="start to load and compute what the request would wait for, ahead of it: a retriever knows the "
         "chunks before the question is complete",
     )
+
+    @property
+    def finds_documents(self) -> bool:
+        """Whether the documents are those that ``--documents auto`` finds."""
+        return "chunks" not in self.model_fields_set and self.retrieve is None
+
+    def conversation(self) -> dict[str, Any]:
+        """The body of the chat completion whose messages may have documents."""
+        options = self.cache.model_dump(exclude_unset=True)
+        return {**(self.model_extra or {}), "model": self.model, "messages": chat_messages(self, ""), "cache": options}
 
 
 class IngestRequest(RagRequest):

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 from app.documents.cache_options import cache_salt_of, parse_cache_field
 from app.documents.document import BadRequestError, Document
-from app.documents.openai_documents import EXTRACTORS, dumped, system_texts
+from app.documents.found import finder
+from app.documents.openai_documents import EXTRACTORS, dumped, finds_documents, system_texts
+from app.documents.patterns import PATTERNS
 from app.http.messages import object_in
-from cache.report import ScopeName
+from cache.report import FindsDocuments, ScopeName
 from cache.segments.holdings import DocumentKey
 from engine_ext.client.request import CacheOptions
 from replicas.document_keys import id_key, text_keys
@@ -24,10 +26,11 @@ BEGINNING: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Replicas' settings that requests are read by: their ``--chunk-separator`` and ``--chunk-scope``."""
+    """Replicas' settings that requests are read by: ``--chunk-separator``, ``--chunk-scope`` and ``--documents``."""
 
     separator: str | None = None
     scope: ScopeName = "system"
+    documents: FindsDocuments = "off"
 
 
 _USUAL: Final = Reading()
@@ -87,7 +90,7 @@ def keys_of(
     context = [str(body.get("model") or ""), options.namespace, options.scope]
     if options.scope == "system":
         context += before
-    return text_keys(context, (f"{document.render()}{document.context or ''}" for document in documents))
+    return text_keys(context, (f"{document.given.render()}{document.context or ''}" for document in documents))
 
 
 def _of_rag(body: dict[str, Any], reading: Reading) -> list[Wanted]:
@@ -100,8 +103,8 @@ def _of_rag(body: dict[str, Any], reading: Reading) -> list[Wanted]:
         text, id, title = fields.get("text"), fields.get("id"), fields.get("title")
         if isinstance(text, str):
             before = fields.get("context")
-            named_as = (each if isinstance(each, str) else None for each in (title, before))
-            documents.append(Document(text, None, *named_as))
+            title, before = (each if isinstance(each, str) else None for each in (title, before))
+            documents.append(Document(text, None, title, before))
             named.append(None)
         elif isinstance(id, str):
             named.append(Wanted(id_key(options.namespace, id), 0, is_required=True))
@@ -110,10 +113,14 @@ def _of_rag(body: dict[str, Any], reading: Reading) -> list[Wanted]:
 
 
 def _of_extractor(path: str, body: dict[str, Any], reading: Reading) -> list[Wanted]:
-    request = EXTRACTORS[path](body, reading.separator)
+    find = finder(PATTERNS, lambda _: []) if finds_documents(body, reading.documents) else None
+    request = EXTRACTORS[path](body, reading.separator, find)
     if request is None:
         return []
-    options = parse_cache_field(request.cache).options(cache_salt_of(request.body), CacheOptions(scope=reading.scope))
+    field = parse_cache_field(request.cache)
+    options = field.options(cache_salt_of(request.body), CacheOptions(scope=reading.scope))
+    if request.found:
+        options = field.as_found(options)
     return _by_text(request.body, options, request.documents, request.systems)
 
 

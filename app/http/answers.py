@@ -5,7 +5,7 @@ from typing import Literal
 
 from cache.lease import ChunkStatus
 from cache.positions.layout import PlacementName, PositionStrategy
-from cache.report import ChunkLabel, Decided, Report, ScopeName, Shape
+from cache.report import ChunkLabel, Decided, FoundDocument, Report, ScopeName, Shape
 from engine_ext.wire.vllm_compat import ChatCompletionResponse
 
 
@@ -42,7 +42,7 @@ class Pages(Shape):
 class Plan(Shape):
     """Only ``mode`` and ``reason`` while the cache is off, and for a request without chunks.
 
-    ``prefetching``: number of segments that are on their way, if that was asked for.
+    ``prefetching``: number of segments that are on their way, if asked for; ``found``: documents in the messages.
     """
 
     mode: Literal["chunked", "full"]
@@ -55,6 +55,7 @@ class Plan(Shape):
     pages: Pages | None = None
     chunks: list[PlannedChunk] | None = None
     prefetching: int | None = None
+    found: list[FoundDocument] | None = None
 
 
 class Place(Shape):

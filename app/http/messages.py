@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 QUICK_BYTES: Final = 1 << 16
 """Bytes that the event loop parses, checks or hashes itself; longer bodies go to a thread."""
@@ -112,3 +112,32 @@ def is_event_stream(start: Message) -> bool:
     """Whether a response that begins with ``start`` is an event stream, and not compressed by another middleware."""
     headers = Headers(raw=start.get("headers", []))
     return headers.get("content-type", "").startswith("text/event-stream") and "content-encoding" not in headers
+
+
+class PlainPathsMiddleware:
+    """Answers ``HEAD`` as ``GET`` without the body, and a path with a slash at the end as the one without.
+
+    It stands outside everything that looks at a path. A redirection would lead to the address of a replica, and many
+    clients don't follow one with a body.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return await self._app(scope, receive, send)
+        path, raw = path_of(scope), scope.get("raw_path")
+        # Two slashes are refused, not taken for one.
+        if path.endswith("/") and path != "/" and not path.endswith("//"):
+            scope = {**scope, "path": scope["path"][:-1], "raw_path": raw.removesuffix(b"/") if raw else raw}
+        if scope.get("method") == "HEAD":
+            return await self._app({**scope, "method": "GET"}, receive, _without_body(send))
+        return await self._app(scope, receive, send)
+
+
+def _without_body(send: Send) -> Send:
+    async def bare(message: Message) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+    return bare

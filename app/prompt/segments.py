@@ -5,16 +5,30 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
 from vllm.exceptions import VLLMValidationError
 
 from app.documents.document import CONTEXT_TOKENS, Document
+from app.prompt.known import KnownPassages
 from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.prompt.tokenization import SegmentTokenizer
-from cache.positions.layout import Chunk, ChunkedPrompt, ChunkTokens, pack, packed_length, split_packed, take, unpack
-from engine_ext.client.request import REQUEST_KEY, ChunkedRequest
+from cache.positions.layout import (
+    Chunk,
+    ChunkedPrompt,
+    ChunkTokens,
+    PackedTokens,
+    TokenIds,
+    num_in_common,
+    pack,
+    packed_length,
+    split_packed,
+    take,
+    unpack,
+)
+from engine_ext.client.request import REQUEST_KEY, ChunkedRequest, Ticket
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
 _NONE: Final = ChunkTokens()
@@ -45,7 +59,9 @@ class SegmentRenderer:
         self._max_chunk_tokens = max(1, max_chunk_tokens - chunk_tokens.number)
         self._chunk_tokens = chunk_tokens
         self._frames: dict[str | None, tuple[str, str] | None] = {}
-        self._tokenizer = SegmentTokenizer(renderer.get_tokenizer())
+        self.known = KnownPassages()
+        """The documents that were tokenized."""
+        self._tokenizer = SegmentTokenizer(renderer.get_tokenizer(), self.known.add)
         self._block_tokens = block_tokens
 
     def __getattr__(self, name: str) -> Any:
@@ -72,18 +88,23 @@ class SegmentRenderer:
             )
         (conversation,) = conversations
         rendered, prompt = await self._renderer.render_messages_async(conversation, chat_params)
+        refusal = None
         if prompt.get("multi_modal_data"):
-            raise VLLMValidationError("documents can't be combined with images, audio or video", parameter="messages")
+            refusal = ("media", "documents beside images, audio or video")
+        elif self._is_broken(prompt["prompt"], conversation):
+            refusal = ("template", "the chat template doesn't print the text around the documents once, unchanged")
+        if refusal is not None:
+            return await self._unsegmented(conversation, refusal, chat_params, tok_params, prompt_extras, kwargs)
         marked = self._split(prompt["prompt"])
         frame = await self._frame(chat_params)
-        if frame is None and marked.ticket.options.scope == "isolated":
+        if frame is None and marked.ticket.options.scope == "isolated" and not marked.ticket.leaves_scope:
             raise VLLMValidationError(
                 "scope isolated needs a chat template that takes a user message without a system prompt: ask for "
                 "scope system, the default of servers without --chunk-scope",
                 parameter="cache.scope",
             )
         tok_params = tok_params or self._renderer.default_chat_tok_params
-        return [rendered], [await self._engine_input(marked, frame or ("", ""), tok_params, prompt_extras)]
+        return [rendered], [await self._engine_input(marked, frame, tok_params, prompt_extras)]
 
     async def render_cmpl_async(
         self,
@@ -104,6 +125,8 @@ class SegmentRenderer:
 
     def chunks(self, document: Document, index: int, namespace: str) -> list[Chunk]:
         """Splits a document into one or, if it exceeds the chunk limit, several chunks; thread-safe."""
+        if document.title:
+            self.known.add(namespace, document.text)
         return self._chunks(document.render(), document.id, index, namespace, document.context or "")
 
     def check_documents(self, documents: Sequence[Document]) -> None:
@@ -134,6 +157,36 @@ class SegmentRenderer:
                 parameter="messages",
             ) from error
 
+    def _is_broken(self, text: Any, conversation: Sequence[Any]) -> bool:
+        """Whether the template has broken the marks around documents that the server itself has found."""
+        if not self._ticket_of(conversation).found:
+            return False
+        try:
+            self._marks.split(text)
+        except BrokenMarksError:
+            return True
+        return False
+
+    def _ticket_of(self, conversation: Sequence[Any]) -> Ticket:
+        return next(filter(None, (self._marks.ticket_of(_content(message)) for message in conversation)))
+
+    async def _unsegmented(
+        self,
+        conversation: Sequence[Any],
+        refusal: tuple[str, str],
+        chat_params: Any,
+        tok_params: Any,
+        prompt_extras: dict[str, Any] | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """vLLM's own prompt of a conversation with marks, which can only be answered in full attention."""
+        request = ChunkedRequest(self._ticket_of(conversation), None, refusal)
+        unmarked = [_with_content(message, self._marks.without) for message in conversation]
+        rendered, (engine_input,) = await self._renderer.render_chat_async(
+            [unmarked], chat_params, tok_params, prompt_extras=prompt_extras, **kwargs
+        )
+        return rendered, [{**engine_input, REQUEST_KEY: request}]
+
     async def _frame(self, chat_params: ChatParams) -> tuple[str, str] | None:
         """The template's text before and behind a sole user message, the same for every request, if it takes one."""
         template = chat_params.chat_template
@@ -151,7 +204,7 @@ class SegmentRenderer:
         return self._frames[template]
 
     async def _engine_input(
-        self, marked: MarkedPrompt, frame: tuple[str, str], tok_params: Any, prompt_extras: dict[str, Any] | None
+        self, marked: MarkedPrompt, frame: tuple[str, str] | None, tok_params: Any, prompt_extras: dict[str, Any] | None
     ) -> Any:
         self._check_characters(marked.text, tok_params.max_total_tokens, "chunks")
         salt = (prompt_extras or {}).get("cache_salt")
@@ -165,28 +218,76 @@ class SegmentRenderer:
         return engine_input
 
     def _tokenize(
-        self, marked: MarkedPrompt, frame: tuple[str, str], add_special_tokens: bool
+        self, marked: MarkedPrompt, frame: tuple[str, str] | None, add_special_tokens: bool
     ) -> tuple[ChunkedRequest, list[int]]:
-        encode, (opening, closing) = self._tokenizer.encode_template, frame
+        encode, (opening, closing) = self._tokenizer.encode_template, frame or ("", "")
         if not marked.chunks:
             token_ids = list(encode(marked.text, add_special_tokens=add_special_tokens))
             return ChunkedRequest(marked.ticket, None), token_ids
         options = marked.ticket.options
-        is_isolated, namespace = options.scope == "isolated", options.namespace
+        is_isolated, namespace = options.scope == "isolated" and frame is not None, options.namespace
         contexts = marked.ticket.contexts or ("",) * len(marked.chunks)
         documents = zip(marked.chunks, marked.ticket.chunk_ids, contexts, strict=True)
+        system, question = encode(marked.system, add_special_tokens=add_special_tokens), encode(marked.question)
+        before = encode(opening, add_special_tokens=add_special_tokens) if is_isolated else None
+        blank = encode(f"{_BLANK}{closing}")
+        if marked.ticket.found:
+            chunks, rest = self._found_chunks(marked, namespace, has_question=bool(question))
+            prompt = ChunkedPrompt(system, chunks, (*rest, *question), before, blank)
+            if not prompt.documents:
+                refusal = ("no chunks", "the documents found share their tokens with the text around them")
+                return ChunkedRequest(marked.ticket, None, refusal), prompt.token_ids
+            return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
         prompt = ChunkedPrompt(
-            self._padded(encode(marked.system, add_special_tokens=add_special_tokens)),
+            self._padded(system),
             tuple(
                 chunk
                 for i, (text, id, context) in enumerate(documents)
                 for chunk in self._chunks(text, id, i, namespace, context)
             ),
-            encode(marked.question),
-            self._padded(encode(opening, add_special_tokens=add_special_tokens)) if is_isolated else None,
-            encode(f"{_BLANK}{closing}"),
+            question,
+            self._padded(before) if before is not None else None,
+            blank,
         )
         return ChunkedRequest(marked.ticket, prompt), prompt.token_ids
+
+    def _found_chunks(
+        self, marked: MarkedPrompt, namespace: str, *, has_question: bool
+    ) -> tuple[tuple[Chunk, ...], TokenIds]:
+        """The chunks of documents found in the prompt, the text between them, and the last one's last tokens.
+
+        A document's key is that of the same document given otherwise, which ends with a blank line. The prompt uses its
+        first tokens, as far as they don't depend on that; what is left of it is text.
+        """
+        chunks = list[Chunk]()
+        rest: TokenIds = ()
+        for index, (text, between) in enumerate(zip_longest(marked.chunks, marked.between)):
+            tokens = self._tokenizer.pack_document(text, namespace)
+            stored = tokens
+            if not self._chunk_tokens.number:
+                stored = self._tokenizer.pack_document(Document(text).render(), namespace)
+            num_used = num_in_common(tokens, stored)
+            if between is None and not has_question:
+                num_used = min(num_used, packed_length(tokens) - 1)  # at least one token must be computed
+            chunks += self._parts(stored, num_used, index)
+            rest = unpack(take(tokens, num_used, packed_length(tokens) - num_used))
+            if between is not None:
+                behind = pack((*rest, *self._tokenizer.encode_template(between)))
+                chunks += [Chunk(piece, is_text=True) for piece in split_packed(behind, self._max_chunk_tokens)]
+        return tuple(chunks), rest
+
+    def _parts(self, stored: PackedTokens, num_used: int, document: int) -> list[Chunk]:
+        pieces = split_packed(stored, self._max_chunk_tokens)
+        parts, left = list[Chunk](), num_used
+        for number, piece in enumerate(pieces, start=1):
+            used = min(left, packed_length(piece))
+            if used:
+                around = self._chunk_tokens.around(piece)
+                whole = used == packed_length(piece)
+                part = (number, len(pieces)) if len(pieces) > 1 else None
+                parts.append(Chunk(around, None, document, part, num_used=None if whole else used))
+            left -= used
+        return parts
 
     def _chunks(self, text: str, id: str | None, document: int, namespace: str, context: str) -> list[Chunk]:
         before = b""
@@ -212,6 +313,21 @@ class SegmentRenderer:
 def _content(message: Any) -> str:
     """A message's content; the string form of a message that is no mapping (vLLM's Harmony format)."""
     return str(message.get("content") if isinstance(message, Mapping) else message)
+
+
+def _with_content(message: Any, changed: Callable[[str], str]) -> Any:
+    """A message with its texts changed."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, str):
+        return {**message, "content": changed(content)}
+    if not isinstance(content, list):
+        return message
+    parts = [{**part, "text": changed(part["text"])} if _has_text(part) else part for part in content]
+    return {**message, "content": parts}
+
+
+def _has_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get("text"), str)
 
 
 def _check_length(prompt: ChunkedPrompt | None, num_tokens: int, tok_params: Any) -> None:

@@ -3,6 +3,7 @@
 
 import copy
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -19,9 +20,11 @@ REMEMBERED_BYTES = 32 << 20
 class SegmentTokenizer:
     """Wraps the model's Hugging Face tokenizer; thread-safe."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, on_document: Callable[[str, str], None] = lambda namespace, text: None) -> None:
+        """``on_document`` is called with each namespace and text that is tokenized as a document."""
         if not getattr(tokenizer, "is_fast", False):
             raise TypeError(f"{type(tokenizer).__name__} has no fast (Rust) backend, which documents need")
+        self._on_document = on_document
         self._lock = threading.Lock()
         # A copy, since vLLM's threads use the model's own tokenizer.
         self._tokenizer = copy.deepcopy(tokenizer)
@@ -52,6 +55,7 @@ class SegmentTokenizer:
 
         Cached per namespace: timing must not reveal another namespace's documents.
         """
+        self._on_document(namespace, text)
         return pack(self.encode_document(text))
 
     @cached_property

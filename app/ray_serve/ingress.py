@@ -40,7 +40,7 @@ class Ingress:
         self._engine = engine
         self._handle = engine.options(stream=True).handle
         self._registry = _registry(options)
-        self._lookup = Lookup(self._registry, Reading(options.chunk_separator, options.chunk_scope))
+        self._lookup = Lookup(self._registry, Reading(options.chunk_separator, options.chunk_scope, options.documents))
         self._refreshing = asyncio.create_task(self._lookup.run(), name="lookup")
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ from app.errors import error_response
 from app.http.answers import Plan, RagChatAnswer
 from app.http.openapi import EVENT_STREAM, answers
 from app.http.sse import ReportInserter
-from app.intake import render, take_in
+from app.intake import issued, render, take_found, take_in
 from engine_ext.client.plan_preview import preview
 from engine_ext.client.request import CALLER, IS_PEER, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
@@ -62,16 +62,21 @@ async def rag_chat(request: RagChatRequest, raw_request: Request) -> JSONRespons
     responses=answers(Plan, *_REFUSED),
 )
 async def rag_plan(request: PlanRequest, raw_request: Request) -> JSONResponse:
-    """Takes the body of ``/v1/rag/chat``. Changes nothing, not even the order of eviction, without ``prefetch``."""
+    """Takes the body of ``/v1/rag/chat``. Changes nothing, not even the order of eviction, without ``prefetch``.
+
+    Without ``chunks`` and ``retrieve`` it shows the documents that ``--documents auto`` would find in the messages.
+    """
     state = raw_request.app.state
     context: ServerContext = state.tessera
-    taken, ticket = await take_in(context, request)
-    with context.marks.issue(ticket, taken.documents) as marked:
+    taken, ticket = await (take_found if request.finds_documents else take_in)(context, request)
+    with issued(context, taken, ticket) as marked:
         taken.insert(marked)
         rendered = await render(state, chat_completion(taken.body), for_run=True)
     if isinstance(rendered, ErrorResponse):
         return error_response(rendered)
     plan = preview(context.engine.cache, rendered)
+    if request.finds_documents:
+        plan["found"] = [document.model_dump() for document in ticket.found]
     if request.prefetch and plan["mode"] == "chunked":
         if (caller := CALLER.get()) is not None and rendered.prompt is not None:
             caller.charge(len(rendered.prompt.token_ids))

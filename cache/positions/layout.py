@@ -26,6 +26,7 @@ attention turns the question's queries by minus as many positions instead.
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -69,6 +70,12 @@ def split_packed(packed: PackedTokens, num_tokens: int) -> list[PackedTokens]:
     return [packed[start : start + size] for start in range(0, len(packed), size)]
 
 
+def num_in_common(one: PackedTokens, other: PackedTokens) -> int:
+    """How many of the first ids are the same."""
+    most = min(packed_length(one), packed_length(other))
+    return bisect_left(range(1, most + 1), True, key=lambda length: take(one, 0, length) != take(other, 0, length))
+
+
 class PositionStrategy(StrEnum):
     """Place of chunks relative to each other."""
 
@@ -84,7 +91,10 @@ class PositionStrategy(StrEnum):
 
 @dataclass(frozen=True)
 class Chunk:
-    """One document chunk of a request, or one part of a long document."""
+    """One document chunk of a request, or one part of a long document.
+
+    A chunk may be used in part: its key, and the KV in the pool, are those of all its tokens.
+    """
 
     packed: PackedTokens
     id: str | None = None
@@ -95,16 +105,25 @@ class Chunk:
     """``(2, 3)`` for the second of three parts."""
     context: PackedTokens = b""
     """Tokens that it is computed behind, and that are no part of the prompt: what precedes it in its document."""
+    num_used: int | None = None
+    """How many of its tokens, from the first on, the prompt has; ``None``: all. KV never depends on later tokens."""
+    is_text: bool = False
+    """Whether it is no document, but the prompt's text between two."""
+
+    @property
+    def packed_in_prompt(self) -> PackedTokens:
+        """Those of its tokens that the prompt has."""
+        return self.packed if self.num_used is None else take(self.packed, 0, self.num_used)
 
     @property
     def token_ids(self) -> TokenIds:
-        """The chunk's tokens."""
-        return unpack(self.packed)
+        """The chunk's tokens in the prompt."""
+        return unpack(self.packed_in_prompt)
 
     @property
     def num_tokens(self) -> int:
-        """Length of the chunk."""
-        return packed_length(self.packed)
+        """Length of the chunk in the prompt."""
+        return packed_length(self.packed) if self.num_used is None else self.num_used
 
     @property
     def label(self) -> dict[str, Any]:
@@ -153,7 +172,7 @@ class ChunkedPrompt:
     def __post_init__(self) -> None:
         if not self.question:
             raise ValueError("the question segment has no tokens; the engine must compute at least one")
-        if any(not chunk.packed for chunk in self.chunks):
+        if any(not chunk.num_tokens for chunk in self.chunks):
             raise ValueError("a chunk has no tokens")
 
     def num_before(self, chunk: Chunk) -> int:
@@ -167,7 +186,12 @@ class ChunkedPrompt:
     @cached_property
     def token_ids(self) -> list[int]:
         """All tokens in the order in which the engine sees them."""
-        return [*self.system, *unpack(b"".join(chunk.packed for chunk in self.chunks)), *self.question]
+        return [*self.system, *unpack(b"".join(chunk.packed_in_prompt for chunk in self.chunks)), *self.question]
+
+    @property
+    def documents(self) -> list[int]:
+        """Indices of the chunks that are (parts of) documents."""
+        return [index for index, chunk in enumerate(self.chunks) if not chunk.is_text]
 
     @property
     def chunk_prefix(self) -> TokenIds:

@@ -16,7 +16,7 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.attention import attention_to_chunks
 from engine_ext.client.call import EngineCall, KVForm, Stages, is_error, transfer_params
 from engine_ext.client.handed_over import HandedOver, HandoverError, given_away
-from engine_ext.client.recompute import Recomputed, recomputed, windows_of
+from engine_ext.client.recompute import Recomputed, recomputed, text_windows, windows_of
 from engine_ext.client.reporting import Reporter
 from engine_ext.client.request import Outputs, ResolvedRequest, Ticket, plain_salt, scope_salt
 from engine_ext.client.segments import FilledSegments, filled_segments
@@ -46,7 +46,7 @@ class Answer:
         self._call = call
         self._span = span
         self._stages = Stages(call.kwargs.get("trace_headers"), span)
-        self._reporter = Reporter(request, call.num_prompt_tokens, self._stages, cache.metrics, ticket.retrieved)
+        self._reporter = Reporter(request, call.num_prompt_tokens, self._stages, cache.metrics, ticket)
 
     async def outputs(self, handover: HandedOver | None = None) -> Outputs:
         """The request's outputs; the last one carries the report.
@@ -131,12 +131,19 @@ class Answer:
     async def _windows(
         self, filled: FilledSegments, call: EngineCall, attention: Sequence[Sequence[float]] | None
     ) -> list[Window]:
-        """The windows to compute anew, by the attention to the chunks, which is measured unless it is known."""
+        """The windows to compute anew: text between documents, and by the attention to the chunks.
+
+        That is measured unless it is known.
+        """
+        text = text_windows(filled)
+        if not filled.placed.most_chosen_windows:
+            return text
         if attention is None:
             with self._stages.stage("select"):
                 attention = await attention_to_chunks(filled, call)
             self._reporter.measured(attention)
-        return windows_of(filled, attention)
+        chosen = [each for each in windows_of(filled, attention) if not filled.placed.is_in_text(each.start)]
+        return sorted([*text, *chosen], key=lambda each: each.start)
 
     def _plan(self, filled: FilledSegments, fresh: Recomputed | None) -> TransferPlan:
         """The load plan of the main request."""

@@ -118,8 +118,25 @@ class ChunkEngine:
         params: SamplingParams,
         lora_request: "LoRARequest | None",
     ) -> ResolvedRequest:
-        """Decides everything about a request that needs no look at the cache."""
-        return resolve(request, self.adapters, params, lora_request)
+        """Decides everything about a request before its segments are placed.
+
+        That needs no look at the cache, unless documents were found in a prompt: then the scope in which more tokens of
+        them are cached is theirs; else ``isolated``, as the text before them may be another next time.
+        """
+        resolved = resolve(request, self.adapters, params, lora_request)
+        if not request.ticket.leaves_scope or resolved.prompt is None:
+            return resolved
+        behind = resolved.behind_system()
+        if resolved.prompt.opening is None or self._num_cached(behind) > self._num_cached(resolved):
+            return behind
+        return resolved
+
+    def _num_cached(self, request: ResolvedRequest) -> int:
+        """How many tokens of its chunks are in the pool."""
+        if isinstance(self.cache, CacheOff) or request.prompt is None:
+            return 0
+        found = self.cache.manager.look_up(request.prompt, request.scope)
+        return sum(each.num_tokens for each in found.segments if each.entry is not None and not each.is_system)
 
     def prefetch(self, request: ResolvedRequest) -> int:
         """See :meth:`engine_ext.client.prefetch.Prefetches.start`."""

@@ -63,6 +63,7 @@ def _chunks(prompt: ChunkedPrompt, found: Lookup) -> list[dict[str, Any]]:
     return [
         {**chunk.label, "key": str(segment.key), "tokens": chunk.num_tokens, "status": _status(segment)}
         for chunk, segment in zip(prompt.chunks, segments, strict=True)
+        if not chunk.is_text
     ]
 
 

@@ -5,6 +5,8 @@ A chunk's cached KV knows nothing of the chunks before it, which loses answers t
 the question attends to most (:mod:`cache.windows`) are computed in one request of their own: its tokens are the
 windows one after another, and each sees what precedes it in the sequence, earlier windows as computed here, the rest
 as cached. Their KV is saved to pages of this one request, which reads them in place of the cached tokens.
+
+The same request computes the text that stands between documents found in a prompt.
 """
 
 import secrets
@@ -48,11 +50,24 @@ def windows_of(filled: FilledSegments, attention: Sequence[Sequence[float]]) -> 
     chosen = choose_windows(paid, chunks, budget, filled.cache.config.page_tokens)
     windows = []
     for start, end in chosen:
-        at, segment = next(pair for pair in zip(chunks, leased, strict=True) if start < pair[0].start + pair[0].length)
-        # Where its cached keys are, seen from the question.
-        position = segment.entry.identity.num_prefix_tokens + at.delta + start - at.start
-        windows.append(Window(start, end - start, position))
+        segment = next(each for each in leased if start < each.start + each.length)
+        windows.append(_window(segment, start, end))
     return [each for each in windows if each.start]  # before the first token there is nothing
+
+
+def text_windows(filled: FilledSegments) -> list[Window]:
+    """The text between documents, as windows; none where that can't be computed so."""
+    if not filled.placed.computes_text:
+        return []
+    chunks = filled.placed.request.chunked().chunks
+    segments = (segment for chunk, segment in zip(chunks, filled.lease.chunks, strict=True) if chunk.is_text)
+    return [_window(each, each.start, each.start + each.length) for each in segments]
+
+
+def _window(segment: LeasedSegment, start: int, end: int) -> Window:
+    # Its position is where its cached keys are, seen from the question.
+    position = segment.entry.identity.num_prefix_tokens + segment.place.delta + start - segment.start
+    return Window(start, end - start, position)
 
 
 @asynccontextmanager

@@ -11,14 +11,14 @@ from vllm.outputs import RequestOutput
 from cache.errors import FullAttentionError
 from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
-from cache.report import Decided, Found, Handed, Report, ReportedChunk, explain_segments
+from cache.report import Decided, Handed, Report, ReportedChunk, explain_segments
 from cache.segments.index import ChunkKVCache
 from cache.sparse import shares
 from engine_ext.chunks.chunk_cache import FillResult
 from engine_ext.chunks.source import SourceResult
 from engine_ext.client.call import Stages
 from engine_ext.client.recompute import Recomputed
-from engine_ext.client.request import ResolvedRequest
+from engine_ext.client.request import ResolvedRequest, Ticket
 from engine_ext.client.segments import FilledSegments
 from engine_ext.client.sparse import Selection
 from engine_ext.client.tracing import TraceSpan
@@ -36,21 +36,21 @@ class Reporter:
         num_prompt_tokens: int,
         stages: Stages,
         metrics: ChunkCacheMetrics,
-        retrieved: Found | None,
+        ticket: Ticket,
     ) -> None:
         options = request.options
-        chunks = request.prompt.chunks if request.prompt else ()
         chosen = options.decision
         self.report = Report.begun(
             options.position_strategy,
             options.scope,
             num_prompt_tokens,
-            chunks,
+            request.prompt.chunks if request.prompt else (),
             Decided(mode=chosen.mode, why=chosen.why) if chosen else None,
             stages.timings_ms,
         )
-        if retrieved is not None:
-            self.report.retrieved, self.report.retrieval_degraded = retrieved
+        if ticket.retrieved is not None:
+            self.report.retrieved, self.report.retrieval_degraded = ticket.retrieved
+        self.report.found = list(ticket.found) or None
         self._request = request
         self._stages = stages
         self._metrics = metrics
@@ -63,14 +63,15 @@ class Reporter:
         if kept is None:
             return
         self.measured(selection.attention)
-        for index, chunk in enumerate(report.chunks):
+        for index, chunk in zip(self._request.whole().documents, report.chunks, strict=True):
             chunk.kept = index in kept
         self._num_computed += sum(result.num_computed for result in selection.fills)
         self._origins = selection.origins
 
     def measured(self, attention: Sequence[Sequence[float]]) -> None:
         """Describes the question's attention to each chunk."""
-        for chunk, share in zip(self.report.chunks, shares([sum(each) for each in attention]), strict=True):
+        paid = [sum(attention[index]) for index in self._request.whole().documents]
+        for chunk, share in zip(self.report.chunks, shares(paid), strict=True):
             chunk.share = share
 
     def computed(self, results: Iterable[FillResult]) -> None:
@@ -93,20 +94,26 @@ class Reporter:
             prompt, whole = self._request.chunked(), self._request.layout(segments.cache.reindexer)
             report.segments, report.opening = explain_segments(prompt, whole), prompt.opening
         origins = {**self._origins, **segments.sources()}
-        kept = [chunk for chunk in report.chunks if chunk.kept]
-        for chunk, segment in zip(kept, segments.lease.chunks, strict=True):
+        kept = (chunk for chunk in report.chunks if chunk.kept)
+        unused = dict[ChunkKVCache, int]()
+        for chunk, segment in zip(segments.placed.request.chunked().chunks, segments.lease.chunks, strict=True):
             entry = segment.entry
-            chunk.key, chunk.status = str(entry.key), segment.status
-            if (origin := origins.get(entry)) is not None:
-                chunk.status, chunk.origin, chunk.why = origin
-        if fresh is not None:
-            for chunk, at in zip(kept, layout.chunks, strict=True):
-                within = [each for each in fresh.windows if at.start <= each.start < at.start + at.length]
-                chunk.recomputed = [(each.start - at.start, each.end - at.start) for each in within]
-                num_tokens = sum(each.length for each in within)
-                self._num_computed += num_tokens
-                if chunk.status is not ChunkStatus.FILLED:  # else they are counted as the chunk's
-                    self._num_computed_of_saved += num_tokens
+            status, origin, why = origins.get(entry, (segment.status, None, None))
+            all_windows = fresh.windows if fresh is not None else ()
+            windows = [each for each in all_windows if 0 <= each.start - segment.start < segment.length]
+            num_tokens = sum(each.length for each in windows)
+            self._num_computed += num_tokens
+            if status is ChunkStatus.FILLED:
+                unused[entry] = entry.num_tokens - segment.length
+            else:  # if it was filled, they are counted as the chunk's
+                self._num_computed_of_saved += num_tokens
+            if chunk.is_text:
+                report.text_between = "computed" if windows else "as chunks"
+                continue
+            shown = next(kept)
+            shown.key, shown.status, shown.origin, shown.why = str(entry.key), status, origin, why
+            shown.recomputed = [(each.start - segment.start, each.end - segment.start) for each in windows]
+        self._num_computed_of_saved -= sum(unused.values())
         # Segments that were computed to be chosen from: reused from the pool, but not from before this request.
         self._num_computed_of_saved += sum(
             entry.num_tokens
@@ -118,10 +125,10 @@ class Reporter:
         """Describes an answer in full attention instead."""
         report, prompt, options = self.report, self._request.prompt, self._request.options
         report.mode, report.reason = "full", str(why)
-        report.placement = report.kv = report.opening = None
+        report.placement = report.kv = report.opening = report.text_between = None
         report.budget_share, report.recompute = 1, 0
         report.tokens.left_out = 0
-        report.chunks = [ReportedChunk.of(chunk) for chunk in prompt.chunks] if prompt is not None else []
+        report.chunks = ReportedChunk.all_of(prompt.chunks) if prompt is not None else []
         if prompt is not None and options.explain:
             report.segments = explain_segments(prompt, None)
         self._metrics.full_reasons[why.kind] += 1

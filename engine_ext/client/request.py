@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cache.errors import FullAttentionError
 from cache.lease import Lease
 from cache.positions.layout import ChunkedPrompt, Layout, PositionReindexer, PositionStrategy
-from cache.report import Found, ScopeName
+from cache.report import Found, FoundDocument, ScopeName
 from cache.segments.hashing import CacheScope, ChunkHasher
 from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
@@ -150,7 +150,8 @@ class Ticket:
     ``decide`` is set if the request leaves the server a choice, made once its number of chunks is known. ``chunk_ids``
     and ``document_keys`` have one item per document: the client's id, and the registry's key (empty: the documents are
     not published); ``contexts`` the text that each is computed behind, which is no part of the prompt (empty: none).
-    ``retrieved`` is for the report.
+    ``retrieved`` is for the report, and so is ``found``: the documents that the server has found in the prompt's own
+    text. Those keep their positions, and if the request ``leaves_scope`` open, it gets the one with more cached tokens.
     """
 
     options: CacheOptions
@@ -160,14 +161,17 @@ class Ticket:
     report: dict[str, Any] | None = None
     decide: Decide | None = None
     retrieved: Found | None = None
+    found: tuple[FoundDocument, ...] = ()
+    leaves_scope: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkedRequest:
-    """A rendered prompt's segments. ``prompt`` is ``None`` if it has no chunks."""
+    """A rendered prompt's segments. ``prompt`` is ``None`` without chunks; ``refusal``: why, beside documents."""
 
     ticket: Ticket
     prompt: ChunkedPrompt | None
+    refusal: tuple[str, str] | None = None
 
 
 def salted_namespace(namespace: str, cache_salt: str | None) -> str:
@@ -192,6 +196,11 @@ class ResolvedRequest:
     refusal: tuple[str, str] | None = None
     kept: tuple[int, ...] | None = None
     closes_gaps: bool = False
+
+    def behind_system(self) -> "ResolvedRequest":
+        """The request in scope ``system``."""
+        prompt = self.prompt and replace(self.prompt, opening=None)
+        return replace(self, prompt=prompt, options=replace(self.options, scope="system"))
 
     def keeping(self, kept: Sequence[int], *, closes_gaps: bool = False) -> "ResolvedRequest":
         """The request with these chunks only."""
@@ -246,7 +255,8 @@ class ResolvedRequest:
         keys = self.document_keys
         if not keys or self.prompt is None:
             return {}
-        documents = {s.entry: keys[c.document] for c, s in zip(self.chunked().chunks, lease.chunks, strict=True)}
+        chunks = zip(self.chunked().chunks, lease.chunks, strict=True)
+        documents = {segment.entry: keys[chunk.document] for chunk, segment in chunks if not chunk.is_text}
         if lease.system is not None:
             entry = lease.system.entry
             documents[entry] = DocumentKey(entry.key.digest)
@@ -266,8 +276,10 @@ def resolve(
         adapter, unknown_weights = adapters.name(lora_request), adapters.reason(lora_request)
     options = ticket.options
     if ticket.decide is not None and prompt is not None:
-        options = ticket.decide(options, len(prompt.chunks), adapter)
-    refusal = _refusal(prompt, options, params, unknown_weights)
+        options = ticket.decide(options, len(prompt.documents), adapter)
+        if ticket.found:
+            options = replace(options, position_strategy=ticket.options.position_strategy)
+    refusal = request.refusal or _refusal(prompt, options, params, unknown_weights)
     return ResolvedRequest(
         prompt, options, CacheScope(options.namespace, adapter), lora_request, ticket.document_keys, refusal
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cache.errors import CapacityError, FullAttentionError
 from cache.lease import ChunkStatus, Lease
-from cache.positions.layout import Layout
+from cache.positions.layout import Layout, Place, PositionStrategy
 from cache.segments.index import ChunkKVCache, Fit, Lookup
 from cache.windows import recomputed_tokens
 from engine_ext.chunks.cache_off import CacheOff
@@ -29,8 +29,16 @@ class PlacedSegments:
     found: Lookup
 
     @property
-    def most_windows(self) -> int:
-        """The number of windows that the request may compute anew."""
+    def computes_text(self) -> bool:
+        """Whether text between documents is computed behind everything before it, not like a chunk.
+
+        Chunks that overlap have nothing before them.
+        """
+        return self.cache.no_attention is None and self.layout.strategy is PositionStrategy.OFFSET
+
+    @property
+    def most_chosen_windows(self) -> int:
+        """The number of windows that the request may compute anew where its question attends."""
         config, chunks, share = self.cache.config, self.layout.chunks, self.request.options.recompute
         if share == 0 or len(chunks) == 1:
             return 0
@@ -38,9 +46,24 @@ class PlacedSegments:
         at_most = recomputed_tokens(share, chunks) // config.page_tokens + len(chunks)
         return min(sum(config.pages_for(chunk.length) for chunk in chunks[1:]), at_most)
 
+    @property
+    def most_windows(self) -> int:
+        """The number of windows of a page that the request may compute anew."""
+        text = self._text if self.computes_text else ()
+        return sum(self.cache.config.pages_for(place.length) for place in text) + self.most_chosen_windows
+
+    def is_in_text(self, token: int) -> bool:
+        """Whether a token of the sequence is text between documents."""
+        return any(place.start <= token < place.start + place.length for place in self._text)
+
+    @property
+    def _text(self) -> list[Place]:
+        chunks = zip(self.request.chunked().chunks, self.layout.chunks, strict=True)
+        return [place for chunk, place in chunks if chunk.is_text]
+
     def fit(self) -> Fit:
         """Room for what is missing; changes nothing. Raises :class:`FullAttentionError` if there can't be enough."""
-        if self.most_windows:
+        if self.most_chosen_windows:
             self.cache.check_attention()
         try:
             return self.cache.manager.fit(self.found, self.request.scope.owner, self.most_windows)

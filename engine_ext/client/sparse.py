@@ -44,7 +44,8 @@ async def selected(
     """Choose the chunks of a sparse request; raises :class:`FullAttentionError`."""
     sparse = request.options.sparse
     assert sparse is not None
-    lengths = [chunk.num_tokens for chunk in request.whole().chunks]
+    prompt = request.whole()
+    lengths = [prompt.chunks[index].num_tokens for index in prompt.documents]
     if len(lengths) == 1 or sum(lengths) <= sparse.budget(sum(lengths)):
         return Selection(request)
     cache.usable().check_attention()
@@ -52,7 +53,9 @@ async def selected(
         with stages.stage("select"):
             attention = await attention_to_chunks(filled, call)
         filled.name_documents()
-        kept = choose([sum(chunk) for chunk in attention], lengths, sparse)
+        paid = [sum(attention[index]) for index in prompt.documents]
+        chosen = {prompt.documents[number] for number in choose(paid, lengths, sparse)}
+        kept = [index for index, chunk in enumerate(prompt.chunks) if chunk.is_text or index in chosen]
         origins = {each.entry: SourceResult(each.status) for each in filled.lease.segments}
-        chosen = request.keeping(kept, closes_gaps=sparse.closes_gaps)
-        return Selection(chosen, attention, filled.fills, {**origins, **filled.sources()})
+        keeping = request.keeping(kept, closes_gaps=sparse.closes_gaps)
+        return Selection(keeping, attention, filled.fills, {**origins, **filled.sources()})

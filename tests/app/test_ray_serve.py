@@ -518,7 +518,7 @@ def test_the_command_line_of_a_replica():
     )
     assert options.num_replicas == 2
     assert options.arguments() == [
-        *("m", "--registry", "redis://here", "--chunk-scope", "system"),
+        *("m", "--registry", "redis://here", "--chunk-scope", "system", "--documents", "off"),
         *("--dtype", "half", "--enforce-eager", "--no-chunk-cache", "--config", '{"a": 1}', "--x", "1", "2"),
     ]
 

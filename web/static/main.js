@@ -8,6 +8,7 @@ import { showCluster } from "./cluster.js";
 import { forgetCollections, loadCollections, startCollections } from "./collections.js";
 import { byId, el, say } from "./dom.js";
 import { TYPES } from "./files.js";
+import { startFound } from "./found.js";
 import { readLink } from "./link.js";
 import { ChunkList } from "./list.js";
 import { Poller } from "./poller.js";
@@ -142,6 +143,7 @@ window.addEventListener("hashchange", () => {
 for (const input of document.querySelectorAll('input[type="file"]:not([webkitdirectory])')) input.accept = TYPES.join(",");
 startTheme();
 startAsk();
+startFound();
 startCollections();
 startCache();
 showView();

@@ -22,6 +22,7 @@ from app.cluster.router.prefill import Prefill
 from app.cluster.router.proxy import Proxy, http_client
 from app.cluster.router.settings import RouterSettings
 from app.documents.request_documents import Reading
+from app.http.messages import PlainPathsMiddleware
 from replicas.redis_registry import RedisRegistry
 from replicas.signing import PeerKey
 from web import page
@@ -33,7 +34,7 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
     registry = RedisRegistry(settings.registry, key)
     metrics, client = RouterMetrics(), http_client()
     directory = Directory(registry, client, metrics)
-    chooser = Chooser(directory, metrics, Reading(settings.chunk_separator, settings.chunk_scope))
+    chooser = Chooser(directory, metrics, Reading(settings.chunk_separator, settings.chunk_scope, settings.documents))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -47,6 +48,7 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
     browsers = browser_check(tenants, [settings.host, *settings.names()])
     app.add_middleware(AccessMiddleware, tenants=tenants, browsers=browsers)  # outside, before anything reads the body
+    app.add_middleware(PlainPathsMiddleware)
     app.include_router(page.pages())
     prefill = Prefill(chooser, client, metrics, key)
     app.mount("/", Broadcast(directory, client, Proxy(chooser, prefill, directory, client, metrics)))

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 MOST_ATTEMPTS = 3
 _CONNECT_S = 2.0
+_OF_EACH_SERVER = (b"date", b"server")
+"""Headers that the router's own HTTP server sets."""
 # A host that has vanished closes no connection: let the kernel notice after about ten seconds.
 _KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -113,7 +115,8 @@ class Proxy:
         try:
             if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and not is_last:
                 return False
-            named = [*passed_on(response.headers.raw), (REPLICA_HEADER, replica.name.encode())]
+            headers_of_replica = (pair for pair in passed_on(response.headers.raw) if pair[0] not in _OF_EACH_SERVER)
+            named = [*headers_of_replica, (REPLICA_HEADER, replica.name.encode())]
             await send({"type": "http.response.start", "status": response.status_code, "headers": named})
             status = str(response.status_code)
             try:

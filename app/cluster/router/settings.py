@@ -5,7 +5,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from app.access.settings import AccessSettings
-from cache.report import ScopeName
+from cache.report import FindsDocuments, ScopeName
 
 
 class RouterSettings(AccessSettings):
@@ -26,3 +26,4 @@ class RouterSettings(AccessSettings):
         None, min_length=1, description="the replicas' --chunk-separator, if they have one; default: none"
     )
     chunk_scope: ScopeName = Field("system", description="the replicas' --chunk-scope")
+    documents: FindsDocuments = Field("off", description="the replicas' --documents")

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
 
 from app.documents.document import CONTEXT_TOKENS, Document
 from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer, _check_length
+from cache.errors import FullAttentionError
 from cache.positions.layout import Chunk, ChunkedPrompt, pack, packed_length
-from engine_ext.client.request import REQUEST_KEY, CacheOptions, Ticket
+from cache.report import FoundDocument
+from engine_ext.client.request import REQUEST_KEY, CacheOptions, Ticket, resolve
 from engine_ext.wire.vllm_compat import ChatParams
 from tests.app.helpers import CONTROL, make_tokenizer
 
@@ -84,7 +87,9 @@ class FakeRenderer:
         return self.tokenizer
 
     async def render_messages_async(self, conversation, params):
-        text = self.template.replace("{}", "".join(message["content"] for message in conversation))
+        contents = (message["content"] for message in conversation)
+        texts = (each if isinstance(each, str) else "".join(part["text"] for part in each) for each in contents)
+        text = self.template.replace("{}", "".join(texts))
         return "rendered", {"prompt": text, **self.media}
 
     async def render_chat_async(self, *args, **kwargs):
@@ -200,11 +205,95 @@ async def test_a_template_that_breaks_marks_is_an_error_that_says_what_is_needed
         await render_chat(marks, FakeRenderer(template))
 
 
-async def test_documents_beside_images_are_refused(marks):
-    renderer = FakeRenderer()
-    renderer.media = {"multi_modal_data": {"image": []}}
-    with pytest.raises(VLLMValidationError, match="documents can't be combined with images, audio or video"):
-        await render_chat(marks, renderer)
+class RendererOfMedia(FakeRenderer):
+    """Has an image in each prompt, and tells the conversations that vLLM's own rendering gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.media = {"multi_modal_data": {"image": []}}
+        self.conversations = []
+
+    async def render_chat_async(self, conversations, *args, **kwargs):
+        self.conversations += conversations
+        return ["rendered"], [{"prompt_token_ids": [1, 2], "mm_kwargs": "image"}]
+
+
+async def test_documents_beside_images_are_answered_in_full_attention(marks):
+    renderer = RendererOfMedia()
+    _, (engine_input,) = await render_chat(marks, renderer)
+    assert renderer.conversations == [[{"role": "user", "content": "one </s>\n\ntwo\n\nwhy?"}]]
+    request = engine_input.pop(REQUEST_KEY)
+    assert engine_input == {"prompt_token_ids": [1, 2], "mm_kwargs": "image"}
+    assert (request.prompt, request.refusal) == (None, ("media", "documents beside images, audio or video"))
+    resolved = resolve(request, None, SamplingParams())
+    with pytest.raises(FullAttentionError, match="documents beside images, audio or video"):
+        resolved.chunked()
+
+
+ONE, TWO = "The bridge is long.", "The mill is old."
+FOUND = tuple(FoundDocument(by="app", at="messages.0.content", start=0, end=1) for _ in range(2))
+
+
+async def render_found(marks, vllms=None, renderer=None, parts=("<1>", "</1>\n<2>", "</2> why?"), **options):
+    ticket = Ticket(CacheOptions(scope="isolated", **options), (None, None), found=FOUND, leaves_scope=True)
+    renderer = renderer or SegmentRenderer(vllms or FakeRenderer(), marks, 100)
+    with marks.issue_within(ticket, 2) as (first, behind_first, second, behind_second):
+        text = f"{parts[0]}{first}{ONE}{behind_first}{parts[1]}{second}{TWO}{behind_second}{parts[2]}"
+        _, (engine_input,) = await renderer.render_chat_async(
+            [[{"role": "user", "content": [{"type": "text", "text": text}]}]]
+            if isinstance(vllms, RendererOfMedia)
+            else [[{"role": "user", "content": text}]],
+            ChatParams(),
+        )
+    return engine_input
+
+
+async def test_documents_found_in_a_prompt_keep_its_text(marks):
+    engine_input = await render_found(marks)
+    prompt, tokenizer = engine_input[REQUEST_KEY].prompt, make_tokenizer()
+    text = f"<s><1>{ONE}</1>\n<2>{TWO}</2> why?</s>"
+    assert engine_input["prompt"] == tokenizer.decode(engine_input["prompt_token_ids"]) == text
+    assert [chunk.is_text for chunk in prompt.chunks] == [False, True, False]
+    assert [prompt.chunks[index].document for index in prompt.documents] == [0, 1]
+    assert prompt.opening == tuple(tokenizer.encode("<s>"))
+
+
+async def test_a_document_that_was_found_has_the_key_of_one_that_was_given(marks):
+    renderer = SegmentRenderer(FakeRenderer(), marks, 100)
+    (given,) = renderer.chunks(Document(ONE), 0, "default")
+    for parts in (("", "", ""), ("a", "\n\n", "\n\nb"), ("a ", " b", "c")):
+        prompt = (await render_found(marks, renderer=renderer, parts=parts))[REQUEST_KEY].prompt
+        found = prompt.chunks[0]
+        assert found.packed == given.packed
+        assert found.token_ids == given.token_ids[: found.num_tokens]
+        assert found.num_tokens >= given.num_tokens - 3
+
+
+async def test_a_long_document_that_was_found_is_several_chunks(marks):
+    renderer = SegmentRenderer(FakeRenderer(), marks, 4)
+    engine_input = await render_found(marks, renderer=renderer)
+    prompt = engine_input[REQUEST_KEY].prompt
+    assert all(chunk.num_tokens <= 4 for chunk in prompt.chunks)
+    assert make_tokenizer().decode(engine_input["prompt_token_ids"]) == engine_input["prompt"]
+    parts = [chunk.part for chunk in prompt.chunks if not chunk.is_text and chunk.document == 0]
+    assert [number for number, _ in parts] == list(range(1, len(parts) + 1))
+
+
+async def test_a_prompt_that_ends_with_a_document_leaves_a_token_to_compute(marks):
+    engine_input = await render_found(marks, FakeRenderer("<s>{}"), parts=("", " ", ""))
+    prompt = engine_input[REQUEST_KEY].prompt
+    assert len(prompt.question) >= 1
+    assert make_tokenizer().decode(engine_input["prompt_token_ids"]) == f"<s>{ONE} {TWO}"
+
+
+@pytest.mark.parametrize("template", ["{}{}", "no documents"])
+async def test_a_template_that_breaks_marks_of_found_documents_gets_its_prompt_without(template, marks):
+    renderer = RendererOfMedia()
+    renderer.media, renderer.template = {}, template
+    engine_input = await render_found(marks, renderer)
+    assert renderer.conversations[0][0]["content"][0]["text"] == f"<1>{ONE}</1>\n<2>{TWO}</2> why?"
+    kind, words = engine_input[REQUEST_KEY].refusal
+    assert (kind, "chat template" in words) == ("template", True)
 
 
 async def test_lengths_are_checked(marks):

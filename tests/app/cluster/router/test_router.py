@@ -66,6 +66,17 @@ async def test_a_request_goes_to_who_holds_its_documents(cluster, number):
     assert await cluster.metric("tessera_router_requests_total", replica="ab"[number], status="200") == 3
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("HEAD", "/v1/models"), ("GET", "/v1/models/")])
+async def test_strict_clients_get_plain_answers(cluster, stand_ins, method, path):
+    """One `Date` and one `Server`, no redirection to a replica's own address, `HEAD` as `GET`."""
+    answer = await cluster.client.request(method, path)
+    assert answer.status_code == 200
+    assert [len(answer.headers.get_list(name)) for name in ("date", "server")] == [1, 1]
+    (asked,) = [scope for each in stand_ins for scope, _ in each.requests]
+    assert (asked["method"], asked["path"]) == ("GET", "/v1/models")
+    assert bool(answer.content) == (method == "GET")
+
+
 async def test_what_is_asked_for_in_another_way_finds_the_same_replica(cluster):
     await claim(cluster, 1)
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "?"}]
