@@ -9,6 +9,7 @@ stand behind :class:`DocumentsMiddleware`.
 import asyncio
 import json
 import logging
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -129,7 +130,9 @@ class CheckedFieldsMiddleware:
         except Exception as error:
             if began or progress.is_in_engine or self._engine.errored:
                 raise
-            logger.exception("vLLM failed at a request before it asked the engine")
+            at = traceback.extract_tb(error.__traceback__)[-1]  # without the message, which may quote the prompt
+            where = f"{type(error).__name__} at {at.filename}:{at.lineno}"
+            logger.error("vLLM failed at a request before it asked the engine: %s", where)
             await _not_processed(f"{type(error).__name__}: {error}")(scope, receive, send)
         finally:
             PROGRESS.reset(token)
