@@ -38,6 +38,7 @@ from app.documents.openai_documents import (
 from app.documents.rag_request import PlanRequest, RagChatRequest, RagRequest, documents_of, documents_request
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
+from app.http.annotations import annotating
 from app.http.messages import QUICK_BYTES, has_files, held, is_event_stream, object_in, path_of, read_body, replay
 from app.http.refusals import refusal
 from app.http.sse import ReportInserter
@@ -172,6 +173,8 @@ class DocumentsMiddleware:
             MutableHeaders(scope=scope)["content-length"] = str(len(body))
             if request.body.get("stream"):
                 send = _reporting(send, ReportInserter(ticket, "kv_transfer_params"))
+            elif ticket.options.cite:
+                send = annotating(ticket, send)
             return await self._app(scope, replay([body], receive), send)
 
     async def _taken(self, path: str, body: bytes) -> tuple[DocumentsRequest, Ticket] | None:

@@ -76,6 +76,12 @@ class CacheField(BaseModel):
         description="chunks never match across namespaces; default: that of the API key's tenant, else 'default'",
     )
     explain: bool = Field(False, strict=True, description="report each segment's token ids and first position")
+    cite: bool = Field(
+        False,
+        strict=True,
+        description="report which chunks each sentence of the answer rests on, by the model's attention to them while "
+        "it wrote the sentence",
+    )
     recompute: float | None = Field(
         None,
         ge=0,
@@ -123,6 +129,7 @@ class CacheField(BaseModel):
             self.scope or defaults.scope,
             self.salted_namespace(cache_salt),
             self.explain,
+            self.cite,
             recompute,
             defaults.sparse if self.sparse is None else self.sparse.completed(defaults.sparse),
         )
