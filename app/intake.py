@@ -9,6 +9,7 @@ stand behind :class:`DocumentsMiddleware`.
 import asyncio
 import json
 import logging
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -37,6 +38,7 @@ from app.documents.openai_documents import (
 from app.documents.rag_request import PlanRequest, RagChatRequest, RagRequest, documents_of, documents_request
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
+from app.http.annotations import annotating
 from app.http.messages import QUICK_BYTES, has_files, held, is_event_stream, object_in, path_of, read_body, replay
 from app.http.refusals import refusal
 from app.http.sse import ReportInserter
@@ -68,6 +70,8 @@ _OF_PROMPTS: Final = frozenset(
 )
 """vLLM's endpoints that do nothing but read a prompt before they ask the engine."""
 
+_OF_TOKENS: Final = ("/tokenize", "/detokenize")
+
 
 class CheckedFieldsMiddleware:
     """Refuses what vLLM's endpoints would answer with status 500, before and after they try.
@@ -81,7 +85,7 @@ class CheckedFieldsMiddleware:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or has_files(scope):
+        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH") or has_files(scope):
             return await self._app(scope, receive, send)
         if (body := await read_body(receive)) is None:
             return None
@@ -92,6 +96,9 @@ class CheckedFieldsMiddleware:
                 raise BadRequestError(wrong, "X-Request-Id")
             check = partial(check_body, body, keeps_responses_apart=not is_shared)
             await _in_thread(len(body), check)
+            # vLLM splits any text into tokens here, of which the engine would take no more than these.
+            if path_of(scope) in _OF_TOKENS and len(body) > QUICK_BYTES + 16 * self._engine.model_config.max_model_len:
+                raise BadRequestError("the body is longer than any prompt that the model takes", "prompt")
         except BadRequestError as error:
             return await refusal_of(error)(scope, receive, send)
         receive = replay([body], receive)
@@ -124,7 +131,9 @@ class CheckedFieldsMiddleware:
         except Exception as error:
             if began or progress.is_in_engine or self._engine.errored:
                 raise
-            logger.exception("vLLM failed at a request before it asked the engine")
+            at = traceback.extract_tb(error.__traceback__)[-1]  # without the message, which may quote the prompt
+            where = f"{type(error).__name__} at {at.filename}:{at.lineno}"
+            logger.error("vLLM failed at a request before it asked the engine: %s", where)
             await _not_processed(f"{type(error).__name__}: {error}")(scope, receive, send)
         finally:
             PROGRESS.reset(token)
@@ -164,6 +173,8 @@ class DocumentsMiddleware:
             MutableHeaders(scope=scope)["content-length"] = str(len(body))
             if request.body.get("stream"):
                 send = _reporting(send, ReportInserter(ticket, "kv_transfer_params"))
+            elif ticket.options.cite:
+                send = annotating(ticket, send)
             return await self._app(scope, replay([body], receive), send)
 
     async def _taken(self, path: str, body: bytes) -> tuple[DocumentsRequest, Ticket] | None:

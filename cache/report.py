@@ -13,9 +13,9 @@ from cache.lease import ChunkStatus
 from cache.positions.layout import Chunk, ChunkedPrompt, Layout, PositionStrategy, TokenIds, unpack
 
 ScopeName = Literal["system", "isolated"]
+Rounded = Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
 FindsDocuments = Literal["off", "auto"]
 """Whether documents are looked for in the texts of a prompt."""
-Milliseconds = Annotated[float, PlainSerializer(lambda value: round(value, 3), return_type=float)]
 
 
 class Shape(BaseModel):
@@ -127,6 +127,31 @@ class Decided(Shape):
     why: str
 
 
+class CitedChunk(Shape):
+    """A chunk that a sentence rests on: its place in ``chunks``, and its share of the sentence's attention to all.
+
+    ``lift``: how many times the share that a question without content would give it. ``is_weak``: it is too small to
+    count as a citation.
+    """
+
+    chunk: int
+    share: Rounded
+    lift: Rounded
+    is_weak: bool = False
+
+
+class Citation(Shape):
+    """A sentence of the answer: characters ``[start, end)`` of its text, and the chunks with the largest lifts.
+
+    If all are weak, the sentence isn't from the documents, as far as attention tells: it is spread over them as that of
+    a question without content is.
+    """
+
+    start: int
+    end: int
+    chunks: list[CitedChunk]
+
+
 class Handed(Shape):
     """Blocks that another engine had computed for the request; ``why`` they were not used, or not to the end.
 
@@ -146,7 +171,7 @@ class Report(Shape):
     scope: ScopeName
     tokens: ReportedTokens
     chunks: list[ReportedChunk]
-    timings_ms: dict[str, Milliseconds]
+    timings_ms: dict[str, Rounded]
     decision: Decided | None = None
     placement: Literal["in-place", "attend"] | None = None
     """``None``: the engine's blocks of the chunks were copies."""
@@ -157,6 +182,10 @@ class Report(Shape):
     recompute: float = 0
     """Share of the chunks' tokens that may be computed anew, behind everything before them."""
     handover: Handed | None = None
+    citations: list[Citation] | None = None
+    """What each sentence of the answer rests on, if that was asked for."""
+    uncited: str | None = None
+    """Why there are no citations, though they were asked for."""
     retrieved: list[Retrieved] | None = None
     """The best first; ``None``: the request brought its documents itself."""
     retrieval_degraded: str | None = None

@@ -28,11 +28,13 @@ class SparseField(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     budget_tokens: int | None = Field(
-        None, ge=1, description="tokens of the chunks that are kept, at most; default: the server's budget"
+        None, ge=1, strict=True, description="tokens of the chunks that are kept, at most; default: the server's budget"
     )
-    budget_share: float = Field(1.0, gt=0, le=1, description="share of the chunks' tokens that is kept, at most")
+    budget_share: float = Field(
+        1.0, gt=0, le=1, strict=True, description="share of the chunks' tokens that is kept, at most"
+    )
     mass: float = Field(
-        1.0, gt=0, le=1, description="keep no more chunks than get this share of the question's attention"
+        1.0, gt=0, le=1, strict=True, description="keep no more chunks than get this share of the question's attention"
     )
     gaps: Literal["keep", "close"] = Field(
         "keep",
@@ -74,10 +76,17 @@ class CacheField(BaseModel):
         description="chunks never match across namespaces; default: that of the API key's tenant, else 'default'",
     )
     explain: bool = Field(False, strict=True, description="report each segment's token ids and first position")
+    cite: bool = Field(
+        False,
+        strict=True,
+        description="report which chunks each sentence of the answer rests on, by the model's attention to them while "
+        "it wrote the sentence",
+    )
     recompute: float | None = Field(
         None,
         ge=0,
         le=1,
+        strict=True,
         description="share of the chunks' tokens that is computed anew behind everything before them, in windows that "
         "the question attends to, with chunks one after another (offset); 0: none; default: the server's",
     )
@@ -120,6 +129,7 @@ class CacheField(BaseModel):
             self.scope or defaults.scope,
             self.salted_namespace(cache_salt),
             self.explain,
+            self.cite,
             recompute,
             defaults.sparse if self.sparse is None else self.sparse.completed(defaults.sparse),
         )

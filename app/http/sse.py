@@ -5,6 +5,7 @@ import json
 import re
 from typing import Any, Final
 
+from app.http.annotations import annotate
 from engine_ext.client.request import Ticket
 
 # Atomic groups: the two bytes of one CRLF are not two line ends.
@@ -64,6 +65,7 @@ class ReportInserter:
         return b"".join(line + b"\n" for line in kept) + _event(self._with_report(parsed))
 
     def _with_report(self, data: dict[str, Any]) -> dict[str, Any]:
+        annotate(data, self._ticket.report)
         report = {"cache": self._ticket.report}
         return {**data, **(report if self._field == "cache" else {self._field: report})}
 

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from app.context import ServerContext
 from app.documents.rag_request import PlanRequest, RagChatRequest, chat_completion
 from app.errors import error_response
+from app.http.annotations import annotate
 from app.http.answers import Plan, RagChatAnswer
 from app.http.openapi import EVENT_STREAM, answers
 from app.http.sse import ReportInserter
@@ -87,6 +88,7 @@ async def rag_plan(request: PlanRequest, raw_request: Request) -> JSONResponse:
 def _with_report(response: dict[str, Any], ticket: Ticket) -> dict[str, Any]:
     if not IS_PEER.get():
         response.pop("kv_transfer_params", None)
+    annotate(response, ticket.report)
     return {**response, "cache": ticket.report}
 
 

@@ -13,8 +13,9 @@ from cache.positions.layout import Layout
 from cache.windows import Window
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.client.attention import attention_to_chunks
+from engine_ext.client.attention import attention_of_answer, attention_to_chunks
 from engine_ext.client.call import EngineCall, KVForm, Stages, is_error, transfer_params
+from engine_ext.client.citations import AnswerSoFar, citations
 from engine_ext.client.handed_over import HandedOver, HandoverError, given_away
 from engine_ext.client.recompute import Recomputed, recomputed, text_windows, windows_of
 from engine_ext.client.reporting import Reporter
@@ -92,12 +93,17 @@ class Answer:
             if request.document_keys:
                 filled.name_documents()
             form = self._composed_form(call, filled.placed.layout, self._plan(filled, fresh), fresh)
+            answer = AnswerSoFar() if self._request.options.cite else None
             is_first = True
             async with aclosing(call.generate(form)) as outputs:
                 async for output in outputs:
                     if is_first and is_error(output) and await filled.forget_refused(call.request_id):
                         raise FullAttentionError("load refused", "a worker refused to load the cached chunks")
                     is_first = False
+                    if answer is not None:
+                        answer.add(output, call.params)
+                        if output.finished:
+                            await self._cite(answer, filled, fresh, call)
                     yield self._reported(output, form)
 
     async def _full(self, fallback: FullAttentionError) -> Outputs:
@@ -144,6 +150,21 @@ class Answer:
             self._reporter.measured(attention)
         chosen = [each for each in windows_of(filled, attention) if not filled.placed.is_in_text(each.start)]
         return sorted([*text, *chosen], key=lambda each: each.start)
+
+    async def _cite(
+        self, answer: AnswerSoFar, filled: FilledSegments, fresh: Recomputed | None, call: EngineCall
+    ) -> None:
+        """Reports what the sentences of the ``answer`` rest on."""
+        try:
+            if call.num_answers > 1:
+                raise FullAttentionError("citations", "the request has several answers")
+            self._cache.usable().check_attention()
+            with self._stages.stage("cite"):
+                paid, expected = await attention_of_answer(filled, fresh, answer.token_ids, call)
+        except FullAttentionError as error:
+            self._reporter.uncited(str(error))
+        else:
+            self._reporter.cited(citations(answer.text, answer.ends(call), paid, expected))
 
     def _plan(self, filled: FilledSegments, fresh: Recomputed | None) -> TransferPlan:
         """The load plan of the main request."""

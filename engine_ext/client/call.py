@@ -21,6 +21,8 @@ from engine_ext.wire.handover import Mode
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
+    from engine_ext.core.attention.probes import Measured
+
 _FILL_KWARGS = ("lora_request", "priority", "data_parallel_rank")
 
 
@@ -101,11 +103,9 @@ class EngineCall:
         """Tells another engine that nobody will read its blocks at ``address``."""
         await self.llm.notify_kv_transfer_request_rejected(self.request_id, dict(address))
 
-    async def take_attention(self, probe: int) -> Sequence[tuple[int, list[float]] | None]:
+    async def take_attention(self, probe: int) -> "Sequence[Measured | None]":
         """The measurements of each worker in a probe (:meth:`engine_ext.core.attention.probes.Probes.take`)."""
-        measured: Sequence[tuple[int, list[float]] | None] = await self.llm.collective_rpc(
-            "chunk_cache_take_attention", args=(probe,)
-        )
+        measured: Sequence[Measured | None] = await self.llm.collective_rpc("chunk_cache_take_attention", args=(probe,))
         return measured
 
     def generate(self, form: KVForm, address: Mapping[str, Any] = MappingProxyType({})) -> Outputs:

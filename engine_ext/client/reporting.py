@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of one request, with its metrics, its record in the log, and its trace."""
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from vllm.outputs import RequestOutput
 from cache.errors import FullAttentionError
 from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
-from cache.report import Decided, Handed, Report, ReportedChunk, explain_segments
+from cache.report import Citation, Decided, Handed, Report, ReportedChunk, explain_segments
 from cache.segments.index import ChunkKVCache
 from cache.sparse import shares
 from engine_ext.chunks.chunk_cache import FillResult
@@ -131,12 +132,26 @@ class Reporter:
         report.chunks = ReportedChunk.all_of(prompt.chunks) if prompt is not None else []
         if prompt is not None and options.explain:
             report.segments = explain_segments(prompt, None)
+        self.uncited("in full attention, chunks aren't told apart")
         self._metrics.full_reasons[why.kind] += 1
+
+    def cited(self, citations: list[Citation]) -> None:
+        """Describes what the sentences of the answer rest on; chunks are numbered among those that are kept."""
+        kept = [index for index, chunk in enumerate(self.report.chunks) if chunk.kept]
+        for cited in itertools.chain.from_iterable(each.chunks for each in citations):
+            cited.chunk = kept[cited.chunk]
+        self.report.citations = citations
+
+    def uncited(self, why: str) -> None:
+        """Notes why there are no citations, if they were asked for."""
+        if self._request.options.cite:
+            self.report.uncited = why
 
     def handed_over(self, other: Report) -> None:
         """Describes an answer over another engine's blocks by that engine's report."""
         self.report = other.model_copy(update={"handover": Handed(outcome="taken")})
         self.report.timings_ms = self._stages.timings_ms  # the same dictionary: it grows
+        self.uncited("another engine read the chunks")
 
     def not_handed_over(self, handed: Handed) -> None:
         """Notes why another engine's blocks are not used."""

@@ -119,6 +119,8 @@ class CacheOptions:
     A share ``recompute`` of the chunks' tokens is computed anew, where the question attends
     (:mod:`engine_ext.client.recompute`); needs the position strategy ``offset``.
 
+    ``cite``: the report says which chunks each sentence of the answer rests on (:mod:`engine_ext.client.citations`).
+
     A ``sparse`` request keeps chunks within a budget only (:mod:`engine_ext.client.sparse`).
     """
 
@@ -127,6 +129,7 @@ class CacheOptions:
     scope: ScopeName = "system"
     namespace: str = DEFAULT_NAMESPACE
     explain: bool = False
+    cite: bool = False
     recompute: float = 0.0
     sparse: Sparse | None = None
     decision: Decision | None = None

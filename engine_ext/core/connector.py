@@ -65,8 +65,11 @@ class ChunkCacheConnector(TransferStatistics, KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Does not wait: a save lost to preemption is only a future miss."""
-        return False
+        """Whether what a preempted request has computed last is dropped: it may rest on a load that was refused.
+
+        vLLM runs a step before it reads the refusal of the one before, and looks for the request among running ones.
+        """
+        return True
 
     # Scheduler side
 
@@ -95,12 +98,13 @@ class ChunkCacheConnector(TransferStatistics, KVConnectorBase_V1, SupportsHMA):
         self._scheduler.block_pool = gpu_block_pool
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Empties vLLM's prefix cache after a refused load, whose blocks others may have used.
+        """Empties vLLM's prefix cache after a refused load, whose blocks others may have used; nothing was saved.
 
         Invalid blocks may also be another connector's (vLLM's ``MultiConnector``), which nobody uses before they are
         loaded.
         """
-        if isinstance(connector_output.kv_connector_worker_meta, LoadRefused):
+        if isinstance(refused := connector_output.kv_connector_worker_meta, LoadRefused):
+            self._scheduler.loads_refused(refused.request_ids)
             self._scheduler.block_pool.evict_blocks(set(range(self._num_blocks)))
 
     # Worker side
@@ -120,14 +124,15 @@ class ChunkCacheConnector(TransferStatistics, KVConnectorBase_V1, SupportsHMA):
         self._worker.load(self._step.loads)
 
     def wait_for_save(self) -> None:
-        self._worker.save(self._step.saves)
         self._worker.check_attended()
+        self._worker.save(self._step.saves)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_refused_blocks()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":
         results = super().get_transfer_results(finished_req_ids)
+        self._worker.end(finished_req_ids)
         results.finished_recving, results.failed_recving = self._worker.take_received()
         return results
 

@@ -225,10 +225,11 @@ def _checked(data: Buffer, label: ChunkFileLabel) -> bytes:
 
 def _allocator(half: WorkerHalf) -> Callable[[int], memoryview] | None:
     """Gives memory that the device copies best; ``None``: any is as good."""
-    return None if half.device.type == "cpu" else _pinned
+    return None if half.device.type == "cpu" else partial(_pinned, half)
 
 
-def _pinned(num_bytes: int) -> memoryview:
-    """Host memory from which a device copies without staging."""
+def _pinned(half: WorkerHalf, num_bytes: int) -> memoryview:
+    """Host memory from which the pool's device copies without staging."""
+    half.use_device()
     pinned: Any = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
     return memoryview(pinned)

@@ -14,11 +14,17 @@ from engine_ext.wire.plan import BlockTransfer
 
 
 class Moves:
-    """The engine's loads and saves that are queued on a stream; on CPUs there are none."""
+    """The engine's loads and saves that are queued on a stream of ``device``; on CPUs there are none."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._module: Any = None if device.type == "cpu" else torch.get_device_module(device)
         self._queued = None if self._module is None else self._module.Event()
+
+    def use_device(self) -> None:
+        """Lets the calling thread use the device: a new thread uses the first one, whatever its worker has."""
+        if self._module is not None:
+            self._module.set_device(self._device)
 
     def queued(self) -> None:
         """Marks what the calling thread, the engine's, has queued so far."""
@@ -33,7 +39,7 @@ class Moves:
     def finish(self) -> None:
         """Waits for the calling thread's own copies, not for the engine's."""
         if self._module is not None:
-            self._module.current_stream().synchronize()
+            self._module.current_stream(self._device).synchronize()
 
 
 class MovedTokens(NamedTuple):

@@ -51,10 +51,18 @@ def _table(rope: Any) -> Tensor:
         long = rope.max_position_embeddings, rope.long_factor, rope.long_mscale
         short = rope.original_max_position_embeddings, rope.short_factor, rope.short_mscale
         arguments = long if rope.use_long_rope else short
-    table = rope._compute_cos_sin_cache(*arguments)
+    # Where vLLM computed its own: devices round differently, which large angles multiply.
+    with _cache(rope).device:
+        table = rope._compute_cos_sin_cache(*arguments)
     if not isinstance(table, Tensor):
         raise ValueError("more than one table")
     return table
+
+
+def _cache(rope: Any) -> Tensor:
+    """The module's table as it uses it, in the model's dtype."""
+    cache: Tensor = rope.long_short_cos_sin_cache if hasattr(rope, "use_long_rope") else rope.cos_sin_cache
+    return cache
 
 
 def _table_of_transformers(rope: Any) -> Tensor:
@@ -82,7 +90,7 @@ def _behind(skipped: int, frequencies: RotaryFrequencies) -> RotaryFrequencies:
 def _check_rotation(rope: Any, frequencies: RotaryFrequencies, num_positions: int) -> None:
     """Compares rotations by small to large deltas with the module's. The self-check's prompts are short."""
     rotate = getattr(rope, "forward_native", rope.forward)
-    cache = rope.long_short_cos_sin_cache if hasattr(rope, "use_long_rope") else rope.cos_sin_cache
+    cache = _cache(rope)
     deltas = torch.tensor([1, num_positions // 64, num_positions // 8, num_positions - 8], device=cache.device)
     positions = torch.arange(4, device=deltas.device)
     keys = torch.randn(4, rope.head_size, generator=torch.Generator().manual_seed(0)).to(cache)

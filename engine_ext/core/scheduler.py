@@ -142,6 +142,12 @@ class SchedulerHalf:
             step.saves += self._saves(request_id, self._tracked[request_id], end)
         return step
 
+    def loads_refused(self, request_ids: Iterable[str]) -> None:
+        """Notes that what these requests have computed was not saved; a load after a preemption may make up for it."""
+        for request_id in request_ids:
+            if tracked := self._tracked.get(request_id):
+                tracked.num_saved, tracked.saved, tracked.is_unsaved = 0, False, tracked.attends
+
     def finish_request(self, request: "Request") -> dict[str, bool] | None:
         """Stops tracking; tells the app whether the request's saves were carried out, or its KV was lost."""
         if (tracked := self._tracked.pop(request.request_id, None)) is None:

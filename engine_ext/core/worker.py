@@ -66,7 +66,9 @@ class WorkerHalf:
         self._refused_blocks: set[int] = set()
         self._received: set[str] = set()
         self._failed: set[str] = set()
-        self._refusal: LoadRefused | None = None
+        self._refused_requests: set[str] = set()
+        """Running requests whose last load was refused: what they compute is wrong."""
+        self._refusals: set[str] = set()
         self.refused_tags: set[int] = set()
         self.token_bytes = 0
         """Bytes of one token's KV in all of this worker's layers."""
@@ -92,10 +94,10 @@ class WorkerHalf:
         ran = attending.take_ran() if attending is not None else []
         if not ran:
             return
-        missing = self.tags.missing_now(span for _, spans in ran for span in spans)
-        for block, spans in ran:
+        missing = self.tags.missing_now(span for _, _, spans in ran for span in spans)
+        for request_id, block, spans in ran:
             if refused := missing & {span.tag for span in spans}:
-                self._refuse(spans, refused, {block})
+                self._refuse(request_id, spans, refused, {block})
 
     def prepare(
         self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: ReshapeAndCache | None = None
@@ -162,18 +164,20 @@ class WorkerHalf:
         if not transfers:
             return
         started, loads, num_tokens = time.perf_counter(), [], 0
+        self.end(transfer.request_id for transfer in transfers)  # refused before a preemption, perhaps
         with self._moving:
             for transfer in transfers:
+                request_id = transfer.request_id
                 if not (refused := self.tags.missing(transfer.spans)):
                     loads.append(transfer)
                 elif self.tables:  # block ids alone don't tell the request
-                    if transfer.request_id not in self._failed:  # of all its tables, counted once
-                        self._refuse(transfer.spans, refused, ())
-                    self._failed.add(transfer.request_id)
+                    if request_id not in self._failed:  # of all its tables, counted once
+                        self._refuse(request_id, transfer.spans, refused, ())
+                    self._failed.add(request_id)
                 else:
                     # Blocks before the first token to load are shared with other requests, and valid.
                     first = transfer.first_token // self.engine_block_size
-                    self._refuse(transfer.spans, refused, transfer.block_ids[first:])
+                    self._refuse(request_id, transfer.spans, refused, transfer.block_ids[first:])
             for copier, moved in self._moved(loads):
                 copier.load(*moved)
                 num_tokens = max(num_tokens, len(moved.slots))
@@ -184,7 +188,15 @@ class WorkerHalf:
             self._count("load", started, num_tokens)
 
     def save(self, transfers: Sequence[BlockTransfer]) -> None:
-        """Copies the transfers' spans from their blocks to the pool and tags the pages."""
+        """Copies the transfers' spans from their blocks to the pool and tags the pages.
+
+        Nothing that was computed behind a refused load is saved: vLLM may run such a request for a further step.
+        """
+        wrong = [transfer for transfer in transfers if transfer.request_id in self._refused_requests]
+        if wrong:
+            with self._moving:
+                self.tags.remove([page for transfer in wrong for span in transfer.spans for page in span.pages])
+            transfers = [transfer for transfer in transfers if transfer not in wrong]
         if not transfers:
             return
         saved = {span.tag: (transfer, span) for transfer in transfers for span in transfer.spans}.values()
@@ -216,6 +228,7 @@ class WorkerHalf:
 
         Raises :class:`WrongPagesError`.
         """
+        self.use_device()
         self.tags.check(pages, tag)
         self._moves.wait()  # tagged pages may still have to be saved
         for name, pool in pools_of(self.copier.layers).items():
@@ -228,6 +241,7 @@ class WorkerHalf:
         Raises :class:`WrongPagesError` if shapes or dtypes are not this pool's, having written nothing, and if the
         engine, whose loads and saves go on, has saved to the pages, which then have no tag.
         """
+        self.use_device()
         pools = pools_of(self.copier.layers)
         check_tensors(pools, tensors, num_tokens)
         with self._moving:
@@ -238,6 +252,10 @@ class WorkerHalf:
         self._moves.finish()
         with self._moving:
             self.tags.put_first(pages, tag)
+
+    def use_device(self) -> None:
+        """Lets the calling thread copy from and to the pool."""
+        self._moves.use_device()
 
     def forget(self) -> None:
         """Removes the tags of all pages."""
@@ -255,9 +273,13 @@ class WorkerHalf:
         return received, failed
 
     def take_refusal(self) -> LoadRefused | None:
-        """Tells once that loads were refused, if any were since the last call."""
-        refusal, self._refusal = self._refusal, None
-        return refusal
+        """Tells once which requests' loads were refused, if any were since the last call."""
+        refused, self._refusals = self._refusals, set()
+        return LoadRefused(frozenset(refused)) if refused else None
+
+    def end(self, request_ids: Iterable[str]) -> None:
+        """Forgets requests that have ended."""
+        self._refused_requests.difference_update(request_ids)
 
     def take_stats(self) -> TransferStats | None:
         """Statistics since the last call; ``None`` if nothing was moved."""
@@ -289,11 +311,12 @@ class WorkerHalf:
             of_table = [transfer for transfer in transfers if transfer.table == number]
             yield copier, moved_tokens(of_table, self.page_tokens, self.tables[number].block_tokens)
 
-    def _refuse(self, spans: Iterable[Span], tags: set[int], blocks: Iterable[int]) -> None:
-        """Fail the requests of ``blocks``, whose KV is wrong: pages of ``spans`` don't have their ``tags``."""
+    def _refuse(self, request_id: str, spans: Iterable[Span], tags: set[int], blocks: Iterable[int]) -> None:
+        """Fail a request, in whose ``blocks`` KV is wrong: pages of ``spans`` don't have their ``tags``."""
         logger.warning("a load is refused: %s", self.tags.difference(spans, tags))
         self._stats.refused()
-        self._refusal = LoadRefused()
+        self._refused_requests.add(request_id)
+        self._refusals.add(request_id)
         self.refused_tags.update(tags)
         self._refused_blocks.update(blocks)
 

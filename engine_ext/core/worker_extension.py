@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, Slid
 from cache.tiers.signed import TierKey
 from engine_ext.core import ascend
 from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSelection
-from engine_ext.core.attention.probes import Probes
+from engine_ext.core.attention.probes import Measured, Probes
 from engine_ext.core.attention.requests import attention_reason
 from engine_ext.core.connector import chunk_connector
 from engine_ext.core.file_server import TransferServer, listen, make_chain, on_all_cores
@@ -148,7 +148,7 @@ class ChunkCacheWorkerExtension:
         half.readers.register(DecodingSelection(layers, POLICIES["channels"], num_blocks, self._batch))
         return None
 
-    def chunk_cache_take_attention(self, probe: int) -> tuple[int, list[float]] | None:
+    def chunk_cache_take_attention(self, probe: int) -> Measured | None:
         """See :meth:`engine_ext.core.attention.probes.Probes.take`."""
         probes = _worker_half().readers.get(Probes)
         assert probes is not None

@@ -193,11 +193,14 @@ class StepTransfers(KVConnectorMetadata):
 
 @dataclass(frozen=True, slots=True)
 class LoadRefused(KVConnectorWorkerMetadata):
-    """A worker's word that it refused a load of this step."""
+    """A worker's word that it refused loads of this step, of these requests."""
+
+    request_ids: frozenset[str]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadRefused":
         """Several workers' word is one."""
-        return self
+        assert isinstance(other, LoadRefused)
+        return LoadRefused(self.request_ids | other.request_ids)
 
 
 def _placed(segment: LeasedSegment, skipped: int = 0, end: int | None = None) -> Span:

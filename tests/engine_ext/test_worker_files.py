@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine_ext.core.layers import BlockTable
 from engine_ext.core.pages import WrongPagesError, copy_tokens, fill_pages
 from engine_ext.core.worker import WorkerHalf
-from engine_ext.wire.plan import BlockTransfer, Span
+from engine_ext.wire.plan import BlockTransfer, LoadRefused, Span
 from kernels.dispatch import copier_for
 from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, make_pool, pools_of
@@ -214,8 +214,26 @@ def test_a_refused_load_is_told_once():
     half = worker()
     half.load([transfer(7)])
     assert half.take_refused_blocks() == {0}
-    assert half.take_refusal() is not None
+    assert half.take_refusal() == LoadRefused(frozenset("r"))
     assert half.take_refusal() is None
+
+
+@pytest.mark.parametrize("then", ["preempted", "another"])
+def test_what_is_computed_behind_a_refused_load_is_nobodys(then):
+    """vLLM runs a request for one more step before it reads the refusal, and may preempt it then."""
+    half, computed = worker(), transfer(8, (5, 6))
+    half.load([transfer(7)])
+    for _ in range(2):
+        half.save([computed])
+    with pytest.raises(WrongPagesError):
+        read(half, [5, 6], 8, 8)
+    if then == "preempted":
+        half.write([3, 4], 7, 8, segment(8))
+        half.load([transfer(7)])
+    else:
+        half.end({"r"})
+    half.save([computed])
+    read(half, [5, 6], 8, 8)
 
 
 class Recorder:
@@ -245,7 +263,7 @@ def test_pages_are_read_after_the_save_that_fills_them_on_whatever_stream_it_is(
     monkeypatch.setattr("engine_ext.core.worker.copy_tokens", copy)
     half.save([transfer(7)])
     read(half, [3, 4], 7, 8)
-    assert moves.order[:4] == ["save", "queued", "wait", "read"]
+    assert moves.order[:5] == ["save", "queued", "use_device", "wait", "read"]
 
 
 def test_the_engine_moves_other_pages_while_some_are_written(monkeypatch):
@@ -259,5 +277,5 @@ def test_the_engine_moves_other_pages_while_some_are_written(monkeypatch):
 
     monkeypatch.setattr("engine_ext.core.worker.fill_pages", fill)
     half.write([3, 4], 7, 8, segment(8))
-    assert moves.order == ["wait", *["fill"] * 4, "finish"]
+    assert moves.order == ["use_device", "wait", *["fill"] * 4, "finish"]
     read(half, [3, 4], 7, 8)

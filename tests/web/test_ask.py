@@ -85,7 +85,13 @@ def test_the_form_is_what_is_sent(example):
         "temperature": 0.5,
         "top_p": 0.9,
         "seed": 7,
-        "cache": {"mode": "auto", "scope": "isolated", "position_strategy": "offset", "namespace": "tenant"},
+        "cache": {
+            "cite": True,
+            "mode": "auto",
+            "scope": "isolated",
+            "position_strategy": "offset",
+            "namespace": "tenant",
+        },
         "stream": True,
     }
     assert len(badges(example)) == len(EXAMPLE.documents) - 1

@@ -11,13 +11,16 @@ const STEPS = {
   fill: "Waiting for missing chunks",
   queue: "Waiting for the engine",
   first_token: "First token",
+  cite: "Finding what it rests on",
   total: "Whole answer",
 };
 
 /** A card for one answer; `run` fills it. */
 export class Answer {
-  constructor(title) {
+  /** `open(chunk)` shows a chunk of the report that the answer cites. */
+  constructor(title, open) {
     this.title = title;
+    this.open = open;
     this.content = "";
     this.firstTokenMs = null;
     this.report = null;
@@ -37,6 +40,7 @@ export class Answer {
       this.replica = response.headers.get("x-tessera-replica");
       for await (const event of serverEvents(response)) this.take(event, started);
       this.totalMs = performance.now() - started;
+      if (this.report?.citations) this.text.replaceChildren(...this.cited());
       this.details.replaceChildren(...this.described());
     } finally {
       this.element.classList.remove("running");
@@ -51,6 +55,24 @@ export class Answer {
       this.text.append(piece);
     }
     if (event.cache) this.report = event.cache;
+  }
+
+  /** The answer, with the numbers of the chunks that each sentence rests on behind it; they lead to the chunks. */
+  cited() {
+    const characters = Array.from(this.content); // the server counts code points
+    const parts = [];
+    let end = 0;
+    for (const citation of this.report.citations) {
+      parts.push(characters.slice(end, citation.end).join(""));
+      end = citation.end;
+      parts.push(el("sup", {}, ...citation.chunks.filter((each) => !each.is_weak).map(({ chunk, share, lift }) =>
+        el("button", {
+          type: "button", className: "cite", title: `${percent(share)} of this sentence’s attention to the chunks, ${lift.toFixed(1)} times the usual`,
+          "aria-label": `Show chunk ${chunk + 1}`, onclick: () => this.open(this.report.chunks[chunk]),
+          "data-chunk": chunk + 1,
+        }))));
+    }
+    return [...parts, characters.slice(end).join("")];
   }
 
   described() {

@@ -63,7 +63,7 @@ async function ask(isCompared, signal) {
   const rows = editor.used;
   const body = requestBody(rows);
   const titles = isCompared ? ["Chunks reused", "Full attention"] : [titleOf(body)];
-  const answers = titles.map((title) => new Answer(title));
+  const answers = titles.map((title) => new Answer(title, ({ index }) => rows[index].text.focus()));
   byId("comparison").hidden = true;
   byId("answers").replaceChildren(...answers.map((answer) => answer.element));
   say(byId("ask-status"), isCompared ? "Answering, with chunks reused first…" : "Answering…");
@@ -105,6 +105,7 @@ function requestBody(rows) {
     ...numeric("top_p", "top-p"),
     ...numeric("seed", "seed"),
     cache: {
+      cite: true,
       mode: byId("mode").value,
       scope: byId("scope").value,
       ...set("position_strategy", byId("strategy").value),

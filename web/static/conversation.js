@@ -6,7 +6,7 @@ import { Answer } from "./answer.js";
 import { byId, el, say } from "./dom.js";
 import { count, duration } from "./format.js";
 import { readLink, writeLink } from "./link.js";
-import { passageList } from "./passages.js";
+import { openCited, passageList } from "./passages.js";
 
 const VIEW = "collections";
 
@@ -83,7 +83,7 @@ export class Conversation {
       byId("turn-question").focus();
       throw new Error("Write a question first.");
     }
-    const answer = new Answer(question);
+    const answer = new Answer(question, (chunk) => openCited(chunk, answer.report, collection));
     byId("turns").append(el("li", {}, answer.element));
     answer.element.scrollIntoView({ block: "nearest" });
     say(byId("turn-status"), "Finding passages and answering…");
@@ -105,7 +105,7 @@ export class Conversation {
       retrieve: { collection: name, top_k: byId("turn-passages").valueAsNumber || 8 },
       max_tokens: byId("turn-tokens").valueAsNumber || 256,
       temperature: 0,
-      cache: query,
+      cache: { ...query, cite: true },
     };
   }
 

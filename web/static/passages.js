@@ -25,6 +25,13 @@ export function passageList(report, collection) {
     el("ol", { className: "passages" }, ...retrieved.map(item)));
 }
 
+/** Opens the file of a chunk that an answer cites, at its passage. */
+export function openCited(chunk, report, collection) {
+  const retrieved = report.retrieved ?? [];
+  const passage = retrieved.find((each) => each.id === chunk.id);
+  if (passage) openPassage(passage, new Set(retrieved.map((each) => each.id)), collection);
+}
+
 /** "manual.pdf · page 3 · Setup"; the passage's number if it has neither page nor title. */
 function nameOf({ file, number, page, title }) {
   const places = [page === null ? null : `page ${page}`, title].filter(Boolean);

@@ -19,13 +19,17 @@ from kernels.paged import LayerKV
 from kernels.rope import AngleTables, rotate_keys
 
 _MOST_LOGITS: Final = 1 << 24
+Measured = tuple[int, list[float], list[list[float]]]
+"""Rows, each of one token in one layer; their sum of attention to each token of the context; by the probe's own tokens,
+the sum over layers of the attention to each span of the context."""
 
 
 @dataclass(slots=True)
 class _Running:
     """A probe under way: the spans of its context, its sums so far, and its own keys by layer.
 
-    ``weights`` are sums over ``num_rows`` rows, each one token in one layer.
+    ``weights`` are sums over ``num_rows`` rows, each one token in one layer; ``by_token`` has, for each token, the sums
+    over layers of its attention to each span.
     """
 
     spans: Sequence[Span]
@@ -33,6 +37,7 @@ class _Running:
     weights: Tensor
     num_seen: int
     num_rows: int = 0
+    by_token: dict[int, Tensor] = field(default_factory=dict)
     own: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -53,8 +58,19 @@ class _Running:
         seen = torch.arange(len(own)) <= len(earlier) + torch.arange(len(query))[:, None]
         logits.append(_products(query, own).masked_fill(~seen[:, None], -torch.inf))
         shares = (torch.cat(logits, -1) * scale).softmax(-1)
-        self.weights += shares[..., : len(self.weights)].mean((0, 2)).sum(0)
+        paid = shares[..., : len(self.weights)].mean((0, 2))
+        self.weights += paid.sum(0)
         self.num_rows += len(query)
+        by_span = torch.stack(
+            [each.sum(-1) for each in torch.split(paid, [span.length for span in self.spans], -1)], -1
+        )
+        for number, each in enumerate(by_span, len(earlier)):
+            self.by_token[number] = self.by_token.get(number, 0) + each
+
+    def sums(self) -> Measured:
+        """What has been measured so far."""
+        by_token = [self.by_token[number].tolist() for number in sorted(self.by_token)]
+        return self.num_rows, self.weights.tolist(), by_token
 
 
 class ProbingRow(NamedTuple):
@@ -114,10 +130,10 @@ class Probes:
                 part = slice(start, min(start + step, end))
                 running.add(layer, kv, query[part].float(), key[part].float(), scale)
 
-    def take(self, probe: int) -> tuple[int, list[float]] | None:
-        """The rows measured by a probe, and their sum of attention to each token of the context; once."""
+    def take(self, probe: int) -> Measured | None:
+        """What a probe has measured; once."""
         measured = self._measured.pop(probe, None)
-        return None if measured is None else (measured.num_rows, measured.weights.tolist())
+        return None if measured is None else measured.sums()
 
 
 def _products(query: Tensor, keys: Tensor) -> Tensor:

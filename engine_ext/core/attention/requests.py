@@ -129,10 +129,10 @@ class AttendingRequests:
         """See :meth:`kernels.attention.plan.ChunkAttention.attend`."""
         self.attention.attend(self.layers[layer], query, output, step.plan, scale)
 
-    def take_ran(self) -> list[tuple[int, tuple[Span, ...]]]:
+    def take_ran(self) -> list[tuple[str, int, tuple[Span, ...]]]:
         """The last step's requests: the block where each one's context ends, and its segments."""
         ran, self._ran = self._ran, {}
-        return [(block, self._contexts[request_id].spans) for request_id, block in ran.items()]
+        return [(request_id, block, self._contexts[request_id].spans) for request_id, block in ran.items()]
 
 
 def attention_reason(modules: Mapping[str, Any]) -> str | None:

@@ -12,12 +12,12 @@ from engine_ext.core.scheduler import SchedulerHalf
 from engine_ext.wire.plan import LoadRefused, TransferPlan
 
 
-@pytest.mark.parametrize(("meta", "evicted"), [(LoadRefused(), {0, 1, 2, 3}), (None, set()), (object(), set())])
+@pytest.mark.parametrize(("meta", "evicted"), [(LoadRefused(frozenset("r")), {0, 1}), (None, set()), (object(), set())])
 def test_only_its_own_refusal_empties_the_prefix_cache(meta: Any, evicted: set[int]) -> None:
     """Invalid blocks of another connector are not in the prefix cache yet."""
     found: set[int] = set()
     connector = ChunkCacheConnector.__new__(ChunkCacheConnector)
-    connector._num_blocks, connector.scheduler = 4, SchedulerHalf("sha256", 16)
+    connector._num_blocks, connector.scheduler = 2, SchedulerHalf("sha256", 16)
     connector.bind_gpu_block_pool(SimpleNamespace(evict_blocks=found.update))
     connector.update_connector_output(KVConnectorOutput(invalid_block_ids={1}, kv_connector_worker_meta=meta))
     assert found == evicted

@@ -3,11 +3,13 @@
 
 import pytest
 import torch
+from torch import Tensor
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from engine_ext.core.rotary import frequencies_of
 from kernels.rope import rotate_keys, rotation_angles
+from tests.support.ascend import Rope
 
 HEAD = 64
 
@@ -43,3 +45,18 @@ def test_a_part_behind_the_rest_of_the_head_must_have_neighbours_as_pairs() -> N
     assert torch.equal(behind.inv_freq[HEAD:], frequencies_of(by_style[False], HEAD).inv_freq)
     with pytest.raises(ValueError, match="halves of the last 64"):
         frequencies_of(by_style[True], 3 * HEAD)
+
+
+def test_frequencies_are_computed_where_the_module_has_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices compute powers otherwise than CPUs: some 0.01 rad at position 100,000."""
+    rope, devices = Rope(HEAD, is_neox_style=True), []
+
+    def computed(self: Rope) -> Tensor:
+        devices.append(torch.get_default_device())
+        raise ValueError("seen")
+
+    monkeypatch.setattr(Rope, "_compute_cos_sin_cache", computed)
+    rope.cos_sin_cache = rope.cos_sin_cache.to("meta")
+    with pytest.raises(ValueError, match="seen"):
+        frequencies_of(rope, HEAD)
+    assert devices == [torch.device("meta")]

@@ -81,6 +81,17 @@ def test_each_step_saves_what_it_computes(tables: list[BlockTable]) -> None:
     assert half.finish_request(request) == {"saved": True}
 
 
+@pytest.mark.parametrize("is_loaded_again", [False, True])
+def test_what_was_computed_behind_a_refused_load_is_not_saved(is_loaded_again: bool) -> None:
+    """The refusal is read after the step in which vLLM preempts the request."""
+    half, request = half_with(TransferPlan(loads=(SYSTEM,), saves=(CHUNK,)), 14, [])
+    half.build_step(step(5, 9, new=[[1, 2, 3, 4]]))
+    half.loads_refused({"r", "ended"})
+    if is_loaded_again:
+        assert half.build_step(step(5, 9, cached=[[5, 6, 7, 8]], resumed=True)).saves
+    assert half.finish_request(request) == ({"saved": True} if is_loaded_again else None)
+
+
 def test_after_a_preemption_saved_tokens_are_not_saved_again() -> None:
     half, request = half_with(TransferPlan(saves=(CHUNK,)), 14, TABLES)
     half.build_step(step(0, 8, new=[[1, 2], [3, 4]]))

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures citations on a running server: whether the right passages have the largest lifts, and what they cost.
+
+    tessera serve qwen2.5-coder-1.5b
+    python research/measure_citations.py --limit 50 --chunks 8 --server URL
+
+The questions are those of ``tessera eval`` that one or two passages answer. Right answers alone are counted.
+"""
+
+import argparse
+import json
+import random
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from machine.http_client import http_client
+from measuring.quality.metrics import score
+from measuring.quality.questions.generated import generated
+from measuring.quality.questions.plain_english import written
+from measuring.quality.questions.questions import Question
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=int, default=50, help="questions for each number of chunks (default: 50)")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[8], help="numbers of chunks (default: 8)")
+    parser.add_argument("--server", default="http://127.0.0.1:8000")
+    args = parser.parse_args()
+    found, costs = Counter[tuple[str, str]](), list[float]()
+    with http_client(args.server, timeout=None) as client:
+        for question, passages in _questions(args.limit, args.chunks):
+            answer = client.post("/v1/rag/chat", json=_body(question)).raise_for_status().json()
+            text, report = answer["choices"][0]["message"]["content"], answer["cache"]
+            if not score(text, question.answers).accuracy:
+                found["wrong answers", ""] += 1
+                continue
+            texts = [chunk.text for chunk in question.chunks]
+            ranked = _ranked(report)
+            right = {number for number, each in enumerate(texts) if each in passages}
+            kind = "two passages" if len(passages) > 1 else "one passage"
+            found[kind, "right answers"] += 1
+            found[kind, "right passages first"] += right <= set(ranked[: 1 if len(right) == 1 else 3])
+            found[kind, "one of them first"] += ranked[0] in right
+            costs.append(report["timings_ms"]["cite"])
+            print(json.dumps({"question": question.question, "answer": text, "right": sorted(right), "ranked": ranked}))
+    for (kind, what), number in sorted(found.items()):
+        print(f"{kind} {what}: {number}")
+    print(f"median time for the citations of an answer: {statistics.median(costs):.0f} ms")
+
+
+def _questions(limit: int, numbers: Sequence[int]) -> Iterator[tuple[Question, tuple[str, ...]]]:
+    """Questions behind each number of chunks, and the passages that have their answers."""
+    asked = [
+        (library, each)
+        for library in (written(), generated())
+        for each in library.questions
+        if each.kind not in ("count", "unanswerable")
+    ]
+    for library, each in random.Random("citations").sample(asked, limit):
+        for number in numbers:
+            yield library.ask(each, number, long=False), each.passages
+
+
+def _body(question: Question) -> dict[str, Any]:
+    return {
+        "system": question.system,
+        "chunks": [chunk.text for chunk in question.chunks],
+        "question": question.question,
+        "max_tokens": 48,
+        "temperature": 0,
+        "cache": {"cite": True},
+    }
+
+
+def _ranked(report: dict[str, Any]) -> list[int]:
+    """Chunks by their largest lift in any sentence."""
+    lifts = Counter[int]()
+    for citation in report["citations"]:
+        for each in citation["chunks"]:
+            lifts[each["chunk"]] = max(lifts[each["chunk"]], each["lift"])
+    return [number for number, _ in lifts.most_common()]
+
+
+if __name__ == "__main__":
+    main()

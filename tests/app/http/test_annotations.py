@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Citations as annotations of OpenAI's chat completions and responses, whole and streamed."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.http.annotations import annotate
+from app.http.sse import ReportInserter
+from engine_ext.client.request import CacheOptions, Ticket
+
+REPORT = {
+    "citations": [
+        {"start": 0, "end": 4, "chunks": [{"chunk": 1, "share": 0.7}, {"chunk": 0, "share": 0.3}]},
+        {"start": 5, "end": 9, "chunks": [{"chunk": 0, "share": 0.5, "is_weak": True}]},
+    ],
+    "chunks": [{"index": 0, "id": None}, {"index": 1, "id": "9f"}],
+    "retrieved": [{"id": "9f", "file": "manual.pdf", "page": 3}],
+}
+PLACES = [
+    {"start_index": 0, "end_index": 4, "url": "9f", "title": "manual.pdf, page 3"},
+    {"start_index": 0, "end_index": 4, "url": "#chunk-1", "title": "1"},
+]
+OF_MESSAGE = [{"type": "url_citation", "url_citation": each} for each in PLACES]
+OF_RESPONSE = [{"type": "url_citation", **each} for each in PLACES]
+
+
+def ticket(report: dict[str, Any] | None = REPORT) -> Ticket:
+    return Ticket(CacheOptions(), report=report)
+
+
+def test_a_chat_completion() -> None:
+    answer: dict[str, Any] = {"choices": [{"message": {"content": "A b. C d."}}]}
+    annotate(answer, REPORT)
+    assert answer["choices"][0]["message"]["annotations"] == OF_MESSAGE
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_response_and_the_event_that_completes_it(wrapped: bool) -> None:
+    response: dict[str, Any] = {"output": [{"type": "message", "content": [{"text": "A b. C d."}]}]}
+    annotate({"response": response} if wrapped else response, REPORT)
+    assert response["output"][0]["content"][0]["annotations"] == OF_RESPONSE
+
+
+def test_the_last_event_of_a_stream() -> None:
+    inserter = ReportInserter(ticket(), "cache")
+    events = [{"choices": [{"delta": {"content": "A"}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+    first, last = (inserter.feed(f"data: {json.dumps(each)}\n\n".encode()) for each in events)
+    assert b"annotations" not in first
+    assert json.loads(last.removeprefix(b"data: "))["choices"][0]["delta"]["annotations"] == OF_MESSAGE
+
+
+@pytest.mark.parametrize("taken_out", [{"reasoning": "Let me see."}, {"tool_calls": [{"id": "1"}]}])
+def test_places_in_a_text_that_the_client_does_not_get_whole(taken_out: dict[str, Any]) -> None:
+    answer: dict[str, Any] = {"choices": [{"message": {"content": "C d.", **taken_out}}]}
+    annotate(answer, REPORT)
+    assert "annotations" not in answer["choices"][0]["message"]
+
+
+@pytest.mark.parametrize("report", [None, {"chunks": []}])
+def test_no_citations(report: dict[str, Any] | None) -> None:
+    answer: dict[str, Any] = {"choices": [{"message": {"content": "A b."}}]}
+    annotate(answer, report)
+    assert answer == {"choices": [{"message": {"content": "A b."}}]}
