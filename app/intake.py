@@ -9,6 +9,7 @@ stand behind :class:`DocumentsMiddleware`.
 import asyncio
 import json
 import logging
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -69,6 +70,8 @@ _OF_PROMPTS: Final = frozenset(
 )
 """vLLM's endpoints that do nothing but read a prompt before they ask the engine."""
 
+_OF_TOKENS: Final = ("/tokenize", "/detokenize")
+
 
 class CheckedFieldsMiddleware:
     """Refuses what vLLM's endpoints would answer with status 500, before and after they try.
@@ -82,7 +85,7 @@ class CheckedFieldsMiddleware:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or has_files(scope):
+        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH") or has_files(scope):
             return await self._app(scope, receive, send)
         if (body := await read_body(receive)) is None:
             return None
@@ -93,6 +96,9 @@ class CheckedFieldsMiddleware:
                 raise BadRequestError(wrong, "X-Request-Id")
             check = partial(check_body, body, keeps_responses_apart=not is_shared)
             await _in_thread(len(body), check)
+            # vLLM splits any text into tokens here, of which the engine would take no more than these.
+            if path_of(scope) in _OF_TOKENS and len(body) > QUICK_BYTES + 16 * self._engine.model_config.max_model_len:
+                raise BadRequestError("the body is longer than any prompt that the model takes", "prompt")
         except BadRequestError as error:
             return await refusal_of(error)(scope, receive, send)
         receive = replay([body], receive)
@@ -125,7 +131,9 @@ class CheckedFieldsMiddleware:
         except Exception as error:
             if began or progress.is_in_engine or self._engine.errored:
                 raise
-            logger.exception("vLLM failed at a request before it asked the engine")
+            at = traceback.extract_tb(error.__traceback__)[-1]  # without the message, which may quote the prompt
+            where = f"{type(error).__name__} at {at.filename}:{at.lineno}"
+            logger.error("vLLM failed at a request before it asked the engine: %s", where)
             await _not_processed(f"{type(error).__name__}: {error}")(scope, receive, send)
         finally:
             PROGRESS.reset(token)

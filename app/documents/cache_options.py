@@ -28,11 +28,13 @@ class SparseField(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     budget_tokens: int | None = Field(
-        None, ge=1, description="tokens of the chunks that are kept, at most; default: the server's budget"
+        None, ge=1, strict=True, description="tokens of the chunks that are kept, at most; default: the server's budget"
     )
-    budget_share: float = Field(1.0, gt=0, le=1, description="share of the chunks' tokens that is kept, at most")
+    budget_share: float = Field(
+        1.0, gt=0, le=1, strict=True, description="share of the chunks' tokens that is kept, at most"
+    )
     mass: float = Field(
-        1.0, gt=0, le=1, description="keep no more chunks than get this share of the question's attention"
+        1.0, gt=0, le=1, strict=True, description="keep no more chunks than get this share of the question's attention"
     )
     gaps: Literal["keep", "close"] = Field(
         "keep",
@@ -84,6 +86,7 @@ class CacheField(BaseModel):
         None,
         ge=0,
         le=1,
+        strict=True,
         description="share of the chunks' tokens that is computed anew behind everything before them, in windows that "
         "the question attends to, with chunks one after another (offset); 0: none; default: the server's",
     )

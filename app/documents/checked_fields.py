@@ -15,6 +15,16 @@ from app.http.messages import object_in
 _INTEGERS: Final = range(-(1 << 63), 1 << 63)
 """Integers that vLLM's processes can send to one another."""
 LONGEST_REQUEST_ID: Final = 256
+MOST_ITEMS: Final = 1024
+"""Of a list or an object: each that is wrong is a fault of its own, or several, to whoever checks them all.
+Documents and token ids may be more."""
+MOST_PARTS: Final = 1 << 14
+"""Of a field, however deep."""
+_DOCUMENTS: Final = ("chunks", "documents")
+_TOKENS: Final = re.compile("prompt|input|tokens|.*token_ids")
+_LONGEST_MODEL: Final = 1024
+_LONGEST_CONSTRAINTS: Final = {"regex": 1 << 12, "grammar": 1 << 15}
+"""Characters: vLLM compiles them, and holds its event loop meanwhile."""
 _RULE: Final = re.compile(r"^[^\S\n]*\S[^\n]*?(?:::=|:(?!:))\s*[^\s:=]", re.MULTILINE)
 
 Check = Callable[[Any], str | None]
@@ -32,7 +42,11 @@ def check_fields(body: Mapping[str, Any], *, keeps_responses_apart: bool = True)
 
     vLLM's store of responses is one for all tenants: without ``keeps_responses_apart`` nobody may name one.
     """
+    if len(body) > MOST_ITEMS:
+        raise BadRequestError(f"a body of more than {MOST_ITEMS} fields", "body")
     for name, value in body.items():
+        if wrong := _wrong_size(name, value):
+            raise BadRequestError(wrong, name)
         if wrong := _wrong_value(name) or next(filter(None, map(_wrong_value, _values(value))), None):
             raise BadRequestError(wrong, name if is_unicode(name) else "body")
     for name, check in _CHECKS.items():
@@ -52,16 +66,40 @@ def check_request_id(value: Any) -> str | None:
 
 def _values(value: Any) -> Iterator[Any]:
     """All scalars and names in a value, however deep."""
+    for each in _parts(value):
+        if isinstance(each, dict):
+            yield from each
+        elif not isinstance(each, list):
+            yield each
+
+
+def _wrong_size(name: str, value: Any) -> str | None:
+    if _TOKENS.fullmatch(name) and _are_integers(value):
+        return None
+    if name in _DOCUMENTS:  # their number has a limit of its own
+        return _wrong_items(each for each in _parts(value) if each is not value)
+    if sum(1 for _ in _parts(value)) > MOST_PARTS:
+        return f"more than {MOST_PARTS} values"
+    return _wrong_items(_parts(value))
+
+
+def _wrong_items(values: Iterator[Any]) -> str | None:
+    most = max((len(each) for each in values if isinstance(each, dict | list)), default=0)
+    return f"a list or an object has {most} items; {MOST_ITEMS} are the most" if most > MOST_ITEMS else None
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """A value, and all values in it."""
     left = [value]
     while left:
-        each = left.pop()
-        if isinstance(each, dict):
-            left += each.keys()
-            left += each.values()
-        elif isinstance(each, list):
-            left += each
-        else:
-            yield each
+        yield (each := left.pop())
+        left += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+
+
+def _are_integers(value: Any) -> bool:
+    """Whether a value is a list of integers, or of such lists."""
+    lists = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    return all(isinstance(each, list) and set(map(type, each)) <= {int} for each in lists)
 
 
 def _wrong_value(value: Any) -> str | None:
@@ -81,6 +119,9 @@ def _extra_arguments(value: Any) -> str | None:
 def _structured_outputs(value: Any) -> str | None:
     if not isinstance(value, dict):
         return "structured_outputs is an object"
+    for name, most in _LONGEST_CONSTRAINTS.items():
+        if len(str(value.get(name) or "")) > most:
+            return f"{name} is longer than {most} characters"
     grammar = value.get("grammar")
     if isinstance(grammar, str) and not _RULE.search(grammar):
         return "the grammar has no rule that derives anything"
@@ -115,6 +156,7 @@ def _is_circular(schema: dict[str, Any]) -> bool:
 
 
 _CHECKS: Final[Mapping[str, Check]] = {
+    "model": lambda value: "a model's name is shorter" if len(str(value)) > _LONGEST_MODEL else None,
     "request_id": check_request_id,
     "vllm_xargs": _extra_arguments,
     "kv_transfer_params": lambda value: None if isinstance(value, dict) else "kv_transfer_params is an object",

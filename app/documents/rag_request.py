@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 from vllm.exceptions import VLLMValidationError
 
 from app.documents.cache_options import CacheField
@@ -46,12 +46,16 @@ class RagChunk(BaseModel):
     metadata: dict[str, Any] | None = Field(None, description="ignored; never shown to the model")
 
 
+Chunks = Annotated[list[Annotated[str | RagChunk, Field(union_mode="left_to_right")]], FailFast()]
+"""Of many that are wrong, the first is told."""
+
+
 class RagRequest(BaseModel):
     """Fields that all requests over chunks share."""
 
     model: str | None = None
     system: str = Field("", description="system prompt; empty: the chat template's opening only")
-    chunks: list[Annotated[str | RagChunk, Field(union_mode="left_to_right")]]
+    chunks: Chunks
     cache: CacheField = Field(default_factory=CacheField)
 
     @model_validator(mode="after")
@@ -79,9 +83,7 @@ class RagChatRequest(RagRequest):
         },
     )
 
-    chunks: list[Annotated[str | RagChunk, Field(union_mode="left_to_right")]] = Field(
-        default_factory=list, description="the document chunks; or give retrieve"
-    )
+    chunks: Chunks = Field(default_factory=list, description="the document chunks; or give retrieve")
     retrieve: RetrieveField | None = None
     question: str | None = Field(None, description="the user's question; or give messages")
     messages: list[dict[str, Any]] | None = Field(

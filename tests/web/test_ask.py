@@ -215,17 +215,17 @@ def test_text_is_never_read_as_html(page):
     assert page.locator("img:not([src='web/icon.svg']), script:not([src]), main b").count() == 0
 
 
-def test_a_pasted_prompt_shows_the_documents_that_would_be_found(example):
-    ask(example)  # from now on the server knows the example's documents
+def test_a_pasted_prompt_shows_the_documents_that_would_be_found(page, server):
     known = EXAMPLE.documents[0]
-    example.get_by_text("Documents in a prompt of another app").click()
+    server.ingest([known])
+    page.get_by_text("Documents in a prompt of another app").click()
     find, prompt, rows = (
-        example.get_by_role("button", name="Find documents"),
-        example.get_by_label("Prompt", exact=True),
-        example.locator("#prompt-found li"),
+        page.get_by_role("button", name="Find documents"),
+        page.get_by_label("Prompt", exact=True),
+        page.locator("#prompt-found li"),
     )
     find.click()
-    expect(example.locator("#prompt-status")).to_have_text("Paste a prompt first.")
+    expect(page.locator("#prompt-status")).to_have_text("Paste a prompt first.")
     prompt.fill(f'\U0001f600 {known}\n<source id="1" name="a">{HOSTILE}</source>\nWhy?')
     find.click()
     expect(rows).to_have_count(2)
@@ -233,6 +233,6 @@ def test_a_pasted_prompt_shows_the_documents_that_would_be_found(example):
     expect(rows.nth(1)).to_contain_text(f"missing Open WebUI: {HOSTILE}")
     prompt.fill("Why?")
     find.click()
-    expect(example.locator("#prompt-status")).to_have_text("No document found.")
+    expect(page.locator("#prompt-status")).to_have_text("No document found.")
     expect(rows).to_have_count(0)
-    assert example.evaluate("window.hacked") is None
+    assert page.evaluate("window.hacked") is None

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 
-from app.documents.checked_fields import LONGEST_REQUEST_ID, check_body, check_fields
+from app.documents.checked_fields import LONGEST_REQUEST_ID, MOST_ITEMS, MOST_PARTS, check_body, check_fields
 from app.documents.document import BadRequestError
 from tests.app.helpers import refused
 from tests.fuzzing import json_values
@@ -19,6 +19,9 @@ from tests.fuzzing import json_values
         ("vllm_xargs", {"kv_transfer_params": "x"}),
         ("vllm_xargs", "x"),
         ("kv_transfer_params", "x"),
+        ("model", "x" * 1025),
+        ("structured_outputs", {"regex": "(a|b)*" * 1000}),
+        ("structured_outputs", {"grammar": 'root ::= "a"\n' * 9000}),
         ("structured_outputs", "x"),
         ("structured_outputs", ["json"]),
         ("structured_outputs", {"grammar": "root ::= "}),
@@ -41,6 +44,13 @@ from tests.fuzzing import json_values
         ("top_k", 2**70),
         ("seed", -(2**63) - 1),
         ("logit_bias", {"1": [10**400]}),
+        ("chunks", [{str(number): 1 for number in range(MOST_ITEMS + 1)}]),
+        ("tools", [[1] * MOST_ITEMS] * (MOST_PARTS // MOST_ITEMS)),
+        ("prompt", ["a"] * (MOST_ITEMS + 1)),
+        ("prompt", [7] * MOST_ITEMS + [None]),
+        ("messages", [{"role": "user", "content": [1] * (MOST_ITEMS + 1)}]),
+        ("messages", [7] * (MOST_ITEMS + 1)),
+        ("logit_bias", {str(number): 1 for number in range(MOST_ITEMS + 1)}),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
     ],
@@ -53,6 +63,8 @@ def test_what_is_refused(field, value):
 def test_names_are_text_too_and_may_be_spelled_with_escapes():
     with refused("body"):
         check_body(b'{"\\ud800": 1}')
+    with refused("body"):
+        check_fields({f"name{number}": 1 for number in range(MOST_ITEMS + 1)})
     with refused("vllm_xargs"):
         check_body(b'{"\\u0076llm_xargs": 1}')
     with refused("temperature"):
@@ -71,6 +83,8 @@ def test_names_are_text_too_and_may_be_spelled_with_escapes():
                 "json": {"$ref": "#/$defs/tree", "$defs": {"tree": {"properties": {"a": {"$ref": "#"}}}}}
             }
         },
+        {"prompt": [7] * 100_000, "stop_token_ids": [7] * 9000, "chunks": ["a"] * 5000},
+        {"prompt": [[7] * 9000, [7] * 9000], "input": "[," * 9000},
         {"response_format": {"type": "json_object"}, "structured_outputs": None, "request_id": None},
     ],
 )

@@ -66,6 +66,16 @@ async def test_a_name_that_no_collection_can_have_is_refused_everywhere(
     assert not (tmp_path / "collections").exists()
 
 
+@pytest.mark.parametrize("namespace", ["%00a", "a%00", "a%0A", "", "x" * 129])
+async def test_a_namespace_that_nobody_can_have_gets_nothing_stored(
+    client: AsyncClient, tmp_path: Path, namespace: str
+) -> None:
+    url = f"{PATH}/birds?namespace={namespace}"
+    assert (await client.post(url, files=[("files", ("a.txt", "A"))])).status_code == 400
+    assert (await client.get(url)).status_code == 400
+    assert not (tmp_path / "collections").exists()
+
+
 async def test_unknown_collections_and_files_are_not_found(client: AsyncClient) -> None:
     for answer in (
         await client.get(f"{PATH}/birds"),

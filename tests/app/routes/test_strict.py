@@ -17,6 +17,11 @@ from app.routes.cache import SleepRequest
         (IngestRequest, {"chunks": [], "pin": "yes"}),
         (SleepRequest, {"idle_s": True}),
         (CacheField, {"explain": 1}),
+        (CacheField, {"recompute": False}),
+        (CacheField, {"sparse": {"budget_tokens": True}}),
+        (CacheField, {"sparse": {"budget_tokens": "5"}}),
+        (CacheField, {"sparse": {"budget_share": True}}),
+        (CacheField, {"sparse": {"mass": True}}),
         (RagChatRequest, {"chunks": [], "question": "?", "stream": "on"}),
     ],
 )
@@ -28,3 +33,4 @@ def test_other_types_are_refused(model, fields):
 def test_whole_numbers_are_numbers():
     assert IngestRequest(chunks=[], ttl_s=5).ttl_s == 5
     assert SleepRequest(idle_s=0).idle_s == 0
+    assert CacheField(recompute=1, sparse={"budget_share": 1, "mass": 1}).recompute == 1
