@@ -12,13 +12,13 @@ from app.http.messages import held
 from engine_ext.client.request import Ticket
 
 
-def annotate(answer: Mapping[str, Any], report: Mapping[str, Any] | None) -> None:
-    """Add the citations of ``report`` to the text of ``answer``, if it has any.
+def annotate(answer: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+    """Add the citations of ``report``, if it has any, to the text of ``answer``.
 
     ``answer`` is a chat completion, the last event of one, a response, or the event that completes it. The places are
     those in the answer as the model wrote it: nothing is added if a parser has taken reasoning or tool calls out of it.
     """
-    if report is None or report.get("citations") is None:
+    if report.get("citations") is None:
         return
     found = list(_annotations(report))
     for choice in answer.get("choices") or []:
@@ -41,7 +41,7 @@ def annotating(ticket: Ticket, send: Send) -> Send:
 
     async def send_annotated(start: Message, parts: list[bytes]) -> None:
         answer = json.loads(b"".join(parts))
-        annotate(answer, ticket.report)
+        annotate(answer, ticket.report or {})
         body = json.dumps(answer, ensure_ascii=False).encode()
         MutableHeaders(scope=start)["content-length"] = str(len(body))
         await send(start)

@@ -65,7 +65,8 @@ class ReportInserter:
         return b"".join(line + b"\n" for line in kept) + _event(self._with_report(parsed))
 
     def _with_report(self, data: dict[str, Any]) -> dict[str, Any]:
-        annotate(data, self._ticket.report)
+        if self._ticket.options.cite:
+            annotate(data, self._ticket.report or {})
         report = {"cache": self._ticket.report}
         return {**data, **(report if self._field == "cache" else {self._field: report})}
 

@@ -88,7 +88,8 @@ async def rag_plan(request: PlanRequest, raw_request: Request) -> JSONResponse:
 def _with_report(response: dict[str, Any], ticket: Ticket) -> dict[str, Any]:
     if not IS_PEER.get():
         response.pop("kv_transfer_params", None)
-    annotate(response, ticket.report)
+    if ticket.options.cite:
+        annotate(response, ticket.report or {})
     return {**response, "cache": ticket.report}
 
 

@@ -68,7 +68,7 @@ class _Running:
             self.by_token[number] = self.by_token.get(number, 0) + each
 
     def sums(self) -> Measured:
-        """What has been measured so far."""
+        """The measurements so far."""
         by_token = [self.by_token[number].tolist() for number in sorted(self.by_token)]
         return self.num_rows, self.weights.tolist(), by_token
 
@@ -131,7 +131,7 @@ class Probes:
                 running.add(layer, kv, query[part].float(), key[part].float(), scale)
 
     def take(self, probe: int) -> Measured | None:
-        """What a probe has measured; once."""
+        """Return a probe's measurements, once."""
         measured = self._measured.pop(probe, None)
         return None if measured is None else measured.sums()
 

@@ -26,8 +26,8 @@ OF_MESSAGE = [{"type": "url_citation", "url_citation": each} for each in PLACES]
 OF_RESPONSE = [{"type": "url_citation", **each} for each in PLACES]
 
 
-def ticket(report: dict[str, Any] | None = REPORT) -> Ticket:
-    return Ticket(CacheOptions(), report=report)
+def ticket() -> Ticket:
+    return Ticket(CacheOptions(cite=True), report=REPORT)
 
 
 def test_a_chat_completion() -> None:
@@ -58,8 +58,7 @@ def test_places_in_a_text_that_the_client_does_not_get_whole(taken_out: dict[str
     assert "annotations" not in answer["choices"][0]["message"]
 
 
-@pytest.mark.parametrize("report", [None, {"chunks": []}])
-def test_no_citations(report: dict[str, Any] | None) -> None:
+def test_no_citations() -> None:
     answer: dict[str, Any] = {"choices": [{"message": {"content": "A b."}}]}
-    annotate(answer, report)
+    annotate(answer, {"chunks": [], "uncited": "in full attention"})
     assert answer == {"choices": [{"message": {"content": "A b."}}]}
