@@ -12,24 +12,24 @@ from app.http.messages import held
 from engine_ext.client.request import Ticket
 
 
-def annotate(answer: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-    """Add the citations of ``report``, if it has any, to the text of ``answer``.
+def annotate(answer: Mapping[str, Any], ticket: Ticket, streamed: str = "") -> None:
+    """Add the citations of a request's report, if it has any, to the text of its ``answer``.
 
-    ``answer`` is a chat completion, the last event of one, a response, or the event that completes it. The places are
-    those in the answer as the model wrote it: nothing is added if a parser has taken reasoning or tool calls out of it.
+    ``answer`` is a chat completion, the last event of one, whose text was ``streamed``, a response, or the event that
+    completes it. Nothing is added if the text isn't the one that was cited: a parser has taken reasoning or tool calls
+    out of it.
     """
-    if report.get("citations") is None:
+    if ticket.cited is None:
         return
-    found = list(_annotations(report))
+    found = list(_annotations(ticket.report or {}))
     for choice in answer.get("choices") or []:
         message = choice.get("message") or choice.get("delta")
-        if message is not None and not any(message.get(part) for part in ("reasoning", "tool_calls")):
+        if message is not None and (message.get("content") if "message" in choice else streamed) == ticket.cited:
             message["annotations"] = [{"type": "url_citation", "url_citation": each} for each in found]
-    response = answer.get("response") or answer
-    outputs = response.get("output") or []
-    if isinstance(outputs, list) and [each.get("type") for each in outputs] == ["message"]:
-        for content in outputs[0].get("content") or []:
-            content["annotations"] = [{"type": "url_citation", **each} for each in found]
+    for output in (answer.get("response") or answer).get("output") or []:
+        for content in output.get("content") or []:
+            if content.get("text") == ticket.cited:
+                content["annotations"] = [{"type": "url_citation", **each} for each in found]
 
 
 def annotating(ticket: Ticket, send: Send) -> Send:
@@ -41,7 +41,7 @@ def annotating(ticket: Ticket, send: Send) -> Send:
 
     async def send_annotated(start: Message, parts: list[bytes]) -> None:
         answer = json.loads(b"".join(parts))
-        annotate(answer, ticket.report or {})
+        annotate(answer, ticket)
         body = json.dumps(answer, ensure_ascii=False).encode()
         MutableHeaders(scope=start)["content-length"] = str(len(body))
         await send(start)

@@ -31,6 +31,8 @@ class ReportInserter:
         self._rest = bytearray()
         self._is_rest_unread = False
         self._is_reported = False
+        self._content = ""
+        """The answer's so far, if it is to be cited."""
 
     def feed(self, part: bytes) -> bytes:
         """Bytes for the client after ``part`` has arrived."""
@@ -54,11 +56,16 @@ class ReportInserter:
         return bytes(self._rest)
 
     def _read(self, event: bytes) -> bytes:
-        if self._ticket.report is None or self._is_reported:
+        report, cites = self._ticket.report, self._ticket.options.cite
+        if self._is_reported or (report is None and not cites):
             return event
         name, data = _fields(event)
-        parsed = _parsed(data) if name in _TERMINAL_EVENTS or _FINISH in data else None
-        if parsed is None or not (name in _TERMINAL_EVENTS or _is_finished(parsed)):
+        parsed = _parsed(data) if cites or name in _TERMINAL_EVENTS or _FINISH in data else None
+        if parsed is None:
+            return event
+        if cites:
+            self._content += _content(parsed)
+        if report is None or not (name in _TERMINAL_EVENTS or _is_finished(parsed)):
             return event
         self._is_reported = True
         kept = [line for line in _LINE_END.split(event) if line and line.partition(b":")[0] != b"data"]
@@ -66,7 +73,7 @@ class ReportInserter:
 
     def _with_report(self, data: dict[str, Any]) -> dict[str, Any]:
         if self._ticket.options.cite:
-            annotate(data, self._ticket.report or {})
+            annotate(data, self._ticket, self._content)
         report = {"cache": self._ticket.report}
         return {**data, **(report if self._field == "cache" else {self._field: report})}
 
@@ -90,6 +97,13 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def _content(data: dict[str, Any]) -> str:
+    """The text that an event of OpenAI's chat completions adds to the answer."""
+    choices = data.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    return (first.get("delta") or {}).get("content") or ""
 
 
 def _is_finished(data: dict[str, Any]) -> bool:

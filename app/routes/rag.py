@@ -89,7 +89,7 @@ def _with_report(response: dict[str, Any], ticket: Ticket) -> dict[str, Any]:
     if not IS_PEER.get():
         response.pop("kv_transfer_params", None)
     if ticket.options.cite:
-        annotate(response, ticket.report or {})
+        annotate(response, ticket)
     return {**response, "cache": ticket.report}
 
 

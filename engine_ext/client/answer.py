@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer to one request with chunks: over cached chunks, or in full attention; its last output has the report."""
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from typing import Any
@@ -24,6 +26,8 @@ from engine_ext.client.segments import FilledSegments, filled_segments
 from engine_ext.client.sparse import selected
 from engine_ext.client.tracing import TraceSpan
 from engine_ext.wire.plan import Elsewhere, TransferPlan
+
+logger = logging.getLogger(__name__)
 
 
 class ChunkCacheUnavailableError(VLLMValidationError):
@@ -154,17 +158,22 @@ class Answer:
     async def _cite(
         self, answer: AnswerSoFar, filled: FilledSegments, fresh: Recomputed | None, call: EngineCall
     ) -> None:
-        """Reports what the sentences of the ``answer`` rest on."""
+        """Reports what the sentences of the ``answer`` rest on, or why that isn't known: the answer is there."""
         try:
             if call.num_answers > 1:
                 raise FullAttentionError("citations", "the request has several answers")
             self._cache.usable().check_attention()
             with self._stages.stage("cite"):
                 paid, expected = await attention_of_answer(filled, fresh, answer.token_ids, call)
+                found = await asyncio.to_thread(citations, answer.text, answer.places(call), paid, expected)
         except FullAttentionError as error:
             self._reporter.uncited(str(error))
+        except Exception:
+            logger.exception("request %s: its citations could not be measured", call.request_id)
+            self._reporter.uncited("they could not be measured; see the server's log")
         else:
-            self._reporter.cited(citations(answer.text, answer.ends(call), paid, expected))
+            self._reporter.cited(found)
+            self._ticket.cited = answer.text
 
     def _plan(self, filled: FilledSegments, fresh: Recomputed | None) -> TransferPlan:
         """The load plan of the main request."""

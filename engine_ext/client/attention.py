@@ -13,6 +13,9 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cache.errors import FullAttentionError
 from cache.positions.layout import TokenIds
 from engine_ext.chunks.prefill import run_plan
@@ -27,12 +30,16 @@ if TYPE_CHECKING:
 _numbers: Final = itertools.count()
 
 
+Floats = NDArray[np.float32]
+
+
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """Attention on average over heads and layers: of all tokens to each token of the context, and of each to a span."""
+    """Attention on average over heads and layers: of all tokens to each token of the context; of some to each span."""
 
-    to_tokens: list[float]
-    to_spans: list[list[float]]
+    to_tokens: Floats
+    to_spans: Floats
+    """``[tokens, spans]``."""
 
 
 async def attention_to_chunks(filled: FilledSegments, call: EngineCall) -> list[list[float]]:
@@ -43,35 +50,33 @@ async def attention_to_chunks(filled: FilledSegments, call: EngineCall) -> list[
     prompt, plan = filled.placed.request.chunked(), TransferPlan.for_answer(filled.lease, attends=True)
     questions = [prompt.question, *([prompt.blank] if prompt.blank else [])]
     attention, *blank = await _all(_measured(filled, plan, each, call) for each in questions)
-    paid = attention.to_tokens
-    for other in blank:
-        paid = [each - at_least for each, at_least in zip(paid, other.to_tokens, strict=True)]
-    return [paid[at.start : at.start + at.length] for at in filled.placed.layout.chunks]
+    paid = attention.to_tokens - sum(each.to_tokens for each in blank)
+    return [paid[at.start : at.start + at.length].tolist() for at in filled.placed.layout.chunks]
 
 
 async def attention_of_answer(
     filled: FilledSegments, fresh: "Recomputed | None", answer: Sequence[int], call: EngineCall
-) -> tuple[list[list[float]], list[float]]:
-    """Measure the attention to each document's chunk while each token of ``answer`` was being chosen.
+) -> tuple[Floats, Floats]:
+    """Measure the attention to each document's chunk, ``[tokens, chunks]``, while each token of ``answer`` was chosen.
 
-    Return it with that of a question without content, or with the chunks' lengths where the chat template has no place
-    for one. Raises :class:`FullAttentionError`.
+    Return it with that of a question without content, ``[chunks]``, or with the chunks' lengths where the chat template
+    has no place for one. Raises :class:`FullAttentionError`.
     """
-    prompt, places = filled.placed.request.chunked(), filled.placed.layout.chunks
-    chunks = [at for at, chunk in zip(places, prompt.chunks, strict=True) if not chunk.is_text]
+    prompt, layout = filled.placed.request.chunked(), filled.placed.layout
+    chunks = [at for at, chunk in zip(layout.chunks, prompt.chunks, strict=True) if not chunk.is_text]
     plan = TransferPlan.for_answer(filled.lease, fresh.segments if fresh else (), attends=True)
-    tokens = [(*prompt.question, *answer[:-1]), *([prompt.blank] if prompt.blank else [])]
-    attention, *blank = await _all(_measured(filled, plan, each, call) for each in tokens)
-
-    def to_chunks(to_spans: Sequence[float]) -> list[float]:
-        each_span = list(zip(plan.loads, to_spans, strict=True))
-        return [sum(each for span, each in each_span if at.start <= span.start < at.start + at.length) for at in chunks]
-
-    paid = [to_chunks(each) for each in attention.to_spans[len(prompt.question) - 1 :]]
+    asked = replace(plan, probed_from=len(prompt.question) - 1)
+    probes = [_measured(filled, asked, (*prompt.question, *answer[:-1]), call)]
+    if prompt.blank:
+        probes.append(_measured(filled, plan, prompt.blank, call))
+    attention, *blank = await _all(probes)
+    starts = np.array([span.start for span in plan.loads])
+    # Windows divide a chunk into several spans; what is before and between the chunks counts for none.
+    of_spans = [np.flatnonzero((at.start <= starts) & (starts < at.start + at.length)) for at in chunks]
+    paid = np.stack([attention.to_spans[:, spans].sum(1) for spans in of_spans], 1)
     if not blank:
-        return paid, [float(at.length) for at in chunks]
-    of_blank = [to_chunks(each) for each in blank[0].to_spans]
-    return paid, [sum(each) / len(of_blank) for each in zip(*of_blank, strict=True)]
+        return paid, np.array([at.length for at in chunks], np.float32)
+    return paid, np.array([blank[0].to_tokens[at.start : at.start + at.length].sum() for at in chunks], np.float32)
 
 
 async def _all(probes: Iterable[Coroutine[Any, Any, _Attention]]) -> list[_Attention]:
@@ -95,18 +100,14 @@ async def _measured(filled: FilledSegments, plan: TransferPlan, tokens: TokenIds
     if is_error(output):
         await filled.forget_refused(call.request_id)
         raise FullAttentionError("load refused", "a worker refused to read the cached chunks")
-    return _mean(by_worker, number)
+    return _mean(by_worker, len(tokens), len(plan.loads))
 
 
-def _mean(by_worker: "Sequence[Measured | None]", number: int) -> _Attention:
+def _mean(by_worker: "Sequence[Measured | None]", num_tokens: int, num_spans: int) -> _Attention:
     """The mean over all workers, each of which has some of the heads or layers."""
     known = [measured for measured in by_worker if measured is not None and measured[0]]
-    assert known, f"no worker measured probe {number}"
+    assert known, "no worker has measured anything"
     num_rows = sum(rows for rows, _, _ in known)
-    to_tokens = [sum(each) / num_rows for each in zip(*(weights for _, weights, _ in known), strict=True)]
-    num_layers = num_rows / len(known[0][2])
-    to_spans = [
-        [sum(each) / num_layers for each in zip(*of_workers, strict=True)]
-        for of_workers in zip(*(by_token for _, _, by_token in known), strict=True)
-    ]
-    return _Attention(to_tokens, to_spans)
+    to_tokens = np.sum([weights for _, weights, _ in known], 0, np.float32) / num_rows
+    by_token = [np.frombuffer(kept, np.float32).reshape(-1, num_spans) for _, _, kept in known]
+    return _Attention(to_tokens, np.sum(by_token, 0) / (num_rows / num_tokens))

@@ -2,10 +2,13 @@
 """Citations: the chunks that each sentence of an answer rests on, by the attention while its tokens were chosen."""
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers.decoders import DecodeStream
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -20,6 +23,9 @@ LEAST_LIFT: Final = 1.25
 
 # A line, or a part of it up to a full stop that a space follows, or one of Chinese or Japanese.
 _SENTENCE: Final = re.compile(r"\S[^\n]*?(?:(?<![.!?…])[.!?…]++[\"'”’)\]*_]*+(?=\s|\Z)|[。！？]++|(?=\n|\Z))")
+_LABEL: Final = re.compile(r"(?:\w{1,2}\.\s?)+")
+"""Of what follows: "1." of a list, "Dr."."""
+_TINY: Final = 1e-30
 
 
 @dataclass(slots=True)
@@ -37,44 +43,55 @@ class AnswerSoFar:
         self.text += completion.text
         self.token_ids += completion.token_ids
 
-    def ends(self, call: EngineCall) -> list[int]:
-        """For each token, the characters of the text up to it; those before it if it ends within a character."""
+    def places(self, call: EngineCall) -> list[tuple[int, int]]:
+        """First character and end of each token; those of a character's bytes but the last are empty."""
         tokenizer = call.llm.renderer.get_tokenizer().backend_tokenizer
-        stream, end, ends = DecodeStream(skip_special_tokens=call.params.skip_special_tokens), 0, []
+        skips_special, end, places = call.params.skip_special_tokens, 0, list[tuple[int, int]]()
+        stream = DecodeStream(skip_special_tokens=skips_special)
         for token_id in self.token_ids:
-            end += len(stream.step(tokenizer, token_id) or "")
-            ends.append(end)
-        return ends
+            try:
+                piece = stream.step(tokenizer, token_id)
+            except Exception:  # it raises nothing narrower, at bytes that are no character; vLLM goes on likewise
+                stream = DecodeStream(skip_special_tokens=skips_special)
+                piece = stream.step(tokenizer, token_id)
+            places.append((end, end := end + len(piece or "")))
+        return places
 
 
 def sentences(text: str) -> Iterator[tuple[int, int]]:
     """First character and end of each sentence of ``text``, without the white space around it."""
-    return (match.span() for match in _SENTENCE.finditer(text))
+    begin = None
+    for match in _SENTENCE.finditer(text):
+        start, end = match.span()
+        begin = start if begin is None else begin
+        if _LABEL.fullmatch(text, begin, end) and text[end : end + 1] == " ":
+            continue
+        yield begin, end
+        begin = None
+    if begin is not None:
+        yield begin, len(text.rstrip())
 
 
 def citations(
-    text: str, ends: Sequence[int], attention: Sequence[Sequence[float]], expected: Sequence[float]
+    text: str, places: Sequence[tuple[int, int]], attention: NDArray[Any], expected: NDArray[Any]
 ) -> list[Citation]:
     """Cite the chunks that each sentence of ``text`` rests on.
 
-    ``ends`` has the number of characters up to each token, ``attention`` each token's to each chunk. ``expected`` has
-    the attention that the chunks get in any case, in any unit.
+    ``places`` has each token's first character and end, ``attention`` ``[tokens, chunks]`` each token's to each chunk.
+    ``expected`` ``[chunks]`` has the attention that the chunks get in any case, in any unit.
     """
+    usual = expected / max(expected.sum(), _TINY)
+    total = np.concatenate([np.zeros((1, len(expected))), np.cumsum(attention, 0, np.float64)])
+    starts, ends = zip(*places, strict=True) if places else ((), ())
     found = []
     for start, end in sentences(text):
-        rows = [row for begin, row in zip([0, *ends], attention, strict=False) if start <= begin < end]
-        paid = [sum(each) for each in zip(*rows, strict=True)] or [0.0] * len(expected)
-        shares = zip(_shares(paid), _shares(expected), strict=True)
-        lifts = [(share, share / usual if usual else 0.0) for share, usual in shares]
+        # Its tokens: a first one may begin before it, with white space.
+        paid = total[bisect_left(starts, end)] - total[bisect_right(ends, start)]
+        share = paid / max(paid.sum(), _TINY)
+        lift = share / np.maximum(usual, _TINY) * (usual > 0)
         cited = [
-            CitedChunk(chunk=number, share=share, lift=lift, is_weak=lift < LEAST_LIFT)
-            for number, (share, lift) in enumerate(lifts)
+            CitedChunk(chunk=number, share=share[number], lift=lift[number], is_weak=bool(lift[number] < LEAST_LIFT))
+            for number in np.argsort(-lift, kind="stable")[:MOST_CHUNKS].tolist()
         ]
-        cited.sort(key=lambda each: -each.lift)
-        found.append(Citation(start=start, end=end, chunks=cited[:MOST_CHUNKS]))
+        found.append(Citation(start=start, end=end, chunks=cited))
     return found
-
-
-def _shares(attention: Sequence[float]) -> list[float]:
-    total = sum(attention)
-    return [each / total if total else 0.0 for each in attention]

@@ -155,6 +155,7 @@ class Ticket:
     not published); ``contexts`` the text that each is computed behind, which is no part of the prompt (empty: none).
     ``retrieved`` is for the report, and so is ``found``: the documents that the server has found in the prompt's own
     text. Those keep their positions, and if the request ``leaves_scope`` open, it gets the one with more cached tokens.
+    ``cited`` is the answer's text, if the report has citations of it.
     """
 
     options: CacheOptions
@@ -166,6 +167,7 @@ class Ticket:
     retrieved: Found | None = None
     found: tuple[FoundDocument, ...] = ()
     leaves_scope: bool = False
+    cited: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

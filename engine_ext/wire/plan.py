@@ -75,8 +75,9 @@ class TransferPlan:
     ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute. With a
     ``composition``, only tokens without a block in the engine are loaded. A request that ``attends`` reads its segments
     in the pool, and loads none; KV ``elsewhere`` is nobody's to load. Of a request that attends, the attention to its
-    segments may be kept under the number ``probe``, and its own tokens may be ``windows`` of another sequence, one
-    after another, each seeing what precedes it there: ``loads`` then have gaps, at the windows.
+    segments may be kept under the number ``probe``, that of each of its own tokens too from ``probed_from`` on; and its
+    own tokens may be ``windows`` of another sequence, one after another, each seeing what precedes it there: ``loads``
+    then have gaps, at the windows.
     """
 
     loads: tuple[Span, ...] = ()
@@ -85,6 +86,7 @@ class TransferPlan:
     attends: bool = False
     elsewhere: Elsewhere | None = None
     probe: int | None = None
+    probed_from: int | None = None
     windows: tuple[Window, ...] = ()
 
     @property
@@ -104,6 +106,7 @@ class TransferPlan:
             "attends": self.attends,
             "elsewhere": self.elsewhere and [self.elsewhere.salt],
             "probe": self.probe,
+            "probed_from": self.probed_from,
             "windows": [[each.start, each.length, each.position] for each in self.windows],
         }
         return {PARAMS_KEY: plan}
@@ -121,7 +124,8 @@ class TransferPlan:
         elsewhere = Elsewhere(*fields["elsewhere"]) if fields["elsewhere"] is not None else None
         loads, saves = _from_lists(fields["loads"]), _from_lists(fields["saves"])
         windows = tuple(Window(*each) for each in fields["windows"])
-        return cls(loads, saves, composition, fields["attends"], elsewhere, fields["probe"], windows)
+        probe = fields["probe"], fields["probed_from"]
+        return cls(loads, saves, composition, fields["attends"], elsewhere, *probe, windows)
 
     @classmethod
     def for_answer(
@@ -131,12 +135,11 @@ class TransferPlan:
         composition: Composition | None = None,
         *,
         attends: bool = False,
-        probe: int | None = None,
     ) -> "TransferPlan":
         """Loads every leased segment to its place in the layout; ``fresh`` windows take the place of its tokens."""
         spans = [*_around(lease.segments, fresh), *map(_placed, fresh)]
         loads = tuple(sorted(spans, key=lambda span: span.start))
-        return cls(loads=loads, composition=composition, attends=attends, probe=probe)
+        return cls(loads=loads, composition=composition, attends=attends)
 
     @classmethod
     def for_windows(cls, lease: Lease, fresh: Sequence[LeasedSegment], windows: Sequence[Window]) -> "TransferPlan":

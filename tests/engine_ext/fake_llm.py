@@ -34,7 +34,7 @@ class FakeLLM:
             observability_config=SimpleNamespace(otlp_traces_endpoint=None),
         )
         self.pages: dict[int, tuple[int, tuple[int, ...]]] = {}
-        self.attention: dict[int, tuple[int, list[float]]] = {}
+        self.attention: dict[int, tuple[int, list[float], bytes]] = {}
         """Of probes: to each token of their context the same."""
         self.computed: Counter[tuple[int, ...]] = Counter()
         self.running: set[str] = set()
@@ -58,7 +58,7 @@ class FakeLLM:
             if not plan.windows:  # of another sequence
                 self._load(plan.loads, prompt_ids)
             if plan.probe is not None:
-                self.attention[plan.probe] = (1, [1 / len(prompt_ids)] * plan.num_loaded_tokens)
+                self.attention[plan.probe] = (1, [1 / len(prompt_ids)] * plan.num_loaded_tokens, b"")
             await self.work(len(prompt_ids) - plan.num_loaded_tokens)
             is_saved = not self.loses(prompt_ids)
             if is_saved:

@@ -40,7 +40,7 @@ export class Answer {
       this.replica = response.headers.get("x-tessera-replica");
       for await (const event of serverEvents(response)) this.take(event, started);
       this.totalMs = performance.now() - started;
-      if (this.report?.citations) this.text.replaceChildren(...this.cited());
+      if (this.isCited) this.text.replaceChildren(...this.cited());
       this.details.replaceChildren(...this.described());
     } finally {
       this.element.classList.remove("running");
@@ -55,6 +55,8 @@ export class Answer {
       this.text.append(piece);
     }
     if (event.cache) this.report = event.cache;
+    // Not there if the text that was cited had parts that a parser took out.
+    if (event.choices?.[0]?.delta?.annotations) this.isCited = true;
   }
 
   /** The answer, with the numbers of the chunks that each sentence rests on behind it; they lead to the chunks. */

@@ -14,36 +14,37 @@ from torch import Tensor
 
 from engine_ext.core.attention.rows import BatchRow
 from engine_ext.core.pages import tokens_of
-from engine_ext.wire.plan import Span, TransferPlan
+from engine_ext.wire.plan import TransferPlan
 from kernels.paged import LayerKV
 from kernels.rope import AngleTables, rotate_keys
 
 _MOST_LOGITS: Final = 1 << 24
-Measured = tuple[int, list[float], list[list[float]]]
-"""Rows, each of one token in one layer; their sum of attention to each token of the context; by the probe's own tokens,
-the sum over layers of the attention to each span of the context."""
+Measured = tuple[int, list[float], bytes]
+"""Rows, each of one token in one layer; their sum of attention to each token of the context; and, of the probe's own
+tokens from the plan's ``probed_from`` on, the sums over layers of that to each span, float32 ``[tokens, spans]``."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A probe under way: the spans of its context, its sums so far, and its own keys by layer.
+    """A probe under way: its sums so far, and its own keys by layer.
 
-    ``weights`` are sums over ``num_rows`` rows, each one token in one layer; ``by_token`` has, for each token, the sums
-    over layers of its attention to each span.
+    ``weights`` are sums over ``num_rows`` rows, each one token in one layer. ``by_token`` ``[own tokens, spans]`` has
+    each token's sum over layers, if the plan asks for some.
     """
 
-    spans: Sequence[Span]
+    plan: TransferPlan
     turns: AngleTables
     weights: Tensor
+    by_token: Tensor
     num_seen: int
     num_rows: int = 0
-    by_token: dict[int, Tensor] = field(default_factory=dict)
     own: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: TransferPlan) -> "_Running":
         turns = torch.tensor([-span.delta for span in plan.loads])
-        return cls(plan.loads, AngleTables(turns), torch.zeros(plan.num_loaded_tokens), plan.num_loaded_tokens)
+        weights, by_token = torch.zeros(plan.num_loaded_tokens), torch.zeros(0, len(plan.loads))
+        return cls(plan, AngleTables(turns), weights, by_token, plan.num_loaded_tokens)
 
     def add(self, layer: str, kv: LayerKV, query: Tensor, key: Tensor, scale: float) -> None:
         """Add the attention of new tokens, float32 ``query`` ``[tokens, heads, D]``, ``key`` ``[tokens, heads, D]``."""
@@ -51,7 +52,7 @@ class _Running:
         own = self.own[layer] = torch.cat([earlier, key])
         cos, sin = self.turns.of(kv.frequencies)
         logits = []
-        for i, span in enumerate(self.spans):
+        for i, span in enumerate(self.plan.loads):
             turned = rotate_keys(query, cos[i : i + 1], sin[i : i + 1], kv.frequencies.is_neox)
             keys = tokens_of(kv.key_pool, span.pages, span.skipped + span.length)[span.skipped :]
             logits.append(_products(turned, keys))
@@ -61,16 +62,21 @@ class _Running:
         paid = shares[..., : len(self.weights)].mean((0, 2))
         self.weights += paid.sum(0)
         self.num_rows += len(query)
-        by_span = torch.stack(
-            [each.sum(-1) for each in torch.split(paid, [span.length for span in self.spans], -1)], -1
-        )
-        for number, each in enumerate(by_span, len(earlier)):
-            self.by_token[number] = self.by_token.get(number, 0) + each
+        if self.plan.probed_from is not None:
+            self._keep_by_token(len(earlier), paid)
+
+    def _keep_by_token(self, first: int, paid: Tensor) -> None:
+        """Add the attention ``[tokens, context]`` of own tokens from ``first`` on."""
+        end, spans = first + len(paid), self.plan.loads
+        missing = max(0, end - len(self.by_token))
+        self.by_token = torch.cat([self.by_token, self.by_token.new_zeros(missing, len(spans))])
+        span_of = torch.repeat_interleave(torch.tensor([span.length for span in spans]))
+        self.by_token[first:end].index_add_(1, span_of, paid)
 
     def sums(self) -> Measured:
         """The measurements so far."""
-        by_token = [self.by_token[number].tolist() for number in sorted(self.by_token)]
-        return self.num_rows, self.weights.tolist(), by_token
+        kept = self.by_token[self.plan.probed_from or 0 :]
+        return self.num_rows, self.weights.tolist(), kept.numpy().tobytes()
 
 
 class ProbingRow(NamedTuple):

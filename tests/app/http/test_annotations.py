@@ -10,6 +10,7 @@ from app.http.annotations import annotate
 from app.http.sse import ReportInserter
 from engine_ext.client.request import CacheOptions, Ticket
 
+TEXT = "A b. C d."
 REPORT = {
     "citations": [
         {"start": 0, "end": 4, "chunks": [{"chunk": 1, "share": 0.7}, {"chunk": 0, "share": 0.3}]},
@@ -27,38 +28,46 @@ OF_RESPONSE = [{"type": "url_citation", **each} for each in PLACES]
 
 
 def ticket() -> Ticket:
-    return Ticket(CacheOptions(cite=True), report=REPORT)
+    return Ticket(CacheOptions(cite=True), report=REPORT, cited=TEXT)
 
 
 def test_a_chat_completion() -> None:
-    answer: dict[str, Any] = {"choices": [{"message": {"content": "A b. C d."}}]}
-    annotate(answer, REPORT)
+    answer: dict[str, Any] = {"choices": [{"message": {"content": TEXT}}]}
+    annotate(answer, ticket())
     assert answer["choices"][0]["message"]["annotations"] == OF_MESSAGE
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_response_and_the_event_that_completes_it(wrapped: bool) -> None:
-    response: dict[str, Any] = {"output": [{"type": "message", "content": [{"text": "A b. C d."}]}]}
-    annotate({"response": response} if wrapped else response, REPORT)
+    response: dict[str, Any] = {"output": [{"type": "message", "content": [{"text": TEXT}]}]}
+    annotate({"response": response} if wrapped else response, ticket())
     assert response["output"][0]["content"][0]["annotations"] == OF_RESPONSE
 
 
-def test_the_last_event_of_a_stream() -> None:
+def streamed(*deltas: dict[str, Any]) -> Any:
+    """The last event's delta."""
     inserter = ReportInserter(ticket(), "cache")
-    events = [{"choices": [{"delta": {"content": "A"}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
-    first, last = (inserter.feed(f"data: {json.dumps(each)}\n\n".encode()) for each in events)
-    assert b"annotations" not in first
-    assert json.loads(last.removeprefix(b"data: "))["choices"][0]["delta"]["annotations"] == OF_MESSAGE
+    events = [{"choices": [{"delta": delta}]} for delta in deltas]
+    events[-1]["choices"][0]["finish_reason"] = "stop"
+    *first, last = (inserter.feed(f"data: {json.dumps(each)}\n\n".encode()) for each in events)
+    assert not any(b"annotations" in each for each in first)
+    return json.loads(last.removeprefix(b"data: "))["choices"][0]["delta"]
 
 
-@pytest.mark.parametrize("taken_out", [{"reasoning": "Let me see."}, {"tool_calls": [{"id": "1"}]}])
-def test_places_in_a_text_that_the_client_does_not_get_whole(taken_out: dict[str, Any]) -> None:
-    answer: dict[str, Any] = {"choices": [{"message": {"content": "C d.", **taken_out}}]}
-    annotate(answer, REPORT)
+def test_the_last_event_of_a_stream() -> None:
+    assert streamed({"role": "assistant"}, {"content": "A b."}, {"content": " C d."}, {})["annotations"] == OF_MESSAGE
+    assert streamed({"content": "A b."}, {"content": " C d."})["annotations"] == OF_MESSAGE
+
+
+def test_places_in_a_text_that_the_client_does_not_get_whole() -> None:
+    """A parser has taken reasoning out."""
+    answer: dict[str, Any] = {"choices": [{"message": {"content": "C d.", "reasoning": "A b."}}]}
+    annotate(answer, ticket())
     assert "annotations" not in answer["choices"][0]["message"]
+    assert "annotations" not in streamed({"reasoning": "A b."}, {"content": " C d."}, {})
 
 
 def test_no_citations() -> None:
-    answer: dict[str, Any] = {"choices": [{"message": {"content": "A b."}}]}
-    annotate(answer, {"chunks": [], "uncited": "in full attention"})
-    assert answer == {"choices": [{"message": {"content": "A b."}}]}
+    answer: dict[str, Any] = {"choices": [{"message": {"content": TEXT}}]}
+    annotate(answer, Ticket(CacheOptions(cite=True), report={"chunks": [], "uncited": "in full attention"}))
+    assert answer == {"choices": [{"message": {"content": TEXT}}]}
