@@ -108,6 +108,7 @@ def _mean(by_worker: "Sequence[Measured | None]", num_tokens: int, num_spans: in
     known = [measured for measured in by_worker if measured is not None and measured[0]]
     assert known, "no worker has measured anything"
     num_rows = sum(rows for rows, _, _ in known)
-    to_tokens = np.sum([weights for _, weights, _ in known], 0, np.float32) / num_rows
+    to_tokens: Floats = np.array([weights for _, weights, _ in known], np.float32).sum(0)
     by_token = [np.frombuffer(kept, np.float32).reshape(-1, num_spans) for _, _, kept in known]
-    return _Attention(to_tokens, np.sum(by_token, 0) / (num_rows / num_tokens))
+    to_spans: Floats = np.array(by_token).sum(0)
+    return _Attention(to_tokens / num_rows, to_spans / (num_rows / num_tokens))
