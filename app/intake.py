@@ -187,7 +187,9 @@ class DocumentsMiddleware:
         if parsed.get("retrieve") is not None:
             retrieved = await self._context.retrieval.fill_body(path, parsed)
         find = await finder_for(self._context, parsed, settings.documents)
-        request = await _in_thread(len(body), EXTRACTORS[path], parsed, settings.chunk_separator, find)
+        extract = partial(EXTRACTORS[path], parsed, settings.chunk_separator, find)
+        # What is found, and what is learnt first, takes time that the length of the body doesn't tell.
+        request = await (asyncio.to_thread(extract) if find is not None else _in_thread(len(body), extract))
         if request is None:
             return None
         for field in NOT_BESIDE_DOCUMENTS:
@@ -241,7 +243,7 @@ async def take_in(context: ServerContext, request: RagRequest) -> tuple[Document
 async def take_found(context: ServerContext, request: PlanRequest) -> tuple[DocumentsRequest, Ticket]:
     """A conversation with the documents found in it, and its ticket; raises :class:`BadRequestError`."""
     body = request.conversation()
-    taken = from_chat(body, None, await finder_for(context, body, "auto"))
+    taken = await asyncio.to_thread(from_chat, body, None, await finder_for(context, body, "auto"))
     assert taken is not None  # the body has a field cache
     return taken, open_ticket(context, taken)
 

@@ -31,8 +31,9 @@ def choose_windows(
 ) -> list[tuple[int, int]]:
     """Choose the windows of ``chunks`` that get most attention, as many as ``budget`` tokens can be.
 
-    ``attention`` is that of each token of all chunks in a row. Windows start at each chunk's first token; its last one
-    may be shorter. Returns first and end of runs of adjacent windows, as indices in the sequence, in its order.
+    ``attention`` is that of each token from the first chunk on, also of those between chunks. Windows start at each
+    chunk's first token; its last one may be shorter. Returns first and end of runs of adjacent windows, as indices in
+    the sequence, in its order.
     """
     offset = chunks[0].start
     windows = [

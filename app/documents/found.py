@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents found in a prompt's own text, which stays as it is: only the segments' boundaries are new."""
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +25,7 @@ def finder(patterns: Sequence[Pattern], known: Callable[[str], list[tuple[int, i
             return []
         marked = _apart(sorted((each for pattern in patterns for each in pattern.spans(text)), key=_length))
         exact = [Span(start, end, KNOWN) for start, end in known(text)]
-        return _apart(sorted([*marked, *exact], key=_length, reverse=True))[:MOST_DOCUMENTS]
+        return _apart(sorted([*marked, *exact], key=_length, reverse=True))
 
     return find
 
@@ -35,15 +34,14 @@ def _length(span: Span) -> int:
     return span.end - span.start
 
 
-def _apart(spans: Iterable[Span]) -> list[Span]:
+def _apart(spans: Sequence[Span]) -> list[Span]:
     """The spans in order of place, without those that overlap an earlier one."""
-    kept: list[Span] = []
+    kept, taken = list[Span](), bytearray(max((span.end for span in spans), default=0))
     for span in spans:
-        place = bisect_right(kept, span.start, key=lambda each: each.start)
-        is_free_before = place == 0 or kept[place - 1].end <= span.start
-        if is_free_before and (place == len(kept) or span.end <= kept[place].start):
-            kept.insert(place, span)
-    return kept
+        if taken.find(1, span.start, span.end) < 0:
+            taken[span.start : span.end] = b"\1" * _length(span)
+            kept.append(span)
+    return sorted(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +53,11 @@ class FoundIn:
     spans: Sequence[Span]
 
     @classmethod
-    def of(cls, path: str, text: str, find: Find) -> "FoundIn":
-        """The documents that ``find`` finds, without white space at the text's ends, which templates may strip."""
+    def of(cls, path: str, text: str, find: Find, most: int = MOST_DOCUMENTS) -> "FoundIn":
+        """The first documents that ``find`` finds, without white space at the text's ends: templates may strip it."""
         first, end = len(text) - len(text.lstrip()), len(text.rstrip())
         bounded = (Span(max(first, each.start), min(end, each.end), each.by) for each in find(text))
-        return cls(path, text, [each for each in bounded if each.start < each.end])
+        return cls(path, text, [each for each in bounded if each.start < each.end][:most])
 
     @property
     def documents(self) -> list[Document]:

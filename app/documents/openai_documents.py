@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from app.documents.document import (
+    MOST_DOCUMENTS,
     BadRequestError,
     Document,
     check_number,
@@ -220,10 +221,19 @@ def _from_fields(
 
 
 def _found(body: Body, cache: Any, fields: Iterable[_TextField], find: Find | None) -> DocumentsRequest | None:
-    """The request with the documents that ``find`` finds in ``fields``, texts in the prompt's order; ``None``: none."""
+    """The request with the documents that ``find`` finds in ``fields``, texts in the prompt's order; ``None``: none.
+
+    Behind as many as a call may bring, everything stays ordinary text.
+    """
     if find is None:
         return None
-    found = [(field, FoundIn.of(field.path, field.text, find)) for field in fields]
+    found, left = list[tuple[_TextField, FoundIn]](), MOST_DOCUMENTS
+    for field in fields:
+        if not left:
+            break
+        within = FoundIn.of(field.path, field.text, find, left)
+        found.append((field, within))
+        left -= len(within.spans)
     documents = [document for _, within in found for document in within.documents]
     if not documents:
         return None

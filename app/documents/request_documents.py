@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registry keys of a request's documents, the same in routers and replicas."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ from app.documents.cache_options import cache_salt_of, parse_cache_field
 from app.documents.document import BadRequestError, Document
 from app.documents.found import finder
 from app.documents.openai_documents import EXTRACTORS, dumped, finds_documents, system_texts
-from app.documents.patterns import PATTERNS
+from app.documents.patterns import PATTERNS, Pattern
 from app.http.messages import object_in
 from cache.report import FindsDocuments, ScopeName
 from cache.segments.holdings import DocumentKey
@@ -26,11 +26,12 @@ BEGINNING: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Replicas' settings that requests are read by: ``--chunk-separator``, ``--chunk-scope`` and ``--documents``."""
+    """Replicas' settings that requests are read by; ``patterns`` are those of ``--document-patterns``."""
 
     separator: str | None = None
     scope: ScopeName = "system"
     documents: FindsDocuments = "off"
+    patterns: Sequence[Pattern] = PATTERNS
 
 
 _USUAL: Final = Reading()
@@ -113,7 +114,7 @@ def _of_rag(body: dict[str, Any], reading: Reading) -> list[Wanted]:
 
 
 def _of_extractor(path: str, body: dict[str, Any], reading: Reading) -> list[Wanted]:
-    find = finder(PATTERNS, lambda _: []) if finds_documents(body, reading.documents) else None
+    find = finder(reading.patterns, lambda _: []) if finds_documents(body, reading.documents) else None
     request = EXTRACTORS[path](body, reading.separator, find)
     if request is None:
         return []

@@ -227,6 +227,8 @@ class FillRunner:
             if prefix is None and identity.prefix:
                 before = FillJob(job.system, None) if job.system else stack.enter_context(self._borrowed(identity))
                 num_computed = await self._prefill(before, None, f"{request_id}-prefix", cache_salt, generate_kwargs)
+                if not job.system:  # which ends with the job
+                    self._manager.fill_succeeded(before)
                 (prefix,) = before.entries
             alone = FillJob(None, job.chunk, prefix)
             return num_computed + await self._prefill(alone, prefix, request_id, salt, adapted)

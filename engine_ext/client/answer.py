@@ -152,8 +152,7 @@ class Answer:
             with self._stages.stage("select"):
                 attention = await attention_to_chunks(filled, call)
             self._reporter.measured(attention)
-        chosen = [each for each in windows_of(filled, attention) if not filled.placed.is_in_text(each.start)]
-        return sorted([*text, *chosen], key=lambda each: each.start)
+        return sorted([*text, *windows_of(filled, attention)], key=lambda each: each.start)
 
     async def _cite(
         self, answer: AnswerSoFar, filled: FilledSegments, fresh: Recomputed | None, call: EngineCall

@@ -38,15 +38,17 @@ def windows_of(filled: FilledSegments, attention: Sequence[Sequence[float]]) -> 
     """Choose the windows of a request by the attention to each token of its chunks.
 
     A window is a page of the pool. A chunk that directly follows what it was computed behind has none: nothing would
-    change.
+    change. Nor has text that is computed anew in any case.
     """
-    layout, prompt = filled.placed.layout, filled.placed.request.chunked()
-    first = 1 if prompt.opening is None and not prompt.chunks[0].context else 0
-    chunks, leased = layout.chunks[first:], filled.lease.chunks[first:]
-    if not chunks:
+    placed, prompt = filled.placed, filled.placed.request.chunked()
+    own = [index for index, chunk in enumerate(prompt.chunks) if not (chunk.is_text and placed.computes_text)]
+    budget = recomputed_tokens(placed.request.options.recompute, [placed.layout.chunks[index] for index in own])
+    if own[:1] == [0] and prompt.opening is None and not prompt.chunks[0].context:
+        del own[0]
+    if not own:
         return []
-    budget = recomputed_tokens(filled.placed.request.options.recompute, layout.chunks)
-    paid = [each for chunk in attention[first:] for each in chunk]
+    paid = [each for chunk in attention[own[0] :] for each in chunk]
+    chunks, leased = [placed.layout.chunks[index] for index in own], [filled.lease.chunks[index] for index in own]
     chosen = choose_windows(paid, chunks, budget, filled.cache.config.page_tokens)
     windows = []
     for start, end in chosen:

@@ -52,10 +52,6 @@ class PlacedSegments:
         text = self._text if self.computes_text else ()
         return sum(self.cache.config.pages_for(place.length) for place in text) + self.most_chosen_windows
 
-    def is_in_text(self, token: int) -> bool:
-        """Whether a token of the sequence is text between documents."""
-        return any(place.start <= token < place.start + place.length for place in self._text)
-
     @property
     def _text(self) -> list[Place]:
         chunks = zip(self.request.chunked().chunks, self.layout.chunks, strict=True)

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import threading
 from types import SimpleNamespace
 
 import httpx
@@ -15,7 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware
+from app.documents.rag_request import PlanRequest
+from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware, take_found
+from app.prompt.known import KnownPassages
 from app.prompt.marks import MarkedPrompt
 from app.settings import Settings
 from cache.positions.layout import PositionStrategy
@@ -39,7 +42,7 @@ class Server:
     def __init__(self, **settings):
         paths = [*PATHS, "/v1/embeddings"]
         routes = [Route(path, self.answer, methods=["GET", "POST"]) for path in paths]
-        context = make_context(settings=Settings(**settings))
+        self.context = context = make_context(settings=Settings(**settings))
         self.app = Starlette(routes=routes, middleware=[Middleware(DocumentsMiddleware, context=context)])
         self.marks = context.marks
         self.bodies: list[bytes] = []
@@ -95,6 +98,23 @@ async def test_bodies_without_anything_of_ours_pass_byte_for_byte(path, body):
     assert response.json() == {"path": path}
     assert server.bodies == [body]
     assert server.headers[0]["content-length"] == str(len(body))
+
+
+async def test_documents_are_looked_for_in_threads():
+    threads = []
+
+    class Known(KnownPassages):
+        def find(self, namespace, text):
+            threads.append(threading.current_thread())
+            return super().find(namespace, text)
+
+    server = Server(documents="auto")
+    server.context.engine = SimpleNamespace(renderer=SimpleNamespace(known=Known()))
+    server.context.retrieval = SimpleNamespace(collections=SimpleNamespace(texts=lambda _: []))
+    await server.post(CHAT, {"messages": [USER]})
+    await take_found(server.context, PlanRequest(messages=[USER]))
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
 
 
 async def test_other_endpoints_and_methods_pass_untouched():

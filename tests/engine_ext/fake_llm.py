@@ -15,6 +15,7 @@ from cache.report import Report
 from engine_ext.chunks.chunk_cache import ChunkCache, FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
+from engine_ext.core.attention.probes import Measured
 from engine_ext.wire.plan import Span, TransferPlan
 from tests.cache.helpers import PAGE_TOKENS, Clock
 
@@ -34,7 +35,7 @@ class FakeLLM:
             observability_config=SimpleNamespace(otlp_traces_endpoint=None),
         )
         self.pages: dict[int, tuple[int, tuple[int, ...]]] = {}
-        self.attention: dict[int, tuple[int, list[float], bytes]] = {}
+        self.attention: dict[int, Measured] = {}
         """Of probes: to each token of their context the same."""
         self.computed: Counter[tuple[int, ...]] = Counter()
         self.running: set[str] = set()

@@ -21,6 +21,7 @@ from app.cluster.router.metrics import RouterMetrics
 from app.cluster.router.prefill import Prefill
 from app.cluster.router.proxy import Proxy, http_client
 from app.cluster.router.settings import RouterSettings
+from app.documents.patterns import patterns_with
 from app.documents.request_documents import Reading
 from app.http.messages import PlainPathsMiddleware
 from replicas.redis_registry import RedisRegistry
@@ -29,12 +30,14 @@ from web import page
 
 
 def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastAPI:
-    """The application; raises ``ValueError`` for a bad URL of the registry."""
+    """The application; raises :class:`PatternError`, or ``ValueError`` for a bad URL of the registry."""
+    patterns = patterns_with(settings.document_patterns)
+    reading = Reading(settings.chunk_separator, settings.chunk_scope, settings.documents, patterns)
     key = PeerKey(settings.peer_secret.get_secret_value()) if settings.peer_secret is not None else None
     registry = RedisRegistry(settings.registry, key)
     metrics, client = RouterMetrics(), http_client()
     directory = Directory(registry, client, metrics)
-    chooser = Chooser(directory, metrics, Reading(settings.chunk_separator, settings.chunk_scope, settings.documents))
+    chooser = Chooser(directory, metrics, reading)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

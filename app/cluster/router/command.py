@@ -13,6 +13,7 @@ from app.access.exposure import ExposedError, checked_host, known_tenants
 from app.access.tenants import TenantsFileError
 from app.cluster.router.app import build_app
 from app.cluster.router.settings import RouterSettings
+from app.documents.patterns import PatternError
 from app.logs import OneLine
 from app.settings import add_flags_of
 from machine.progress import say
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         first = error.errors()[0]
         say(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (got {first['input']!r})")
         return 2
-    except (ExposedError, TenantsFileError) as error:
+    except (ExposedError, TenantsFileError, PatternError) as error:
         say(str(error))
         return 2
     except ValueError as error:  # the registry's URL

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router's settings: environment variables ``TESSERA_*``, overridden by command-line flags."""
 
+from pathlib import Path
+
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
@@ -27,3 +29,4 @@ class RouterSettings(AccessSettings):
     )
     chunk_scope: ScopeName = Field("system", description="the replicas' --chunk-scope")
     documents: FindsDocuments = Field("off", description="the replicas' --documents")
+    document_patterns: Path | None = Field(None, description="the replicas' --document-patterns, if they have one")

@@ -8,6 +8,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.documents.document import MOST_DOCUMENTS
 from app.documents.found import KNOWN, FoundIn, finder
 from app.documents.openai_documents import EXTRACTORS, from_anthropic, from_chat, from_completion, from_responses
 from app.documents.patterns import PATTERNS
@@ -146,6 +147,30 @@ def test_given_documents_come_first():
     assert not request.found
     separated = from_chat({"messages": [{"role": "user", "content": f"{ONE}##Why?"}]}, "##", FIND)
     assert not separated.found
+
+
+def test_a_call_has_no_more_documents_than_it_may_bring():
+    """What follows stays ordinary text."""
+    turns = [{"role": "user", "content": f"{ONE}\n" * number} for number in (MOST_DOCUMENTS - 2, 7, 3)]
+    request = from_chat({"messages": turns}, None, FIND)
+    assert [len(each.documents) for each in request.found] == [MOST_DOCUMENTS - 2, 2]
+    request.insert(["<>"] * 2 * MOST_DOCUMENTS)
+    assert [turn["content"].replace("<>", "") for turn in request.body["messages"]] == [
+        each["content"] for each in turns
+    ]
+
+
+def test_many_documents_cost_no_more_each():
+    find = finder(PATTERNS, lambda _: [])
+
+    def seconds(number):
+        text = "".join(f'<source id="1">{"x" * (1 + place % 89)}</source>' for place in range(number))
+        started = time.process_time()
+        find(text)
+        return time.process_time() - started
+
+    seconds(1_000)
+    assert seconds(160_000) < 40 * seconds(10_000), "16 times as many"
 
 
 def test_a_long_prompt_without_documents_costs_little():

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.documents.openai_documents import EXTRACTORS
+from app.documents.patterns import Pattern
 from app.documents.rag_request import RagChatRequest
 from app.documents.request_documents import RAG_PATHS, Reading, conversation_of, parse_body, wanted_documents
 from app.intake import take_in
@@ -59,6 +60,13 @@ def ticket_keys(settings=None, **fields):
 def test_a_replica_finds_the_keys_that_a_router_finds(fields):
     assert ticket_keys(**fields) == rag(**fields)
     assert len(rag(**fields)) >= 2
+
+
+def test_a_router_reads_further_forms():
+    body = {"messages": [{"role": "user", "content": "### Passage\none\n### Question\n?"}]}
+    mine = Pattern("mine", "### Passage\n", ("\n### ",))
+    assert keys(CHAT, body, Reading(documents="auto")) == []
+    assert len(keys(CHAT, body, Reading(documents="auto", patterns=[mine]))) == 1
 
 
 def test_without_a_registry_nothing_is_hashed():

@@ -3,6 +3,7 @@
 
 import random
 import time
+from collections import OrderedDict
 
 import pytest
 from hypothesis import given
@@ -60,9 +61,43 @@ def test_the_passages_longest_unused_are_forgotten():
     assert texts(passages, numbered[0]) == [numbered[0]]  # used
     passages.add_all("mine", numbered[20:39])
     assert [texts(passages, each) == [each] for each in numbered] == [True, *[False] * 19, *[True] * 19, False]
-    passages.add_all("other", numbered)
-    assert texts(passages, numbered[0]) == []
-    assert texts(passages, numbered[39], "other") == [numbered[39]]
+
+
+def test_whoever_has_most_forgets_first():
+    """The salts of a namespace share its part."""
+    mine, numbered = f"mine {ONE}", [f"{number:03} {ONE}" for number in range(200)]
+    passages = known(mine, most_bytes=20 * (512 + len(numbered[-1])))
+    for number, each in enumerate(numbered):
+        passages.add(f"other\0salt {number}", each)
+    assert texts(passages, mine) == [mine]
+    assert texts(passages, numbered[199], "other\0salt 199") == [numbered[199]]
+    assert texts(passages, numbered[0], "other\0salt 0") == []
+    passages.add_all("mine", numbered)
+    kept = [texts(passages, each, f"other\0salt {number}") == [each] for number, each in enumerate(numbered)]
+    assert 9 <= sum(kept) <= 11, "each has half"
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.sampled_from(["", "b", "ba", "é"])), max_size=40),
+    st.integers(2, 8),
+)
+def test_passages_that_begin_with_others_come_and_go(steps, most):
+    size = 512 + SHORTEST + 16
+    passages, held = known(most_bytes=most * size), OrderedDict()
+    for is_added, length, end in steps:
+        text = "a" * (SHORTEST + length) + end
+        if is_added:
+            held[text] = held.pop(text, 512 + len(text.encode()))
+            while sum(held.values()) > most * size:
+                held.popitem(last=False)
+            passages.add("mine", text)
+        else:
+            prompt = f"{text}b"
+            found = passages.find("mine", prompt)
+            at_once = max((len(each) for each in held if prompt.startswith(each)), default=0)
+            assert max((end for start, end in found if start == 0), default=0) == at_once
+            for start, end in found:
+                held.move_to_end(prompt[start:end])
 
 
 @given(st.data())
@@ -83,21 +118,65 @@ def test_what_is_found_is_what_comparing_finds(data):
     assert known(*given_passages).find("mine", text) == expected
 
 
-@pytest.mark.parametrize("kind", ["ordinary", "beginnings", "one letter"])
-def test_the_time_grows_with_the_text_at_most(kind):
-    words = random.Random(1)
-    made = [" ".join(words.choices(["bridge", "mill", "long", "was", "founded"], k=30)) for _ in range(300)]
-    passages = known(*made, *("a" * length + "b" for length in range(40, 400, 10)))
-    units = {"ordinary": "the harbour is closed today ", "beginnings": made[0][:40], "one letter": "a"}
+def seconds(call):
+    took = []
+    for _ in range(3):
+        started = time.process_time()
+        call()
+        took.append(time.process_time() - started)
+    return min(took)
 
-    def seconds(length):
-        text = (units[kind] * (length // len(units[kind]) + 1))[:length]
-        took = []
-        for _ in range(3):
-            started = time.process_time()
-            passages.find("mine", text)
-            took.append(time.process_time() - started)
-        return min(took)
 
-    seconds(100)
-    assert seconds(160_000) < 16 * max(seconds(20_000), 0.0005)
+WORDS = random.Random(1)
+MADE = [" ".join(WORDS.choices(["bridge", "mill", "long", "was", "founded"], k=30)) for _ in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("unit", "passages_for"),
+    [
+        pytest.param("the harbour is closed today ", lambda _: MADE, id="ordinary"),
+        pytest.param(MADE[0][:40], lambda _: MADE, id="beginnings"),
+        pytest.param("a", lambda _: ["a" * length + "b" for length in range(40, 400, 10)], id="one letter"),
+        pytest.param("a" * 39 + "b", lambda n: ["a" * length for length in range(40, 40 + n // 50)], id="nested"),
+        pytest.param("b" * 99, lambda n: ["b" * length + "a" for length in range(40, 40 + n // 50)], id="stairs"),
+        pytest.param("a", lambda n: ["a" * (n // 2) + "b"], id="one long"),
+    ],
+)
+def test_the_time_grows_with_the_text_at_most(unit, passages_for):
+    def seconds_for(length):
+        passages, text = known(*passages_for(length)), (unit * (length // len(unit) + 1))[:length]
+        passages.find("mine", "new ones are added " * 9)
+        return seconds(lambda: passages.find("mine", text))
+
+    assert seconds_for(160_000) < 16 * max(seconds_for(20_000), 0.0005)
+
+
+@pytest.mark.parametrize("beginning", ["", "All these passages begin like this. "])
+def test_another_passage_costs_the_same_however_many_there_are(beginning):
+    def seconds_for(number):
+        passages = known(*(f"{beginning}{ONE} {each}" for each in range(number)))
+        passages.find("mine", ONE)
+
+        def add_some():
+            for each in range(50):
+                passages.add("mine", f"{beginning}{each} of {number}: {ONE}")
+                passages.find("mine", ONE)
+
+        started = time.process_time()
+        add_some()
+        return time.process_time() - started
+
+    assert seconds_for(16_000) < 4 * max(seconds_for(1_000), 0.0005)
+
+
+def test_forgotten_passages_cost_nothing():
+    text = " ".join(f"word{number}" for number in range(20_000))
+    fresh, used = known(ONE), known(most_bytes=20_000)
+    for number in range(4_000):
+        used.add("mine", f"{number} {ONE}")
+        if number % 10 == 0:
+            used.find("mine", ONE)
+    assert texts(used, f"3999 {ONE}") == [f"3999 {ONE}"]
+    fresh.find("mine", text)
+    took = [seconds(lambda each=each: each.find("mine", text)) for each in (used, fresh)]
+    assert took[0] < 4 * max(took[1], 0.0005)
