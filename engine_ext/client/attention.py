@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _numbers: Final = itertools.count()
 
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
