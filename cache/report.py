@@ -185,7 +185,7 @@ class Report(Shape):
     """Share of the chunks' tokens that may be computed anew, behind everything before them."""
     handover: Handed | None = None
     citations: list[Citation] | None = None
-    """What each sentence of the answer rests on, if that was asked for."""
+    """The chunks that each sentence of the answer rests on; ``None``: not asked for, or ``uncited``."""
     uncited: str | None = None
     """Why there are no citations, though they were asked for."""
     retrieved: list[Retrieved] | None = None

@@ -6,7 +6,8 @@ One check of a body's values, and one table of fields, before vLLM sees them.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from app.documents.document import BadRequestError, is_unicode
@@ -78,12 +79,11 @@ def _wrong_size(name: str, value: Any) -> str | None:
         return None
     if name in _DOCUMENTS:  # their number has a limit of its own
         return _wrong_items(each for each in _parts(value) if each is not value)
-    if sum(1 for _ in _parts(value)) > MOST_PARTS:
-        return f"more than {MOST_PARTS} values"
-    return _wrong_items(_parts(value))
+    parts = list(islice(_parts(value), MOST_PARTS + 1))
+    return f"more than {MOST_PARTS} values" if len(parts) > MOST_PARTS else _wrong_items(parts)
 
 
-def _wrong_items(values: Iterator[Any]) -> str | None:
+def _wrong_items(values: Iterable[Any]) -> str | None:
     most = max((len(each) for each in values if isinstance(each, dict | list)), default=0)
     return f"a list or an object has {most} items; {MOST_ITEMS} are the most" if most > MOST_ITEMS else None
 

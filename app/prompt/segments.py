@@ -83,14 +83,16 @@ class SegmentRenderer:
             )
         (conversation,) = conversations
         rendered, prompt = await self._renderer.render_messages_async(conversation, chat_params)
-        refusal = None
         if prompt.get("multi_modal_data"):
             refusal = ("media", "documents beside images, audio or video")
-        elif self._is_broken(prompt["prompt"], conversation):
-            refusal = ("template", "the chat template doesn't print the text around the documents once, unchanged")
-        if refusal is not None:
             return await self._unsegmented(conversation, refusal, chat_params, tok_params, prompt_extras, kwargs)
-        marked = self._split(prompt["prompt"])
+        try:
+            marked = self._split(prompt["prompt"])
+        except VLLMValidationError:
+            if not self._ticket_of(conversation).found:
+                raise
+            refusal = ("template", "the chat template doesn't print the text around the documents once, unchanged")
+            return await self._unsegmented(conversation, refusal, chat_params, tok_params, prompt_extras, kwargs)
         frame = await self._frame(chat_params)
         if frame is None and marked.ticket.options.scope == "isolated" and not marked.ticket.leaves_scope:
             raise VLLMValidationError(
@@ -151,16 +153,6 @@ class SegmentRenderer:
                 f"{error}; documents need a chat template that prints the user's message once, unchanged",
                 parameter="messages",
             ) from error
-
-    def _is_broken(self, text: Any, conversation: Sequence[Any]) -> bool:
-        """Whether the template has broken the marks around documents that the server itself has found."""
-        if not self._ticket_of(conversation).found:
-            return False
-        try:
-            self._marks.split(text)
-        except BrokenMarksError:
-            return True
-        return False
 
     def _ticket_of(self, conversation: Sequence[Any]) -> Ticket:
         return next(filter(None, (self._marks.ticket_of(_content(message)) for message in conversation)))

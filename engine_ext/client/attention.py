@@ -63,7 +63,7 @@ async def attention_of_answer(
     has no place for one. Raises :class:`FullAttentionError`.
     """
     prompt, layout = filled.placed.request.chunked(), filled.placed.layout
-    chunks = [at for at, chunk in zip(layout.chunks, prompt.chunks, strict=True) if not chunk.is_text]
+    chunks = [layout.chunks[index] for index in prompt.documents]
     plan = TransferPlan.for_answer(filled.lease, fresh.segments if fresh else (), attends=True)
     asked = replace(plan, probed_from=len(prompt.question) - 1)
     probes = [_measured(filled, asked, (*prompt.question, *answer[:-1]), call)]

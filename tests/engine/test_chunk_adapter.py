@@ -53,7 +53,7 @@ def test_filled_hit_and_mixed(adapted: TesseraServer, adapter: ChunkAdapter, ora
 def test_contexts_and_other_options(
     cache: dict[str, Any], adapted: TesseraServer, adapter: ChunkAdapter, text: Text
 ) -> None:
-    """What is before a chunk, and windows behind other chunks, are the plain model's."""
+    """The plain model computes the tokens before a chunk, and windows behind other chunks."""
     chunks: list[Any] = [{"text": text(50), "context": text(70)}, text(70), text(40)]
     for status in ("filled", "hit"):
         response = ask(adapted, "offset", chunks, text(12), cache=cache)

@@ -150,7 +150,7 @@ def test_given_documents_come_first():
 
 
 def test_a_call_has_no_more_documents_than_it_may_bring():
-    """What follows stays ordinary text."""
+    """The rest of the prompt stays ordinary text."""
     turns = [{"role": "user", "content": f"{ONE}\n" * number} for number in (MOST_DOCUMENTS - 2, 7, 3)]
     request = from_chat({"messages": turns}, None, FIND)
     assert [len(each.documents) for each in request.found] == [MOST_DOCUMENTS - 2, 2]

@@ -21,7 +21,7 @@ class Layer(BaseLayerWithLoRA):
 
 
 def updates(layer: Layer) -> torch.Tensor:
-    """What the adapter adds to five tokens, of which the first two and the last have none."""
+    """Return the adapter's output for five tokens. The first two and the last run without it."""
     wrapper = PunicaWrapperCPU(max_num_batched_tokens=8, max_batches=8, device="cpu")
     wrapper.update_metadata(LoRAMapping((0, 0, 7, 7, 0), (0, 7, 0), is_prefill=True), [7], 2, 100)
     outputs, inputs = torch.zeros(5, SLICES * SIZE), torch.ones(5, SIZE)
