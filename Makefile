@@ -10,7 +10,7 @@ PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
 PLACED := $(addprefix tests/engine/test_,exactness.py faults.py isolation.py concurrency.py churn.py)
 IN_PLACE := tests/engine/test_in_place.py $(PLACED)
-ATTEND := $(addprefix tests/engine/test_,attend.py attend_engine.py links.py tenants.py) $(PLACED)
+ATTEND := $(addprefix tests/engine/test_,attend.py attend_engine.py tenants.py) $(PLACED)
 
 FUZZERS := tests/app/http/test_sse.py tests/app/test_intake.py tests/app/documents/test_request_documents.py \
 	tests/app/test_strange_peers.py tests/cache/test_directory.py tests/replicas/test_redis_registry.py \

@@ -25,6 +25,7 @@ import httpx
 
 from app.access.tenants import hash_of, new_key
 from app.models.random_model import build_preset
+from machine.http_client import http_client
 from machine.server_process import ServerProcess
 from measuring.kit.texts import Texts
 
@@ -63,7 +64,7 @@ class Hostile:
             thread.join()
 
     def _send(self, offset: int) -> None:
-        with httpx.Client(base_url=self._url, headers=self._headers, timeout=300) as client:
+        with http_client(self._url, headers=self._headers, timeout=300) as client:
             calls = list(self._calls(client))
             while not self._is_over.is_set():
                 with self._lock:
@@ -112,7 +113,7 @@ class Victim:
         self.seconds: dict[tuple[str, bool], list[float]] = defaultdict(list)
         self.statuses: Counter[int] = Counter()
         self._texts = texts
-        self._client = httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=300)
+        self._client = http_client(url, headers={"authorization": f"Bearer {key}"}, timeout=300)
         self._known = [texts.text(TOKENS) for _ in range(CHUNKS)]
 
     def ask(self, *, quiet: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests.cores import keep_to_own_cores, num_workers
@@ -42,6 +43,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     let_children_be_interrupted()
+    # Tensors are tiny, and a worker has a core of its own: more threads would spin while they wait for each other.
+    torch.set_num_threads(1)
     if (worker := getattr(config, "workerinput", None)) is not None:
         keep_to_own_cores(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 

@@ -12,15 +12,6 @@ from tests.oracle import Oracle, mask
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """One thread: tensors are tiny, and more threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module", params=["tiny-llama", "tiny-qwen3"])
 def oracle(request, tmp_path_factory):
     """In double precision, so that differences are errors instead of rounding (1e-5 in single precision)."""

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 from app.models.random_model import build_preset
 from tests.engine.server import ServerPool, TesseraServer
@@ -65,8 +64,6 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def oracle(model_path: Callable[[str], Path]) -> Callable[[str], Oracle]:
-    # The servers need the cores, and tiny tensors are slower on two threads than on one.
-    torch.set_num_threads(1)
     return cache(lambda preset: Oracle(model_path(preset)))
 
 

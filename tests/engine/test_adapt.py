@@ -34,7 +34,6 @@ def adapter(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     for number in range(20):
         (documents / f"{number}.txt").write_text(f"Station {number} is in Riga. Its {number} rooms are let.")
     given = ["--documents", str(documents), "--output", str(folder / "out"), "--work", str(folder / "work")]
-    torch.set_num_threads(1)  # tiny tensors: more threads would only wait for each other
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "SAMPLES_A_STEP", 2)
         patch.setattr(trainer, "_HELD_OUT_SAMPLES", 3)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from app.documents.document import Document
@@ -14,12 +13,6 @@ from app.prompt.tokenization import SegmentTokenizer
 from training.adapt import trainer
 from training.adapt.material import Material, Template
 from training.adapt.model import load
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Tensors are tiny: more threads would only wait for each other."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
