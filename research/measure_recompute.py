@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measure the time to first token with windows computed anew, beside full attention and chunks as cached, in turn.
+
+    .venv/bin/python research/measure_recompute.py [MODEL] [FLAG ...]
+
+Over eight cached chunks of some 512 tokens, in new orders and with new questions; MODEL defaults to qwen2.5-coder-1.5b.
+Prints each way's times in ms by stage, and its ratio to full attention's.
+"""
+
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+from app.models.default_model import DEFAULT_DTYPE
+from app.models.packaged_models import local_model
+from machine.http_client import http_client
+from machine.server_process import ServerProcess
+from measuring.kit.texts import Texts, characters_per_token
+
+ROUNDS, CHUNKS, CHUNK_TOKENS = 6, 8, 512
+FULL: Final = "full attention"
+WAYS: Final[dict[str, dict[str, Any]]] = {
+    FULL: {"mode": "full"},
+    "as cached": {},
+    "15 % anew": {"recompute": 0.15},
+    "25 % anew": {"recompute": 0.25},
+}
+FLAGS: Final = ("--dtype", DEFAULT_DTYPE, "--max-model-len", "8192", "--chunk-position-strategy", "offset")
+
+
+def main() -> None:
+    model = local_model(sys.argv[1] if len(sys.argv) > 1 else "qwen2.5-coder-1.5b")
+    texts = Texts("recompute", characters_per_token(Path(model)))
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerProcess(Path(folder) / "server.log", model, *FLAGS, *sys.argv[2:])
+        try:
+            server.wait_ready()
+            _measure(server.url, texts)
+        finally:
+            server.stop()
+
+
+def _measure(url: str, texts: Texts) -> None:
+    client = http_client(url, timeout=600)
+    chunks = texts.chunks(CHUNKS, CHUNK_TOKENS)
+
+    def ask(cache: dict[str, Any]) -> dict[str, float]:
+        """Milliseconds by stage, each request's own, and the share of the prompt's tokens that were computed."""
+        asked = {"system": "Answer.", "chunks": texts.shuffled(chunks), "question": texts.text(24), "max_tokens": 1}
+        response = client.post("/v1/rag/chat", json={**asked, "temperature": 0, "cache": cache})
+        if response.is_error:
+            raise SystemExit(response.text)
+        report = response.json()["cache"]
+        assert report["mode"] == cache.get("mode", "chunked"), report
+        return {**report["timings_ms"], "computed %": 100 * report["tokens"]["computed"] / report["tokens"]["prompt"]}
+
+    seen: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for number in range(ROUNDS + 1):
+        for way, cache in WAYS.items():
+            found = ask(cache)
+            if number:  # the first computes the chunks
+                seen[way].append(found)
+    for way, rounds in seen.items():
+        ratios = [one["first_token"] / full["first_token"] for one, full in zip(rounds, seen[FULL], strict=True)]
+        stages = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+        told = ", ".join(f"{name} {value:.0f}" for name, value in stages.items())
+        print(f"{way}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}); {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
