@@ -42,6 +42,12 @@ print(torch.get_num_threads())
 """
 
 
+@pytest.fixture(autouse=True)
+def three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine and the tests' own setting."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+
+
 def parts(count: int) -> list[tuple[int, int]]:
     """The parts of a range, in order."""
     found: list[tuple[int, int]] = []
