@@ -289,7 +289,7 @@ class WorkerHalf:
         return stats
 
     def compare(self, pages_a: Sequence[int], pages_b: Sequence[int], num_tokens: int, *, one_token: bool) -> float:
-        """Largest difference between KV in two runs of pages, relative to the layer's largest value.
+        """Largest :func:`engine_ext.core.pages.relative_difference` of a layer's KV in two runs of pages.
 
         ``one_token``: both hold one token repeated. With attention sinks, hidden states then depend on the number of
         tokens, except the first layer's input: only that layer is compared. Drafting layers are left out: their KV
