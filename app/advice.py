@@ -29,6 +29,7 @@ ADVICE: Final = {
     "heads of two sizes": _HYBRID,
     "GiB leave nothing of vLLM's": _LESS_POOL,
     "MiB that are free": _LESS_POOL,
+    "size of the device's memory is unknown": "--kv-cache-memory-bytes, beside which the pool needs no share",
     "hold no page of": _MORE_POOL,
     "pool is too small for the self-check": _MORE_POOL,
     "layout that Tessera can't read": _BACKEND,

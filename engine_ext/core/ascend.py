@@ -4,9 +4,11 @@
 Written after vllm-ascend 0.23.0.post1; not run on an NPU yet (``docs/status.md``).
 """
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 from vllm.platforms import current_platform
@@ -19,11 +21,32 @@ if TYPE_CHECKING:
 
 POOL_TAG = "kv_cache"
 """vLLM's tag of KV cache memory: sleep frees memory by tag, and ``wake_up`` maps only tags that it is given."""
+_OWN_POOL: Final = "chunk_cache"
+_ASK_MEMORY: Final = "import torch_npu; print(torch_npu.npu.mem_get_info()[1])"
 
 
 def is_ascend() -> bool:
     """Whether vLLM runs on Ascend NPUs."""
     return str(current_platform.device_type) == "npu"
+
+
+def total_bytes() -> int:
+    """Memory of the first NPU; raises :class:`OSError` with its words if torch_npu doesn't tell.
+
+    A process of its own asks: vLLM's workers can't use an NPU if the process that starts them has used one, so
+    vLLM-Ascend's platform has no method for it.
+    """
+    asked = subprocess.run([sys.executable, "-c", _ASK_MEMORY], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        raise OSError((asked.stderr.strip() or f"torch_npu ended with {asked.returncode}").splitlines()[-1])
+    return int(asked.stdout.split()[-1])
+
+
+def free_bytes() -> int:
+    """Free memory of this worker's NPU; torch_npu has no answer to ``torch.accelerator.get_memory_info``."""
+    import torch_npu
+
+    return int(torch_npu.npu.mem_get_info()[0])
 
 
 def reshape_and_cache() -> ReshapeAndCache:
@@ -56,11 +79,16 @@ def unsupported_reason(config: "VllmConfig") -> str | None:
 
 @contextmanager
 def pool_memory(config: "VllmConfig") -> Iterator[None]:
-    """Memory that sleep frees (``--enable-sleep-mode``)."""
+    """Memory that sleep frees (``--enable-sleep-mode``).
+
+    The allocator keeps one pool for each name that it is given, and a second of the same name would drop the first:
+    the name is our own, and the tag, which is another thing, vLLM's.
+    """
     if not config.model_config.enable_sleep_mode:
         yield
         return
     from vllm_ascend.device_allocator.camem import CaMemAllocator
 
-    with CaMemAllocator.get_instance().use_memory_pool(tag=POOL_TAG):
+    allocator = CaMemAllocator.get_instance()
+    with allocator.use_memory_pool(tag=_OWN_POOL), allocator.use_allocation_tag(POOL_TAG):
         yield

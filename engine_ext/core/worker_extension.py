@@ -92,7 +92,8 @@ class ChunkCacheWorkerExtension:
         return Batch(batch.req_ids, batch.num_prompt_tokens.tolist())
 
     def _prepare(self, half: WorkerHalf) -> PoolDescription:
-        if half.pool_bytes > (free := torch.accelerator.get_memory_info()[0]):
+        free = ascend.free_bytes() if ascend.is_ascend() else torch.accelerator.get_memory_info()[0]
+        if half.pool_bytes > free:
             raise PoolSizeError(
                 f"the chunk pool's {half.pool_bytes >> 20} MiB are more than the {free >> 20} MiB that are free: lower "
                 "--chunk-cache-memory, --kv-cache-memory-bytes or --gpu-memory-utilization"

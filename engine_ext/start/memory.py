@@ -8,6 +8,8 @@ from typing import Final
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from engine_ext.core import ascend
+
 _CPU_KV_CACHE_BYTES: Final = 2 << 30
 
 
@@ -18,7 +20,10 @@ def make_room(args: AsyncEngineArgs, num_bytes: int) -> str | None:
     """
     if args.kv_cache_memory_bytes is not None or (current_platform.is_cpu() and "VLLM_CPU_KVCACHE_SPACE" in os.environ):
         return None
-    total, share = current_platform.get_device_total_memory(), args.gpu_memory_utilization
+    try:
+        total, share = device_bytes(), args.gpu_memory_utilization
+    except OSError as error:
+        return f"the size of the device's memory is unknown: {error}"
     if num_bytes >= total * share:
         return (
             f"the chunk pool's {_gib(num_bytes)} GiB leave nothing of vLLM's {_gib(total * share)} GiB "
@@ -26,6 +31,11 @@ def make_room(args: AsyncEngineArgs, num_bytes: int) -> str | None:
         )
     args.gpu_memory_utilization = share - num_bytes / total
     return None
+
+
+def device_bytes() -> int:
+    """Memory of the first device; raises :class:`OSError` if it is unknown."""
+    return ascend.total_bytes() if ascend.is_ascend() else int(current_platform.get_device_total_memory())
 
 
 def _gib(num_bytes: float) -> str:

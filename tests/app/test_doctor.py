@@ -30,6 +30,7 @@ from app.models.default_model import DEFAULT_DTYPE, present_model
 from app.models.demo_model import DEMO_MODEL
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
+from engine_ext.start import memory as start_memory
 from engine_ext.start.vllm_log import telling_lines
 from engine_ext.wire import vllm_compat
 from machine.server_process import ROOT, group_members
@@ -232,7 +233,8 @@ def test_memory(memory: str, tiers: str, state: str) -> None:
 @pytest.mark.parametrize(("memory", "state"), [("7GiB", "ok"), ("73GiB", "warn")])
 def test_memory_in_vllms_share_of_a_gpu(memory: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(is_cpu=lambda: False, get_device_total_memory=lambda: 80 << 30)
-    monkeypatch.setattr(flags, "current_platform", gpu)
+    for module in (flags, start_memory):
+        monkeypatch.setattr(module, "current_platform", gpu)
     monkeypatch.setattr(flags, "set_cpu_defaults", lambda _: None)
     args = arguments()
     args.kv_cache_memory_bytes = None

@@ -5,6 +5,8 @@ They compute as documented, and raise :class:`ContractError` where the operators
 something unexpected, often without an error on an NPU.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -40,15 +42,22 @@ class FakeTorchNpu:
         value_cache: Tensor,
         slot_mapping: Tensor,
         *,
-        cache_mode: str = "PA_NZ",
+        compress_lens: Tensor | None = None,
+        compress_seq_offsets: Tensor | None = None,
+        seq_lens: Tensor | None = None,
+        cache_mode: str | None = "PA_NZ",
     ) -> None:
         """Writes caches in place, by default in the NZ format."""
+        require(compress_lens is compress_seq_offsets is seq_lens is None, "uncompressed tokens")
         require(cache_mode == "Norm", f"cache_mode {cache_mode} writes another format than ND")
         require(slot_mapping.dtype in (torch.int32, torch.int64), f"slots must be integers, not {slot_mapping.dtype}")
         _write(key, value, key_cache, value_cache, slot_mapping)
 
-    def npu_rotary_mul(self, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half") -> Tensor:
+    def npu_rotary_mul(
+        self, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+    ) -> Tensor:
         """`input` `[B, S, N, D]` times `r1` plus the rotated `input` times `r2`, both `[1, S, 1, D]`."""
+        require(rotate is None, "rotated by its mode")
         require(all(each.dim() == 4 for each in (input, r1, r2)), "all of 4 dimensions")
         require(input.dtype in _FLOATS and input.dtype == r1.dtype == r2.dtype, "all of one floating dtype")
         batch, length, heads, width = input.shape
@@ -62,14 +71,6 @@ class FakeTorchNpu:
         else:
             turned = torch.stack((-input[..., 1::2], input[..., ::2]), dim=-1).flatten(-2)
         return r1 * input + r2 * turned
-
-    def _npu_rotary_embedding(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ContractError("keeps the first table of cos and sin that it ever saw")
-
-    def npu_paged_cache_load(self, *args: Any, seq_starts: Tensor, block_size: int, **kwargs: Any) -> None:
-        require(not bool((seq_starts % block_size).any()), "starts are rounded down to a block's first token")
-
-    npu_gather_pa_kv_cache = npu_paged_cache_load
 
 
 def _write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
@@ -134,23 +135,49 @@ class FakeCudaEvent:
         raise ContractError("torch.cuda.Event does nothing on an NPU")
 
 
+class FakeNpuPlatform:
+    """vLLM's `current_platform` with vLLM-Ascend's class."""
+
+    device_type = "npu"
+
+    def is_cpu(self) -> bool:
+        return False
+
+    def get_device_total_memory(self, device_id: int = 0) -> int:
+        """Raises on purpose: an answer would use the NPU in a process whose workers could not do so then."""
+        raise NotImplementedError
+
+
+class FakeMemPool:
+    """Memory that is in use."""
+
+
 class FakeCaMemAllocator:
-    """vLLM-Ascend's allocator: records the tag of each allocation."""
+    """vLLM-Ascend's allocator: it has the only reference to a pool, the last one of each name."""
 
     def __init__(self) -> None:
+        self.current_tag = "default"
+        self.allocator_and_pools: dict[str, FakeMemPool] = {}
         self.tags: list[str] = []
-        self.open_tag: str | None = None
 
     def get_instance(self) -> "FakeCaMemAllocator":
         return self
 
-    def use_memory_pool(self, tag: str) -> "FakeCaMemAllocator":
-        self.open_tag = tag
-        return self
+    @contextmanager
+    def use_allocation_tag(self, tag: str) -> Iterator[None]:
+        old_tag, self.current_tag = self.current_tag, tag
+        try:
+            yield
+        finally:
+            self.current_tag = old_tag
 
-    def __enter__(self) -> None:
-        assert self.open_tag is not None
-        self.tags.append(self.open_tag)
+    @contextmanager
+    def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
+        old_tag, self.current_tag = self.current_tag, tag or "default"
+        self.allocator_and_pools[self.current_tag] = FakeMemPool()
+        yield
+        self.current_tag = old_tag
 
-    def __exit__(self, *_: object) -> None:
-        self.open_tag = None
+    def python_malloc_callback(self, allocation_handle: Any) -> None:
+        """Called for each allocation within a pool."""
+        self.tags.append(self.current_tag)

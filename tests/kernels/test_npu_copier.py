@@ -143,18 +143,6 @@ def test_a_wrong_rotation_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPa
         loaded(Mutated(), "A2")
 
 
-def test_the_operator_that_keeps_its_first_table_is_never_called(npu: FakeTorchNpu) -> None:
-    with pytest.raises(ContractError, match="first table"):
-        npu._npu_rotary_embedding()
-
-
-@pytest.mark.parametrize("name", ["npu_paged_cache_load", "npu_gather_pa_kv_cache"])
-def test_reads_from_within_a_block_are_noticed(name: str, npu: FakeTorchNpu) -> None:
-    getattr(npu, name)(seq_starts=torch.tensor([0, 128]), block_size=128)
-    with pytest.raises(ContractError, match="rounded down"):
-        getattr(npu, name)(seq_starts=torch.tensor([64]), block_size=128)
-
-
 @pytest.mark.parametrize("name", ["Stream", "Event", "stream", "current_stream", "synchronize"])
 def test_leaving_the_current_stream_is_noticed(name: str) -> None:
     with pytest.raises(ContractError, match=name):

@@ -25,7 +25,7 @@ from cache.tiers.directory import DirectoryTier
 from cache.tiers.signed import TierKey
 from cache.tiers.tier import TierConfigError
 from engine_ext.start.connectors import ADDRESSING, Addressing, other_connectors
-from engine_ext.start.memory import set_cpu_defaults
+from engine_ext.start.memory import device_bytes, set_cpu_defaults
 from machine.processor import cpu_flags, cpu_model, instruction_sets
 from machine.progress import first_line
 from machine.server_process import is_free
@@ -76,7 +76,7 @@ def _memory(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
     if current_platform.is_cpu():
         in_host += pool + (args.kv_cache_memory_bytes or 0)
     elif args.kv_cache_memory_bytes is None:
-        share = int(current_platform.get_device_total_memory() * args.gpu_memory_utilization)
+        share = int(device_bytes() * args.gpu_memory_utilization)
         yield _room(pool, share, f"that vLLM may take ({args.gpu_memory_utilization:.0%} of the device)")
     yield _room(in_host * args.tensor_parallel_size, psutil.virtual_memory().available, "free")
 

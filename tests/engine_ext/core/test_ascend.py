@@ -121,15 +121,19 @@ def test_what_cannot_be_read_token_by_token_is_refused_with_its_reason(on_ascend
     assert (found is None) if reason is None else reason in found
 
 
-def test_the_pools_memory_carries_its_tag(on_ascend) -> None:
+def test_the_pools_memory_carries_vllms_tag_and_leaves_the_kv_caches_pool_in_place(on_ascend) -> None:
     allocator = on_ascend["allocator"]
+    with allocator.use_memory_pool(tag="kv_cache"):  # as vLLM-Ascend's worker does
+        allocator.python_malloc_callback((0, 1, 2, 3))
+    kv_cache = allocator.allocator_and_pools["kv_cache"]
     with ascend.pool_memory(config()):
-        assert allocator.open_tag == "kv_cache"  # which wake_up(tags=["kv_cache"]) maps again
-    assert allocator.tags == ["kv_cache"]
-    assert allocator.open_tag is None
+        allocator.python_malloc_callback((0, 1, 3, 4))
+    assert allocator.allocator_and_pools["kv_cache"] is kv_cache
+    assert allocator.tags == ["kv_cache", "kv_cache"]  # which wake_up(tags=["kv_cache"]) maps again
+    assert allocator.current_tag == "default"
 
 
 def test_without_sleep_mode_the_pools_memory_is_ordinary(on_ascend) -> None:
     with ascend.pool_memory(config(has_sleep_mode=False)):
         pass
-    assert on_ascend["allocator"].tags == []
+    assert on_ascend["allocator"].allocator_and_pools == {}

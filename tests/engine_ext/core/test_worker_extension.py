@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker extension: its reasons against the cache, and one of the user's beside it."""
 
+import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -10,13 +11,14 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec
 
 from app.advice import OTHERWISE, remedy_for
-from engine_ext.core import worker_extension
+from engine_ext.core import ascend, worker_extension
 from engine_ext.core.layers import UnsupportedModelError
 from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
 from engine_ext.core.worker_extension import ChunkCacheWorkerExtension
 from engine_ext.start.startup import ChunkCacheOptions, beside
 from kernels.layout import LayoutProbeError
 from kernels.paged import UnsupportedKVError
+from tests.kernels.fake_npu import FakeNpuPlatform
 
 
 class Theirs:
@@ -109,3 +111,15 @@ def test_a_pool_larger_than_the_free_memory_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(PoolSizeError, match="2 MiB are more than the 1 MiB that are free") as raised:
         ChunkCacheWorkerExtension()._prepare(WorkerHalf(2 << 20, 32, 32))
     assert "a smaller --chunk-cache-memory" in remedy_for(str(raised.value))
+
+
+def test_on_npus_torch_npu_tells_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer() -> NoReturn:
+        raise NotImplementedError("getMemoryInfo is not implemented for this allocator yet")  # torch_npu 2.10
+
+    npu = SimpleNamespace(mem_get_info=lambda device=None: (1 << 20, 1 << 30))
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=npu))
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", no_answer)
+    monkeypatch.setattr(ascend, "current_platform", FakeNpuPlatform())
+    with pytest.raises(PoolSizeError, match="2 MiB are more than the 1 MiB that are free"):
+        ChunkCacheWorkerExtension()._prepare(WorkerHalf(2 << 20, 32, 32))

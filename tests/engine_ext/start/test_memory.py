@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pool is part of the memory that vLLM plans for."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app.advice import remedy_for
+from engine_ext.core import ascend
 from engine_ext.start import memory
+from tests.kernels.fake_npu import FakeNpuPlatform
 
 GIB = 1 << 30
 
@@ -42,3 +46,34 @@ def test_a_kv_cache_of_a_given_size_stays_as_it_is(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(memory.current_platform, "is_cpu", lambda: True)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     assert memory.make_room(arguments(), 79 * GIB) is None
+
+
+@pytest.fixture
+def torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The source of torch_npu that other processes import; this one's platform is vLLM-Ascend's."""
+    for module in (memory, ascend):
+        monkeypatch.setattr(module, "current_platform", FakeNpuPlatform())
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "torch_npu.py"
+
+
+def test_on_npus_another_process_asks_for_the_memory(torch_npu: Path) -> None:
+    """It has 64 GiB; vLLM-Ascend's platform raises."""
+    torch_npu.write_text(f"""
+class npu:
+    mem_get_info = staticmethod(lambda device=None: ({60 * GIB}, {64 * GIB}))
+
+print("a line of the driver's")
+""")
+    args = arguments(0.9)
+    assert memory.make_room(args, 16 * GIB) is None
+    assert args.gpu_memory_utilization == pytest.approx(0.65)
+
+
+def test_an_npu_without_an_answer_is_a_reason_against_the_cache(torch_npu: Path) -> None:
+    torch_npu.write_text("raise ImportError('libhccl.so: cannot open shared object file')")
+    args = arguments(0.9)
+    reason = str(memory.make_room(args, GIB))
+    assert reason.endswith("memory is unknown: ImportError: libhccl.so: cannot open shared object file")
+    assert "--kv-cache-memory-bytes" in remedy_for(reason)
+    assert args.gpu_memory_utilization == 0.9
