@@ -24,7 +24,10 @@ ENTRY_POINTS: Final = "tessera.tiers"
 
 Allocate = Callable[[int], memoryview]
 MakeTier = Callable[[SplitResult, int, Mapping[str, str], Allocate | None], StorageTier]
-"""Makes a tier from a URL, its size in bytes, other options, and an allocator of host memory (``None``: any)."""
+"""Makes a tier from a URL, its size in bytes, other options, and an allocator of host memory (``None``: any).
+
+The allocator is slow, and best called for powers of two, while the tier is made: see :mod:`cache.tiers.slabs`.
+"""
 
 
 def _host(url: SplitResult, max_bytes: int, options: Mapping[str, str], allocate: Allocate | None) -> StorageTier:

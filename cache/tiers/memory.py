@@ -6,18 +6,25 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from cache.segments.holdings import HOST
+from cache.tiers.slabs import Slabs
 from cache.tiers.tier import Address, Buffer, Stored, TierError
 
 
 class MemoryTier:
-    """A :class:`cache.tiers.tier.StorageTier` in this process. ``allocate`` gives memory, pinned for instance."""
+    """A :class:`cache.tiers.tier.StorageTier` in this process.
+
+    ``allocate`` gives memory, pinned for instance: all of it at once, for :class:`cache.tiers.slabs.Slabs`. Without it,
+    files take ordinary memory when they come.
+    """
 
     name = HOST
 
     def __init__(self, max_bytes: int, allocate: Callable[[int], memoryview] | None = None) -> None:
         self.max_bytes = max_bytes
-        self._allocate = allocate or (lambda size: memoryview(bytearray(size)))
+        self._take = _ordinary if allocate is None else Slabs(max_bytes, allocate).take
         self._files: OrderedDict[Address, tuple[memoryview, float]] = OrderedDict()
         self.num_bytes = 0
         self._lock = threading.RLock()
@@ -29,11 +36,9 @@ class MemoryTier:
         if address in self._files:
             return
         with self._lock:
-            while self.num_bytes + size > self.max_bytes:
-                self.delete(next(iter(self._files)))
+            memory = self._room_for(size)
             self.num_bytes += size
         try:
-            memory = self._allocate(size)
             memory[:] = file
         except BaseException:
             with self._lock:
@@ -70,3 +75,16 @@ class MemoryTier:
     def close(self) -> None:
         self._files.clear()
         self.num_bytes = 0
+
+    def _room_for(self, size: int) -> memoryview:
+        """Memory for a file, for which others go. A file that is being read keeps its memory until it is."""
+        while self.num_bytes + size > self.max_bytes or (memory := self._take(size)) is None:
+            if not self._files:
+                raise TierError(f"{size} bytes are not free in one piece")
+            self.delete(next(iter(self._files)))
+        return memory
+
+
+def _ordinary(num_bytes: int) -> memoryview:
+    """Memory that takes none until it is written to."""
+    return memoryview(np.empty(num_bytes, np.uint8).data)

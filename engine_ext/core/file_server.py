@@ -224,7 +224,7 @@ def _checked(data: Buffer, label: ChunkFileLabel) -> bytes:
 
 
 def _allocator(half: WorkerHalf) -> Callable[[int], memoryview] | None:
-    """Gives memory that the device copies best; ``None``: any is as good."""
+    """Gives memory that the device copies best, while the worker starts; ``None``: any is as good."""
     return None if half.device.type == "cpu" else partial(_pinned, half)
 
 

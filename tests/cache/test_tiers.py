@@ -19,11 +19,13 @@ from cache.tiers import chain as chain_module
 from cache.tiers.chain import Events, TierChain
 from cache.tiers.config import make_tier, parse_tiers
 from cache.tiers.directory import DirectoryTier
+from cache.tiers.kept import STAGED_BYTES
 from cache.tiers.memory import MemoryTier
 from cache.tiers.mooncake import MooncakeTier
 from cache.tiers.tier import TierConfigError, TierError
 from machine.server_process import ROOT
 from tests.cache.helpers import Clock
+from tests.support.pinned import PinnedMemory
 from tests.support.tier_files import MOST, address, held
 from tests.support.waiting import until
 
@@ -143,18 +145,13 @@ def test_a_directory_is_found_again_and_leftovers_of_the_killed_are_collected(tm
     assert len(held(again)) == 2
 
 
-def test_files_of_a_directory_are_read_into_memory_that_is_used_again(tmp_path):
-    made = []
-
-    def allocate(num_bytes):
-        made.append(num_bytes)
-        return memoryview(bytearray(num_bytes))
-
-    tier = DirectoryTier(tmp_path, MOST, allocate)
+def test_files_of_a_directory_are_read_into_memory_that_is_allocated_when_it_is_made(tmp_path):
+    pinned = PinnedMemory()
+    tier = DirectoryTier(tmp_path, MOST, pinned.allocate)
     for number, size in ((1, 3000), (2, 2000)):
         tier.put(address(number), bytes([number]) * size)
     assert [bytes(tier.get(address(number), MOST))[-3:] for number in (1, 2, 1)] == [b"\1\1\1", b"\2\2\2", b"\1\1\1"]
-    assert made == [3000]
+    assert pinned.taken == [STAGED_BYTES]
 
 
 def test_a_directory_that_became_smaller_is_shrunk_at_the_start(tmp_path):
