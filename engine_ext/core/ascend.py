@@ -4,6 +4,7 @@
 Written after vllm-ascend 0.23.0.post1; not run on an NPU yet (``docs/status.md``).
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from vllm.platforms import current_platform
 from kernels.npu_copier import ReshapeAndCache
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 
 POOL_TAG = "kv_cache"
@@ -75,6 +76,21 @@ def unsupported_reason(config: "VllmConfig") -> str | None:
         (hasattr(config.model_config.hf_text_config, "index_topk"), "sparse attention (DSA) keeps an index beside K"),
     ]
     return next((reason for is_so, reason in checks if is_so), None)
+
+
+def quantizes_kv(model: "ModelConfig") -> bool:
+    """Whether vLLM-Ascend would keep this model's KV cache in 8 bits (C8, or FAKQuant of latent attention).
+
+    It reads that in a file beside the weights, wherever they are, or in the model's own configuration.
+    """
+    from vllm_ascend.quantization.modelslim_config import MODELSLIM_CONFIG_FILENAME
+    from vllm_ascend.quantization.utils import get_model_file
+
+    file = get_model_file(model.model, MODELSLIM_CONFIG_FILENAME, revision=model.revision)
+    descriptions = [getattr(model.hf_config, "quantization_config", None) or {}]
+    if file is not None:
+        descriptions.append(json.loads(file.read_text(encoding="utf-8")))
+    return any(each.get("kv_cache_type") == "C8" or each.get("fa_quant_type") for each in descriptions)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any, Final
 
 from vllm.config import ModelConfig, VllmConfig
@@ -12,7 +11,7 @@ from vllm.platforms import current_platform
 
 from cache.positions.layout import PositionStrategy
 from cache.positions.strategy import DefaultStrategy
-from engine_ext.core.ascend import is_ascend
+from engine_ext.core.ascend import is_ascend, quantizes_kv
 from engine_ext.core.layers import QUANTIZED
 from engine_ext.start.connectors import other_connectors, others_reason, pass_on_blocks
 
@@ -122,12 +121,6 @@ def _flag_reason(args: AsyncEngineArgs) -> str | None:
     return None
 
 
-def _has_int8_kv(folder: Path) -> bool:
-    """Whether a model quantized for Ascend NPUs has a KV cache of 8 bits."""
-    texts = (path.read_text(encoding="utf-8") for path in folder.glob("quant_model_description*.json"))
-    return any('"C8"' in text or "kv_cache_scale" in text for text in texts)
-
-
 def _shares_kv_of_two_sizes(config: Any) -> bool:
     """Whether some layers share KV and others have heads of another size (Gemma 4)."""
     layers = getattr(config, "per_layer_config", None) or ()
@@ -144,8 +137,11 @@ def _model_reason(model: ModelConfig) -> str | None:
             getattr(model.hf_text_config, "llama_4_scaling", None),
             "queries are scaled by their absolute position",
         ),
-        # vLLM-Ascend's decoding returns nothing for them beside a connector.
-        (_has_int8_kv(Path(model.model)), "the weights have scales of an int8 KV cache (Ascend's C8)"),
+        # Before a connector is attached: beside one, its decoding returns nothing for C8, and reads FAKQuant as floats.
+        (
+            is_ascend() and quantizes_kv(model),
+            "vLLM-Ascend quantizes its KV cache (C8), and is wrong beside connectors",
+        ),
     ]
     return _first(checks)
 

@@ -7,6 +7,7 @@ something unexpected, often without an error on an NPU.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -146,6 +147,18 @@ class FakeNpuPlatform:
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """Raises on purpose: an answer would use the NPU in a process whose workers could not do so then."""
         raise NotImplementedError
+
+
+class FakeModelFiles:
+    """The module `vllm_ascend.quantization.utils`; ``hub`` has the folders of models by id."""
+
+    def __init__(self, hub: dict[str, Path]) -> None:
+        self._hub = hub
+
+    def get_model_file(self, model: str | Path, filename: str, revision: str | None = None) -> Path | None:
+        """The file in a folder, or downloaded."""
+        folder = Path(model) if Path(model).exists() else self._hub.get(str(model), Path("nowhere"))
+        return folder / filename if (folder / filename).exists() else None
 
 
 class FakeMemPool:

@@ -2,6 +2,7 @@
 """vLLM flags that turn the chunk cache off, each with its reason."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from app.models.random_model import build_preset
 from cache.positions.layout import PositionStrategy
 from cache.positions.strategy import UNKNOWN, DefaultStrategy, strategy_for
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
+from engine_ext.start import support
 from engine_ext.start.support import (
     attention_reason,
     drops_blocks,
@@ -23,6 +25,7 @@ from engine_ext.start.support import (
     turning_reason,
     unsupported_reason,
 )
+from tests.kernels.fake_npu import FakeModelFiles
 from tests.support.ascend import Layer, Model, Rope
 
 
@@ -36,16 +39,47 @@ def reason(model: ModelConfig, **flags: Any) -> str | None:
     return unsupported_reason(AsyncEngineArgs(model=model.model, **flags), model)
 
 
-def test_weights_with_scales_of_an_int8_kv_cache(model: ModelConfig) -> None:
-    description = Path(model.model) / "quant_model_description_w8a8.json"
-    for content, is_refused in (
-        ({"model_quant_type": "W8A8"}, False),
-        ({"kv_cache_type": "C8"}, True),
-        ({"model.layers.0.self_attn.k_proj.kv_cache_scale": "W8A8"}, True),
-    ):
-        description.write_text(json.dumps(content))
-        assert ("int8 KV cache" in (reason(model) or "")) is is_refused
-    description.unlink()
+DESCRIPTION = "quant_model_description.json"
+QUANTIZED: list[tuple[dict[str, str], bool]] = [
+    ({"model_quant_type": "W8A8"}, False),
+    ({"kv_cache_type": "C8", "model.layers.0.self_attn.k_proj.kv_cache_scale": "C8"}, True),
+    ({"fa_quant_type": "FAKQuant", "model.layers.0.self_attn.fa_k.scale": "FAKQuant"}, True),
+]
+
+
+@pytest.fixture
+def on_ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of `org/quantized`, a model on a hub."""
+    names = SimpleNamespace(MODELSLIM_CONFIG_FILENAME=DESCRIPTION)
+    monkeypatch.setitem(sys.modules, "vllm_ascend.quantization.modelslim_config", names)
+    monkeypatch.setitem(sys.modules, "vllm_ascend.quantization.utils", FakeModelFiles({"org/quantized": tmp_path}))
+    monkeypatch.setattr(support, "is_ascend", lambda: True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["the folder", "org/quantized", "org/plain"])
+@pytest.mark.parametrize(("description", "is_refused"), QUANTIZED)
+def test_what_vllm_ascend_quantizes_is_refused_from_a_folder_and_from_a_hub(
+    name: str,
+    description: dict[str, str],
+    is_refused: bool,
+    on_ascend: Path,
+    model: ModelConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    args = AsyncEngineArgs(model=model.model)
+    (on_ascend / DESCRIPTION).write_text(json.dumps(description))
+    monkeypatch.setattr(model, "model", str(on_ascend) if name == "the folder" else name)
+    found = unsupported_reason(args, model) or ""
+    assert ("quantizes its KV cache (C8)" in found) is (is_refused and name != "org/plain")
+
+
+@pytest.mark.parametrize(("description", "is_refused"), QUANTIZED)
+def test_what_vllm_ascend_quantizes_may_be_told_by_the_models_configuration(
+    description: dict[str, str], is_refused: bool, on_ascend: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.hf_config, "quantization_config", description, raising=False)
+    assert ("quantizes its KV cache" in (reason(model) or "")) is is_refused
 
 
 @pytest.mark.parametrize(
