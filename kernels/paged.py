@@ -57,13 +57,37 @@ def pools_of(layers: Sequence[LayerKV]) -> dict[str, Tensor]:
     }
 
 
+_POOL_ALIGNMENT = 256
+"""Bytes; that of PyTorch's allocator is 512, and no kernel needs more than 16."""
 POOL_MARGIN = 16
 """Elements before and behind the pool of tiled blocks that kernels may read, as parts of vectors, but not use."""
 
 
-def make_pool(blocks: PagedTensor, num_pages: int, page_tokens: int) -> Tensor:
+class PoolMemory:
+    """Memory that is allocated before the pools that share it. `num_pools` is how many there may be."""
+
+    def __init__(self, num_bytes: int, num_pools: int, device: torch.device) -> None:
+        self._memory = torch.empty(num_bytes + num_pools * _POOL_ALIGNMENT, dtype=torch.uint8, device=device)
+        self._start = 0
+
+    def restart(self) -> None:
+        """Gives all memory back; what was taken must be used no more."""
+        self._start = 0
+
+    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Return `numel` uninitialised elements, or raise ValueError if fewer are left."""
+        end = self._start + numel * dtype.itemsize
+        if end > len(self._memory):
+            raise ValueError(f"{numel} x {dtype} are more than the {len(self._memory) - self._start} bytes left")
+        taken = self._memory[self._start : end].view(dtype)
+        self._start = -(-end // _POOL_ALIGNMENT) * _POOL_ALIGNMENT
+        return taken
+
+
+def make_pool(blocks: PagedTensor, num_pages: int, page_tokens: int, memory: PoolMemory | None = None) -> Tensor:
     """Return an uninitialised pool `[num_pages, page_tokens, H, D]` for the operand in `blocks`.
 
+    It lies in `memory` on the blocks' device, if there is one.
     Within a page it has the order that strided `blocks` have within a block. Of tiled ones, the axis whose neighbours
     share a word comes first, so that words are woven from two runs of memory.
     """
@@ -75,8 +99,9 @@ def make_pool(blocks: PagedTensor, num_pages: int, page_tokens: int) -> Tensor:
         outer_first, margin = [1, 2, 0] if dim_step < token_step else [1, 0, 2], POOL_MARGIN
     shape = (num_pages, *(sizes[dim] for dim in outer_first))
     numel = math.prod(shape)
-    memory = torch.empty(numel + 2 * margin, dtype=blocks.dtype, device=blocks.device)
-    pool = memory[margin : margin + numel].view(shape)
+    size = numel + 2 * margin
+    taken = memory.take(size, blocks.dtype) if memory else torch.empty(size, dtype=blocks.dtype, device=blocks.device)
+    pool = taken[margin : margin + numel].view(shape)
     return pool.permute(0, *(1 + outer_first.index(dim) for dim in range(3)))
 
 

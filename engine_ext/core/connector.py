@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV connector that vLLM loads; forwards calls to the scheduler half or the worker half."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -11,7 +12,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 
+from engine_ext.core import ascend
 from engine_ext.core.layers import block_tables
 from engine_ext.core.scheduler import SchedulerHalf
 from engine_ext.core.stats import TransferStatistics, TransferStats
@@ -110,7 +113,11 @@ class ChunkCacheConnector(TransferStatistics, KVConnectorBase_V1, SupportsHMA):
     # Worker side
 
     def register_kv_caches(self, kv_caches: "dict[str, KVCaches]") -> None:
+        """Called once vLLM has allocated its KV cache, and before it captures graphs."""
         self._worker.register_kv_caches(kv_caches)
+        if not ascend.is_ascend():
+            with _kv_cache_memory(self._vllm_config):
+                self._worker.reserve()
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Receives this step's work; attention needs its own part at once.
@@ -165,6 +172,16 @@ class ChunkCacheConnector(TransferStatistics, KVConnectorBase_V1, SupportsHMA):
     def _worker(self) -> WorkerHalf:
         assert self.worker is not None, "called on the scheduler's connector"
         return self.worker
+
+
+def _kv_cache_memory(config: "VllmConfig") -> AbstractContextManager[Any]:
+    """Memory of the KV cache's kind, which sleep discards (``--enable-sleep-mode``)."""
+    if not (current_platform.is_cuda_alike() and config.model_config.enable_cumem_allocator):
+        return nullcontext()
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    memory: AbstractContextManager[Any] = CuMemAllocator.get_instance().use_memory_pool(tag=ascend.POOL_TAG)
+    return memory
 
 
 def chunk_connector() -> ChunkCacheConnector:

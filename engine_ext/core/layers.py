@@ -13,7 +13,7 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec, UniformTypeKVCacheSpec
 from engine_ext.core import ascend
 from engine_ext.core.rotary import frequencies_of, rotary_by_layer
 from kernels.layout import BlockLayout, CacheWriter
-from kernels.paged import LayerKV, make_pool
+from kernels.paged import LayerKV, PoolMemory, make_pool
 from kernels.rope import RotaryFrequencies
 
 
@@ -109,10 +109,12 @@ class AttentionLayer:
     has_sinks: bool
     is_draft: bool
 
-    def with_pool(self, layout: BlockLayout, num_pages: int, page_tokens: int) -> LayerKV:
-        """Views of the layer's blocks, which have this layout, with a pool of their kind."""
+    def with_pool(
+        self, layout: BlockLayout, num_pages: int, page_tokens: int, memory: PoolMemory | None = None
+    ) -> LayerKV:
+        """Views of the layer's blocks, which have this layout, with a pool of their kind, in ``memory`` if given."""
         keys, values = layout.key_view(self.cache.key_cache), layout.value_view(self.cache.value_cache)
-        key_pool, value_pool = (make_pool(blocks, num_pages, page_tokens) for blocks in (keys, values))
+        key_pool, value_pool = (make_pool(blocks, num_pages, page_tokens, memory) for blocks in (keys, values))
         return LayerKV(keys, values, key_pool, value_pool, self.frequencies)
 
 

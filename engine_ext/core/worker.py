@@ -22,7 +22,7 @@ from engine_ext.wire.plan import BlockTransfer, LoadRefused, Span, TransferPlan
 from kernels.dispatch import attention_for, copier_for
 from kernels.layout import BlockLayout, probe_layout
 from kernels.npu_copier import ReshapeAndCache
-from kernels.paged import KVCopier, LayerKV, pools_of
+from kernels.paged import KVCopier, LayerKV, PoolMemory, pools_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class WorkerHalf:
         self.engine_block_size = engine_block_size
         self.tables = tables
         self.kv_caches: Mapping[str, KVCaches] = {}
+        self._memory: PoolMemory | None = None
         self.copier: KVCopier  # from prepare() on
         self._copiers: Mapping[int, KVCopier] = {}  # likewise, by the number of a table
         self.reshape_and_cache: ReshapeAndCache | None = None
@@ -81,6 +82,32 @@ class WorkerHalf:
         """Remembers the engine's KV cache tensors by layer name."""
         self.kv_caches = kv_caches
 
+    def reserve(self) -> None:
+        """Takes a device's memory for the pool while vLLM allocates its KV cache, before graphs and collectives do.
+
+        Where that fails, :meth:`prepare` does too, and says why. CPUs give memory when it is written to.
+        """
+        caches = next(iter(self.kv_caches.values()), None)
+        if not isinstance(caches, Tensor) or caches.device.type == "cpu":
+            return
+        try:
+            self.check_room(torch.accelerator.get_memory_info()[0])
+            self._memory = PoolMemory(self.pool_bytes, 2 * len(self.kv_caches), caches.device)
+        except (PoolSizeError, torch.OutOfMemoryError) as error:
+            logger.warning("no memory for the chunk pool yet: %s", error)
+
+    def check_room(self, free_bytes: int) -> None:
+        """Raises :class:`PoolSizeError` if the pool has no memory yet, and needs more than is free."""
+        if self._memory is None and self.pool_bytes > free_bytes:
+            raise PoolSizeError(
+                f"the chunk pool's {self.pool_bytes >> 20} MiB are more than the {free_bytes >> 20} MiB that are free: "
+                "lower --chunk-cache-memory, --kv-cache-memory-bytes or --gpu-memory-utilization"
+            )
+
+    def release(self) -> None:
+        """Gives up the memory of a pool that will not be used."""
+        self._memory = None
+
     def attend(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
         """Adds requests that read the pool from this step on, and removes ended ones."""
         self.readers.update(started, ended)
@@ -102,7 +129,9 @@ class WorkerHalf:
     def prepare(
         self, attention_layers: Sequence[AttentionLayer], reshape_and_cache: ReshapeAndCache | None = None
     ) -> PoolDescription:
-        """Probes each layer's layout and allocates the pool. ``reshape_and_cache`` is the engine's writer, on Ascend.
+        """Probes each layer's layout and allocates the pool, in the memory that :meth:`reserve` has taken, if any.
+
+        ``reshape_and_cache`` is the engine's writer, on Ascend.
 
         Raises :class:`PoolSizeError`, ``kernels.layout.LayoutProbeError`` or ``kernels.paged.UnsupportedKVError``.
         """
@@ -113,8 +142,10 @@ class WorkerHalf:
             raise PoolSizeError(
                 f"{self.pool_bytes} bytes hold no page of {self.page_tokens} tokens x {token_bytes} bytes"
             )
+        if self._memory is not None:
+            self._memory.restart()
         layers = [
-            layer.with_pool(layout, num_pages, self.page_tokens)
+            layer.with_pool(layout, num_pages, self.page_tokens, self._memory)
             for layer, layout in zip(attention_layers, layouts, strict=True)
         ]
         self.attach(layers, reshape_and_cache)

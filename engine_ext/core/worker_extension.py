@@ -64,13 +64,15 @@ class ChunkCacheWorkerExtension:
         try:
             return asdict(self._prepare(half))
         except LayoutProbeError as error:
-            return {"reason": f"vLLM keeps keys and values in a layout that Tessera can't read: {error}"}
+            reason = f"vLLM keeps keys and values in a layout that Tessera can't read: {error}"
         except (UnsupportedModelError, UnsupportedKVError, PoolSizeError) as error:
-            return {"reason": str(error)}
+            reason = str(error)
         except Exception as error:
             # Unforeseen behaviour of a model or backend: serve without the cache, with the reason.
             logger.exception("the chunk cache could not be prepared")
-            return {"reason": f"{type(error).__name__}: {error}"}
+            reason = f"{type(error).__name__}: {error}"
+        half.release()
+        return {"reason": reason}
 
     @property
     def _modules(self) -> dict[str, Any]:
@@ -92,12 +94,7 @@ class ChunkCacheWorkerExtension:
         return Batch(batch.req_ids, batch.num_prompt_tokens.tolist())
 
     def _prepare(self, half: WorkerHalf) -> PoolDescription:
-        free = ascend.free_bytes() if ascend.is_ascend() else torch.accelerator.get_memory_info()[0]
-        if half.pool_bytes > free:
-            raise PoolSizeError(
-                f"the chunk pool's {half.pool_bytes >> 20} MiB are more than the {free >> 20} MiB that are free: lower "
-                "--chunk-cache-memory, --kv-cache-memory-bytes or --gpu-memory-utilization"
-            )
+        half.check_room(ascend.free_bytes() if ascend.is_ascend() else torch.accelerator.get_memory_info()[0])
         modules = self._modules
         model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
         if current_platform.is_cpu() and self.vllm_config.lora_config is not None:

@@ -17,7 +17,7 @@ from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
 from engine_ext.core.worker_extension import ChunkCacheWorkerExtension
 from engine_ext.start.startup import ChunkCacheOptions, beside
 from kernels.layout import LayoutProbeError
-from kernels.paged import UnsupportedKVError
+from kernels.paged import PoolMemory, UnsupportedKVError
 from tests.kernels.fake_npu import FakeNpuPlatform
 
 
@@ -91,6 +91,14 @@ def test_why_the_pool_was_not_prepared(
     told = prepared(error, monkeypatch)["reason"]
     assert told.startswith(reason)
     assert remedy in remedy_for(told)
+
+
+def test_a_pool_that_was_not_prepared_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = WorkerHalf(1 << 20, 32, 32)
+    half._memory = PoolMemory(half.pool_bytes, 2, torch.device("meta"))
+    prepared(LayoutProbeError("K", "9", "another"), monkeypatch, half=half)
+    with pytest.raises(PoolSizeError):
+        half.check_room(0)
 
 
 def test_layers_with_other_data_in_their_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
