@@ -48,7 +48,7 @@ ENGINE_ADVICE: Final = {
     "out of memory": "--chunk-cache-memory or --gpu-memory-utilization lower",
     "Free memory on device": "end what else runs there, or set --gpu-memory-utilization lower",
     "maximum model length": "a longer --max-model-len: the self-check takes 141 tokens",
-    "No available memory for the cache blocks": "more --kv-cache-memory-bytes, or a higher --gpu-memory-utilization",
+    "No available memory for the cache blocks": f"more --kv-cache-memory-bytes, or {_LESS_POOL}",
     "max seq len": "a shorter --max-model-len, or more --kv-cache-memory-bytes",
     "cannot open shared object": "install the library; on Debian: apt-get install g++ libnuma1",
 }

@@ -229,7 +229,7 @@ def _tier_key(settings: Settings) -> TierKey | None:
 def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOptions:
     return ChunkCacheOptions(
         use=settings.chunk_cache,
-        pool_bytes=int(settings.chunk_cache_memory),
+        pool_bytes=settings.chunk_cache_memory,
         placement=settings.chunk_cache_placement,
         strategy=_strategy(settings, profile),
         window=settings.chunk_window,

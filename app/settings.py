@@ -39,8 +39,10 @@ class ChunkSettings(BaseSettings):
     chunk_cache: ChunkCacheUse = Field(
         "on", description="require: don't start where chunks can't be reused; off: reuse none"
     )
-    chunk_cache_memory: ByteSize = Field(
-        ByteSize(1 << 30), gt=0, description="memory of the chunk pool on each worker's device, e.g. 8GiB"
+    chunk_cache_memory: ByteSize | None = Field(
+        None,
+        gt=0,
+        description="each worker's chunk pool (default: 15 % of a device's share for vLLM, or 1GiB)",
     )
     profile: Path | None = Field(None, description="file of tessera calibrate; decides what requests leave open")
     chunk_adapter: Path | None = Field(None, description="folder of tessera adapt; runs only where chunks are computed")
@@ -178,17 +180,16 @@ def add_missing_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(group: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:
+    text = _help(field).replace("%", "%%")
     if field.annotation is bool:
-        group.add_argument(
-            flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=_help(field)
-        )
+        group.add_argument(flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
     elif {"on", "off"} <= {*get_args(field.annotation)}:
         # Also as a switch: YAML files have true and false for on and off.
         shared: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": name}
-        group.add_argument(flag(name), nargs="?", const="on", metavar="VALUE", help=_help(field), **shared)
+        group.add_argument(flag(name), nargs="?", const="on", metavar="VALUE", help=text, **shared)
         group.add_argument(flag(f"no_{name}"), action="store_const", const="off", help=argparse.SUPPRESS, **shared)
     else:
-        group.add_argument(flag(name), default=argparse.SUPPRESS, metavar="VALUE", help=_help(field))
+        group.add_argument(flag(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
 
 
 def flag_lines() -> Iterator[str]:

@@ -156,19 +156,20 @@ class ChunkCacheWorkerExtension:
         assert probes is not None
         return probes.take(probe)
 
-    def chunk_cache_describe(self) -> dict[str, str | None]:
-        """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks.
+    def chunk_cache_describe(self) -> dict[str, Any]:
+        """Human-readable ``copier`` (which moves K and V) and ``layout`` of the engine's blocks; ``pool_bytes``.
 
         ``isa`` is vLLM's choice of instructions for attention on a CPU, which decides the layout; ``None`` elsewhere.
         """
-        copier = _worker_half().copier
+        half = _worker_half()
+        copier = half.copier
         layers, keys, values = copier.layers, copier.layers[0].key_blocks, copier.layers[0].value_blocks
         layout = (
             f"{len(layers)} layers; in the first {keys.shape[1]} tokens per block, K {keys.shape[2:]} {keys.dtype} on "
             f"{keys.device}; K has {keys.describe()}, V {values.describe()}"
         )
-        isa = getattr(self._modules[next(iter(_worker_half().kv_caches))], "isa", None)
-        return {"copier": copier.name, "layout": layout, "isa": isa}
+        isa = getattr(self._modules[next(iter(half.kv_caches))], "isa", None)
+        return {"copier": copier.name, "layout": layout, "isa": isa, "pool_bytes": half.pool_bytes}
 
     def chunk_cache_serve_transfers(
         self,

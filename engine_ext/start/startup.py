@@ -61,10 +61,10 @@ def no_quotas(owner: str, page_bytes: int) -> Quota:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCacheOptions:
-    """Start-up options of the chunk cache. ``pool_bytes`` is per worker, on its device."""
+    """Start-up options of the chunk cache. ``pool_bytes`` is per worker, on its device; ``None``: the default."""
 
     use: ChunkCacheUse = "on"
-    pool_bytes: int = 1 << 30
+    pool_bytes: int | None = None
     placement: PlacementName = "copy"
     strategy: DefaultStrategy | None = None
     """Default of requests that name none; ``None``: the model's."""
@@ -150,16 +150,18 @@ def _attached_connector(
     trained_for = adapter.positions if adapter is not None else getattr(model.hf_config, TRAINED_FOR, ())
     strategy = options.strategy or strategy_for(trained_for)
     in_place = options.placement == "in-place"
-    reason = unsupported_reason(engine_args, model, in_place=in_place) or make_room(engine_args, options.pool_bytes)
-    if reason is not None:
+    if reason := unsupported_reason(engine_args, model, in_place=in_place):
         return strategy, reason
+    pool_bytes = make_room(engine_args, options.pool_bytes)
+    if isinstance(pool_bytes, str):
+        return strategy, pool_bytes
     if adapter is not None:
         adapter.enable(engine_args)
     drops = drops_blocks(engine_args, model, in_place=in_place)
     engine_args.disable_hybrid_kv_cache_manager = not drops
     if drops and options.tiers:
         logger.warning("only chunks are kept in tiers, not other prompts: vLLM drops blocks behind attention windows")
-    extra_config = {"pool_bytes": options.pool_bytes, "page_tokens": PAGE_TOKENS}
+    extra_config = {"pool_bytes": pool_bytes, "page_tokens": PAGE_TOKENS}
     prefix_folder = folder if options.tiers and not drops else None
     attach_connector(engine_args, options.connector_class, extra_config, prefix_folder)
     engine_args.worker_extension_cls = beside(options.worker_extension_class, engine_args.worker_extension_cls)

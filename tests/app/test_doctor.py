@@ -230,8 +230,8 @@ def test_memory(memory: str, tiers: str, state: str) -> None:
     assert ("TiB of " in found.text) is (state == "warn")
 
 
-@pytest.mark.parametrize(("memory", "state"), [("7GiB", "ok"), ("73GiB", "warn")])
-def test_memory_in_vllms_share_of_a_gpu(memory: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("memory", "state"), [("7GiB", "ok"), ("73GiB", "warn"), (None, "ok")])
+def test_memory_in_vllms_share_of_a_gpu(memory: str | None, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(is_cpu=lambda: False, get_device_total_memory=lambda: 80 << 30)
     for module in (flags, start_memory):
         monkeypatch.setattr(module, "current_platform", gpu)
@@ -240,6 +240,7 @@ def test_memory_in_vllms_share_of_a_gpu(memory: str, state: str, monkeypatch: py
     args.kv_cache_memory_bytes = None
     device, host = flags._memory(args, settings(chunk_cache_memory=memory))
     assert device.state == state
+    assert f"need {memory or '10.8GiB'}".removesuffix("GiB") in device.text
     assert "of 72.0GiB that vLLM may take (90% of the device)" in device.text
     assert host.state == "ok"
 

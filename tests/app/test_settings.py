@@ -30,7 +30,7 @@ def load(*flags: str) -> Settings:
 def test_defaults():
     settings = load()
     assert settings.chunk_cache == "on"
-    assert settings.chunk_cache_memory == 1 << 30
+    assert settings.chunk_cache_memory is None
     assert settings.chunk_cache_eviction == "s3fifo"
     assert settings.chunk_position_strategy is None
     assert settings.chunk_separator is None
@@ -157,7 +157,8 @@ def test_every_setting_is_a_flag_with_help_unless_the_flag_is_vllms():
     text = parser.format_help()
     for name in Settings.model_fields:
         assert (f"--{name.replace('_', '-')} " in text) == (name not in VLLM_FLAGS)
-    assert "1.0GiB" in text
+    assert "64.0MiB" in text
+    assert "15 %" in text
 
 
 def test_help_shows_all_flags_on_one_screen(capsys):

@@ -25,7 +25,7 @@ from cache.tiers.directory import DirectoryTier
 from cache.tiers.signed import TierKey
 from cache.tiers.tier import TierConfigError
 from engine_ext.start.connectors import ADDRESSING, Addressing, other_connectors
-from engine_ext.start.memory import device_bytes, set_cpu_defaults
+from engine_ext.start.memory import default_pool_bytes, device_bytes, set_cpu_defaults
 from machine.processor import cpu_flags, cpu_model, instruction_sets
 from machine.progress import first_line
 from machine.server_process import is_free
@@ -71,12 +71,12 @@ def _device(_: argparse.Namespace, __: Settings) -> Iterator[Finding]:
 def _memory(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
     """Checks that pool, KV cache and host tier fit in memory."""
     set_cpu_defaults(args)
-    pool = int(settings.chunk_cache_memory)
     in_host = sum(size for name, size in map(size_of, parse_tiers(settings.chunk_cache_tiers or "")) if name == "host")
     if current_platform.is_cpu():
-        in_host += pool + (args.kv_cache_memory_bytes or 0)
+        in_host += (settings.chunk_cache_memory or default_pool_bytes()) + (args.kv_cache_memory_bytes or 0)
     elif args.kv_cache_memory_bytes is None:
         share = int(device_bytes() * args.gpu_memory_utilization)
+        pool = settings.chunk_cache_memory or default_pool_bytes(share)
         yield _room(pool, share, f"that vLLM may take ({args.gpu_memory_utilization:.0%} of the device)")
     yield _room(in_host * args.tensor_parallel_size, psutil.virtual_memory().available, "free")
 

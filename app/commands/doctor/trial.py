@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ByteSize
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.advice import advice_for, remedy_for
@@ -75,7 +76,7 @@ def _described(found: dict[str, Any], settings: Settings) -> Iterator[Finding]:
     if found["isa"] is not None:
         yield Finding("ok", f"attention by vLLM's kernels for {found['isa']}, which decide the layout")
     yield Finding("ok", f"layout: {found['layout']}")
-    pool = settings.chunk_cache_memory.human_readable()
+    pool = ByteSize(found["pool_bytes"]).human_readable()
     yield Finding("ok", f"pool: {found['tokens']} tokens in {pool} per worker")
     if settings.chunk_adapter is not None:
         yield Finding("ok", f"chunks are computed with the adapter {settings.chunk_adapter}")

@@ -28,8 +28,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_pool_is_taken_from_vllms_share() -> None:
     args = arguments(0.9)
-    assert memory.make_room(args, 8 * GIB) is None
+    assert memory.make_room(args, 8 * GIB) == 8 * GIB
     assert args.gpu_memory_utilization == pytest.approx(0.8)
+
+
+def test_a_devices_pool_is_a_share_of_what_vllm_may_take_of_it() -> None:
+    args = arguments(0.9)
+    assert memory.make_room(args, None) == pytest.approx(0.15 * 72 * GIB)
+    assert args.gpu_memory_utilization == pytest.approx(0.85 * 0.9)
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_without_a_share_the_pool_has_a_gibibyte(is_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPUs, and beside a KV cache of a given size."""
+    monkeypatch.setattr(memory.current_platform, "is_cpu", lambda: is_cpu)
+    assert memory.make_room(arguments(0.9, GIB), None) == GIB
+    assert memory.make_room(arguments(0.9), None) == (GIB if is_cpu else int(0.15 * int(72 * GIB)))
 
 
 def test_a_pool_that_leaves_nothing_is_refused_with_numbers() -> None:
@@ -41,11 +55,11 @@ def test_a_pool_that_leaves_nothing_is_refused_with_numbers() -> None:
 
 def test_a_kv_cache_of_a_given_size_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments(0.9, GIB)
-    assert memory.make_room(args, 79 * GIB) is None
+    assert memory.make_room(args, 79 * GIB) == 79 * GIB
     assert args.gpu_memory_utilization == 0.9
     monkeypatch.setattr(memory.current_platform, "is_cpu", lambda: True)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    assert memory.make_room(arguments(), 79 * GIB) is None
+    assert memory.make_room(arguments(), 79 * GIB) == 79 * GIB
 
 
 @pytest.fixture
@@ -66,7 +80,7 @@ class npu:
 print("a line of the driver's")
 """)
     args = arguments(0.9)
-    assert memory.make_room(args, 16 * GIB) is None
+    assert memory.make_room(args, 16 * GIB) == 16 * GIB
     assert args.gpu_memory_utilization == pytest.approx(0.65)
 
 
