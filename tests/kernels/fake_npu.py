@@ -8,6 +8,7 @@ something unexpected, often without an error on an NPU.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -171,7 +172,7 @@ class FakeCaMemAllocator:
     def __init__(self) -> None:
         self.current_tag = "default"
         self.allocator_and_pools: dict[str, FakeMemPool] = {}
-        self.tags: list[str] = []
+        self.pointer_to_data: dict[int, SimpleNamespace] = {}
 
     def get_instance(self) -> "FakeCaMemAllocator":
         return self
@@ -191,6 +192,6 @@ class FakeCaMemAllocator:
         yield
         self.current_tag = old_tag
 
-    def python_malloc_callback(self, allocation_handle: Any) -> None:
-        """Called for each allocation within a pool."""
-        self.tags.append(self.current_tag)
+    def python_malloc_callback(self, allocation_handle: tuple[int, int, int, int]) -> None:
+        """Called for each allocation within a pool; the handle's third number is its address."""
+        self.pointer_to_data[allocation_handle[2]] = SimpleNamespace(tag=self.current_tag)

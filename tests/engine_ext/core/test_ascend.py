@@ -129,7 +129,8 @@ def test_the_pools_memory_carries_vllms_tag_and_leaves_the_kv_caches_pool_in_pla
     with ascend.pool_memory(config()):
         allocator.python_malloc_callback((0, 1, 3, 4))
     assert allocator.allocator_and_pools["kv_cache"] is kv_cache
-    assert allocator.tags == ["kv_cache", "kv_cache"]  # which wake_up(tags=["kv_cache"]) maps again
+    tags = [data.tag for data in allocator.pointer_to_data.values()]
+    assert tags == ["kv_cache", "kv_cache"]  # which wake_up(tags=["kv_cache"]) maps again
     assert allocator.current_tag == "default"
 
 
