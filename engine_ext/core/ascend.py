@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+import torch
 from torch import Tensor
 from vllm.platforms import current_platform
 
@@ -44,7 +45,9 @@ def total_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Free memory of this worker's NPU; torch_npu has no answer to ``torch.accelerator.get_memory_info``."""
+    """Free memory of this worker's device, whichever it is: torch_npu has no answer for ``torch.accelerator``."""
+    if not is_ascend():
+        return torch.accelerator.get_memory_info()[0]
     import torch_npu
 
     return int(torch_npu.npu.mem_get_info()[0])

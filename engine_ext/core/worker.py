@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from engine_ext.core import ascend
 from engine_ext.core.attention.readers import Readers
 from engine_ext.core.attention.requests import AttendingRequests
 from engine_ext.core.layers import AttentionLayer, BlockTable, KVCaches
@@ -91,7 +92,7 @@ class WorkerHalf:
         if not isinstance(caches, Tensor) or caches.device.type == "cpu":
             return
         try:
-            self.check_room(torch.accelerator.get_memory_info()[0])
+            self.check_room(ascend.free_bytes())
             self._memory = PoolMemory(self.pool_bytes, 2 * len(self.kv_caches), caches.device)
         except (PoolSizeError, torch.OutOfMemoryError) as error:
             logger.warning("no memory for the chunk pool yet: %s", error)

@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
@@ -94,7 +93,7 @@ class ChunkCacheWorkerExtension:
         return Batch(batch.req_ids, batch.num_prompt_tokens.tolist())
 
     def _prepare(self, half: WorkerHalf) -> PoolDescription:
-        half.check_room(ascend.free_bytes() if ascend.is_ascend() else torch.accelerator.get_memory_info()[0])
+        half.check_room(ascend.free_bytes())
         modules = self._modules
         model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
         if current_platform.is_cpu() and self.vllm_config.lora_config is not None:
