@@ -42,12 +42,19 @@ class NpuCopier(KVCopier):
 
     def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
         read, write = send(rows, self._device), send(slots.int(), self._device)
-        distinct, which = distinct_deltas(deltas)
-        turns, is_still = send(which, self._device), send(deltas == 0, self._device)[:, None, None]
-        angles = AngleTables(distinct)
-        rotations: dict[int, tuple[Tensor, Tensor]] = {}
+        turn = self._turner(deltas) if bool(deltas.any()) else None
         for layer, blocks in zip(self.layers, self._blocks, strict=True):
-            frequencies = layer.frequencies
+            keys, values = _tokens(layer.key_pool, read), _tokens(layer.value_pool, read)
+            self._store(keys if turn is None else turn(keys, layer.frequencies), values, *blocks, write)
+
+    def _turner(self, deltas: Tensor) -> Callable[[Tensor, RotaryFrequencies], Tensor]:
+        """Turns a layer's keys of the tokens that move by `deltas`."""
+        distinct, which = distinct_deltas(deltas)
+        turns, angles = send(which, self._device), AngleTables(distinct)
+        is_still = None if bool(deltas.all()) else send(deltas == 0, self._device)[:, None, None]
+        rotations: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def turn(keys: Tensor, frequencies: RotaryFrequencies) -> Tensor:
             if id(frequencies) not in rotations:
                 # A row for each distinct rotation is sent, and read once per token on the device.
                 cos, sin = (
@@ -55,11 +62,11 @@ class NpuCopier(KVCopier):
                     for table in angles.of(frequencies)
                 )
                 rotations[id(frequencies)] = cos, sin
-            keys, values = _tokens(layer.key_pool, read), _tokens(layer.value_pool, read)
             rotated = _rotated(keys, *rotations[id(frequencies)], frequencies)
             # A rotation by zero is not the identity on -0.0, infinities and NaN.
-            keys = torch.where(is_still, keys, rotated)
-            self._store(keys, values, *blocks, write)
+            return rotated if is_still is None else torch.where(is_still, keys, rotated)
+
+        return turn
 
     def _store(self, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
         self._write(key=keys, value=values, key_cache=key_cache, value_cache=value_cache, slot_mapping=slots)

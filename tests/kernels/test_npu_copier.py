@@ -2,6 +2,7 @@
 """The copier on Ascend's operators: equal to the reference, with valid calls only."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import dispatch
 from kernels.npu_copier import NpuCopier
@@ -63,6 +65,39 @@ def loaded(npu: FakeTorchNpu, device: str) -> None:
     memory.randomize("key_pool", "value_pool")
     copier = NpuCopier(memory.layers, DEVICE_OPERATORS[device](npu).reshape_and_cache)
     copier.load(torch.arange(6), torch.arange(6), torch.full((6,), 3))
+
+
+class Operators(TorchDispatchMode):
+    """Counts torch's operators that run within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(("deltas", "rotations", "selections"), [([0, 0], 0, 0), ([3, 5], 2, 0), ([0, 5], 2, 2)])
+def test_only_what_turns_costs_a_rotation(
+    deltas: list[int], rotations: int, selections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two layers; a selection takes the tokens that stay from the keys as they were."""
+    calls = []
+
+    class Counting(FakeTorchNpu):
+        def npu_rotary_mul(self, *args: Any, **kwargs: Any) -> Tensor:
+            calls.append(1)
+            return super().npu_rotary_mul(*args, **kwargs)
+
+    monkeypatch.setitem(sys.modules, "torch_npu", Counting())
+    memory = Memory.poisoned(PAIR, Shape(4, 16, 2, 32), torch.float32, [frequencies(32)] * 2)
+    memory.randomize("key_pool", "value_pool")
+    copier = NpuCopier(memory.layers, DEVICE_OPERATORS["A2"](FakeTorchNpu()).reshape_and_cache)
+    with Operators() as operators:
+        copier.load(torch.arange(2), torch.arange(2), torch.tensor(deltas))
+    assert (len(calls), operators.counts["where"]) == (rotations, selections)
 
 
 def strided(tensor: Tensor) -> Tensor:
