@@ -137,6 +137,11 @@ class FakeCudaEvent:
         raise ContractError("torch.cuda.Event does nothing on an NPU")
 
 
+def get_memory_info(device_index: int | None = None) -> NoReturn:
+    """`torch.accelerator.get_memory_info` beside torch_npu 2.10, whose allocator lacks it."""
+    raise NotImplementedError("getMemoryInfo is not implemented for this allocator yet")
+
+
 class FakeNpuPlatform:
     """vLLM's `current_platform` with vLLM-Ascend's class."""
 

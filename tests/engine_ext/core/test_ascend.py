@@ -9,10 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine_ext.core import ascend
+from engine_ext.core import ascend, worker_extension
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
 from engine_ext.core.worker import WorkerHalf
-from tests.kernels.fake_npu import DEVICE_OPERATORS, ContractError, FakeCaMemAllocator, FakeTorchNpu
+from engine_ext.core.worker_extension import ChunkCacheWorkerExtension
+from kernels import dispatch
+from tests.kernels.fake_npu import (
+    DEVICE_OPERATORS,
+    ContractError,
+    FakeCaMemAllocator,
+    FakeNpuPlatform,
+    FakeTorchNpu,
+    get_memory_info,
+)
 from tests.support.ascend import Layer, Model, Rope
 
 BLOCKS, BLOCK = 4, 128
@@ -22,7 +31,8 @@ BLOCKS, BLOCK = 4, 128
 def on_ascend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Fakes of vLLM-Ascend's modules; the dictionary sets their answers."""
     said = {"is_310p": False, "enable_kv_nz": False, "allocator": FakeCaMemAllocator()}
-    npu = FakeTorchNpu()
+    npu: Any = FakeTorchNpu()
+    npu.npu = SimpleNamespace(mem_get_info=lambda device=None: (1 << 24, 1 << 30))
     modules = {
         "torch_npu": npu,
         "vllm_ascend.device.device_op": SimpleNamespace(DeviceOperator=DEVICE_OPERATORS[request.param](npu)),
@@ -36,7 +46,9 @@ def on_ascend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(ascend, "is_ascend", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", get_memory_info)
+    for module in (ascend, worker_extension):
+        monkeypatch.setattr(module, "current_platform", FakeNpuPlatform())
     return said
 
 
@@ -138,3 +150,25 @@ def test_without_sleep_mode_the_pools_memory_is_ordinary(on_ascend) -> None:
     with ascend.pool_memory(config(has_sleep_mode=False)):
         pass
     assert on_ascend["allocator"].allocator_and_pools == {}
+
+
+@pytest.mark.parametrize("has_sleep_mode", [False, True])
+def test_a_worker_prepares_its_pool(
+    has_sleep_mode: bool, on_ascend: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the free memory to the pool, with what vLLM-Ascend and torch_npu have and no more."""
+    monkeypatch.setattr(dispatch, "_device", lambda _: SimpleNamespace(type="npu"))  # torch has no such device here
+    model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
+
+    class Extension(ChunkCacheWorkerExtension):
+        model_runner = SimpleNamespace(get_model=lambda: model)
+        vllm_config = config(has_sleep_mode)
+
+    modules = {"model.layers.0.attn": model.attn}
+    Extension.vllm_config.compilation_config = SimpleNamespace(static_forward_context=modules)
+    half = WorkerHalf(1 << 20, 32, BLOCK)
+    half.register_kv_caches({"model.layers.0.attn": caches(64, 64)})
+    description = Extension()._prepare(half)
+    assert (description.num_pages, description.page_bytes) == (32, 32 * 2 * 128 * 4)
+    assert half.copier.name == "torch_npu"
+    assert list(on_ascend["allocator"].allocator_and_pools) == (["chunk_cache"] if has_sleep_mode else [])

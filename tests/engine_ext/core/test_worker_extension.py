@@ -3,7 +3,7 @@
 
 import sys
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from engine_ext.core.worker_extension import ChunkCacheWorkerExtension
 from engine_ext.start.startup import ChunkCacheOptions, beside
 from kernels.layout import LayoutProbeError
 from kernels.paged import PoolMemory, UnsupportedKVError
-from tests.kernels.fake_npu import FakeNpuPlatform
+from tests.kernels.fake_npu import FakeNpuPlatform, get_memory_info
 
 
 class Theirs:
@@ -122,12 +122,9 @@ def test_a_pool_larger_than_the_free_memory_is_refused(monkeypatch: pytest.Monke
 
 
 def test_on_npus_torch_npu_tells_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_answer() -> NoReturn:
-        raise NotImplementedError("getMemoryInfo is not implemented for this allocator yet")  # torch_npu 2.10
-
     npu = SimpleNamespace(mem_get_info=lambda device=None: (1 << 20, 1 << 30))
     monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=npu))
-    monkeypatch.setattr(torch.accelerator, "get_memory_info", no_answer)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", get_memory_info)
     monkeypatch.setattr(ascend, "current_platform", FakeNpuPlatform())
     with pytest.raises(PoolSizeError, match="2 MiB are more than the 1 MiB that are free"):
         ChunkCacheWorkerExtension()._prepare(WorkerHalf(2 << 20, 32, 32))
