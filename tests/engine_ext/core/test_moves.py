@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices of moved tokens, against one token after the other."""
-
-import threading
-from types import SimpleNamespace
-from typing import Any
+"""Indices of moved tokens, against one token after the other; their order: ``test_streams.py``."""
 
 import pytest
 import torch
 
-from engine_ext.core.moves import Moves, moved_tokens
+from engine_ext.core.moves import moved_tokens
 from engine_ext.wire.plan import BlockTransfer, Span
 
 PAGE, BLOCK = 4, 16
@@ -37,42 +33,6 @@ def test_tokens_of_several_requests(first_token: int) -> None:
     moved = moved_tokens(transfers, PAGE, BLOCK)
     assert {tensor.dtype for tensor in moved} == {torch.int64}
     assert list(zip(*(tensor.tolist() for tensor in moved), strict=True)) == one_by_one(transfers)
-
-
-class Devices:
-    """A module of devices whose threads use the first one until they are told otherwise."""
-
-    Event = SimpleNamespace
-
-    def __init__(self) -> None:
-        self._of_thread = threading.local()
-        self.waited_for: list[torch.device] = []
-
-    def set_device(self, device: torch.device) -> None:
-        self._of_thread.device = device
-
-    def current_device(self) -> torch.device:
-        return getattr(self._of_thread, "device", torch.device("cuda", 0))
-
-    def current_stream(self, device: torch.device | None = None) -> Any:
-        waited_for = device or self.current_device()
-        return SimpleNamespace(synchronize=lambda: self.waited_for.append(waited_for))
-
-
-def test_copies_of_other_threads_are_on_the_workers_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, of_copies, second = Devices(), list[torch.device](), torch.device("cuda", 1)
-    monkeypatch.setattr(torch, "get_device_module", lambda device: devices)
-    moves = Moves(second)
-
-    def copy() -> None:
-        moves.use_device()
-        of_copies.append(devices.current_device())
-        moves.finish()
-
-    thread = threading.Thread(target=copy)
-    thread.start()
-    thread.join()
-    assert of_copies == devices.waited_for == [second]
 
 
 def test_nothing() -> None:

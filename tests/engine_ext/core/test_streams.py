@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads, saves, reads and writes of a worker on a device whose streams run later, in any order that they may.
+
+Pages hold a segment's values, and a segment's tag says which: what is loaded or read must be the tag's own.
+"""
+
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine_ext.core import worker as worker_module
+from engine_ext.core.file_server import _pinned
+from engine_ext.core.moves import Moves
+from engine_ext.core.pages import WrongPagesError
+from engine_ext.core.worker import WorkerHalf
+from engine_ext.wire.plan import BlockTransfer, Span
+from kernels.layout import PagedTensor
+from kernels.paged import KVCopier, LayerKV, make_pool
+from kernels.reference import ReferenceCopier, frequencies
+from tests.support.streams import DEVICE, Machine, in_thread
+
+PLACES = ((0, 1), (3, 2), (4, 5))
+"""Pages of segments, of which two share all pages or none."""
+TOKENS, PAGE_TOKENS, HEADS, SIZE, BLOCKS, BLOCK, LAYERS = 3, 2, 2, 4, 4, 16, 2
+STEPS = 12
+WRONG_LOAD, WRONG_READ, OTHER_DEVICE = "wrong KV was loaded", "wrong KV was read", "another device was used"
+
+
+class QueuedCopier(KVCopier):
+    """Queues its copies on the calling thread's stream."""
+
+    def __init__(self, machine: Machine, layers: Sequence[LayerKV]) -> None:
+        self._machine = machine
+        self._copier = ReferenceCopier(layers)
+        super().__init__(
+            [
+                replace(each, key_pool=machine.tensor(each.key_pool), value_pool=machine.tensor(each.value_pool))
+                for each in layers
+            ]
+        )
+
+    def _save(self, slots: Tensor, rows: Tensor) -> None:
+        self._machine.current_stream(DEVICE).queue(lambda: self._copier.save(slots, rows))
+
+    def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
+        self._machine.current_stream(DEVICE).queue(lambda: self._copier.load(slots, rows, deltas))
+
+
+def segment(tag: int) -> dict[str, Tensor]:
+    """The KV of a tag."""
+    generator = torch.Generator().manual_seed(tag)
+    names = [f"{layer}.{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
+    return {name: torch.randn(TOKENS, HEADS, SIZE, generator=generator) for name in names}
+
+
+class History:
+    """Random calls of a worker: the engine's from its thread, on a stream of its own; transfers from another thread.
+
+    The engine may load and save wherever a transfer waits or queues something.
+    """
+
+    def __init__(self, source: random.Random, moves: type[Moves], *, heads_first: bool) -> None:
+        self._source = source
+        self._machine = Machine(source)
+        self._moves = moves
+        shape = (BLOCKS, HEADS, BLOCK, SIZE) if heads_first else (BLOCKS, BLOCK, HEADS, SIZE)
+        self._blocks = {
+            name: torch.zeros(shape).transpose(1, 2) if heads_first else torch.zeros(shape) for name in segment(0)
+        }
+        self._tags: dict[int, int | None] = dict.fromkeys(range(len(PLACES)))
+        """The tag of each place, as an app would know it."""
+        self._busy: int | None = None
+        """The place that a transfer reads or writes."""
+        self._is_writing = self._is_spoilt = False
+        self._num_calls = 0
+        self._problems: set[str] = set()
+
+    def problems(self) -> set[str]:
+        """What goes wrong."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "get_device_module", lambda device: self._machine)
+            patch.setattr(worker_module, "Moves", self._moves)
+            patch.setattr(worker_module, "copier_for", lambda layers, _: QueuedCopier(self._machine, layers))
+            with ThreadPoolExecutor(1, "engine") as engine, ThreadPoolExecutor(1, "transfers") as transfers:
+                self._half = engine.submit(self._worker).result()
+                self._machine.meanwhile = lambda: self._let(engine)
+                for _ in range(STEPS):
+                    if self._source.random() < 0.5:
+                        engine.submit(self._engines_call).result()
+                    else:
+                        transfers.submit(self._source.choice((self._write, self._write, self._read))).result()
+                self._machine.finish_all()
+        if self._machine.used != {DEVICE}:
+            self._problems.add(OTHER_DEVICE)
+        return self._problems
+
+    def _worker(self) -> WorkerHalf:
+        """In the engine's thread."""
+        self._machine.set_device(DEVICE)
+        self._machine.set_stream(self._machine.Stream())
+        views = [PagedTensor.of(each) for each in self._blocks.values()]
+        pools = [make_pool(each, 6, PAGE_TOKENS).fill_(torch.nan) for each in views]
+        half = WorkerHalf(0, PAGE_TOKENS, BLOCK)
+        half.attach([LayerKV(*views[i : i + 2], *pools[i : i + 2], frequencies(SIZE)) for i in range(0, len(views), 2)])
+        return half
+
+    def _let(self, engine: ThreadPoolExecutor) -> None:
+        """Lets the engine run, if a transfer asks."""
+        if threading.current_thread().name.startswith("transfers") and self._source.random() < 0.3:
+            engine.submit(self._engines_call).result()
+
+    def _engines_call(self) -> None:
+        place = self._source.randrange(len(PLACES))
+        self._num_calls += 1
+        block, tag = self._source.randrange(BLOCKS), self._tags[place]
+        stream = self._machine.current_stream()
+        blocks = {name: each[block, :TOKENS] for name, each in self._blocks.items()}
+        if tag is None or self._source.random() < 0.4:
+            if place == self._busy and not self._is_writing:
+                return  # it is leased to whoever reads it
+            tag = self._num_calls
+            stream.queue(lambda: [blocks[name].copy_(each) for name, each in segment(tag).items()])
+            self._half.save([self._transfer(place, tag, block)])
+            if place == self._busy:  # an aborted fill's, which nobody loads
+                self._is_spoilt = True
+            else:
+                self._tags[place] = tag
+            return
+        self._half.load([self._transfer(place, tag, block)])
+        assert not self._half.take_refused_blocks()
+        stream.queue(lambda: self._expect(tag, blocks, WRONG_LOAD))
+
+    def _write(self) -> None:
+        place = self._source.randrange(len(PLACES))
+        self._num_calls += 1
+        tag, tensors = self._num_calls, segment(self._num_calls)
+        self._busy, self._is_writing, self._is_spoilt, self._tags[place] = place, True, False, None
+        try:
+            self._half.write(PLACES[place], tag, TOKENS, tensors)
+        except WrongPagesError:
+            assert self._is_spoilt
+            self._tags[place] = None
+        else:
+            assert not self._is_spoilt
+            self._tags[place] = tag
+        for tensor in tensors.values():
+            tensor.fill_(torch.nan)  # the next file is read into the same memory
+        self._busy, self._is_writing = None, False
+
+    def _read(self) -> None:
+        place = self._source.randrange(len(PLACES))
+        if (tag := self._tags[place]) is None:
+            return
+        self._busy = place
+        tensors = {name: torch.empty(*form[0]) for name, form in self._half.forms(TOKENS).items()}
+        self._half.read(PLACES[place], tag, tensors)
+        self._expect(tag, tensors, WRONG_READ)
+        self._busy = None
+
+    def _transfer(self, place: int, tag: int, block: int) -> BlockTransfer:
+        return BlockTransfer(f"r{self._num_calls}", (block,), 0, (Span(0, TOKENS, 0, tag, PLACES[place]),))
+
+    def _expect(self, tag: int, found: dict[str, Tensor], problem: str) -> None:
+        if not all(torch.equal(found[name], tensor) for name, tensor in segment(tag).items()):
+            self._problems.add(problem)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_whatever_runs_when_a_tags_kv_is_loaded_and_read(source: random.Random, heads_first: bool) -> None:
+    assert History(source, Moves, heads_first=heads_first).problems() == set()
+
+
+class OfTheFirstDevice(Moves):
+    """Threads of transfers have the device that every thread begins with."""
+
+    def use_device(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        self._module.current_stream().synchronize()
+
+
+class NeverFinishing(Moves):
+    def finish(self) -> None:
+        pass
+
+
+class NeverWaiting(Moves):
+    def wait(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("moves", "problems"),
+    [
+        (OfTheFirstDevice, {WRONG_LOAD, WRONG_READ, OTHER_DEVICE}),
+        (NeverFinishing, {WRONG_LOAD, WRONG_READ}),
+        (NeverWaiting, {WRONG_LOAD, WRONG_READ}),
+    ],
+)
+def test_a_missing_wait_is_found(moves: type[Moves], problems: set[str]) -> None:
+    found = set[str]()
+    for seed in range(60):
+        found |= History(random.Random(seed), moves, heads_first=bool(seed % 2)).problems()
+    assert found == problems
+
+
+def test_memory_is_pinned_on_the_workers_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever thread does it."""
+    machine = Machine(random.Random(0))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: machine)
+    half = WorkerHalf(0, PAGE_TOKENS, BLOCK)
+    half._moves = Moves(DEVICE)
+    empty = torch.empty
+
+    def pinned(size: int, *, dtype: torch.dtype, pin_memory: bool) -> Tensor:
+        assert pin_memory
+        machine.use(machine.current_device())
+        return empty(size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    assert len(in_thread(lambda: _pinned(half, 100))) == 100
+    assert machine.used == {DEVICE}
