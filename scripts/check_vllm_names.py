@@ -56,6 +56,7 @@ NPU = "torch_npu.npu"
 FAKES = "tests/kernels/fake_npu.py"
 FAKED = {
     "FakeNpuPlatform": PLATFORM,
+    "FakeMLAAttentionSpec": ("vllm_ascend.core.kv_cache_interface", "AscendMLAAttentionSpec"),
     "FakeModelFiles": ("vllm_ascend.quantization.utils", None),
     "FakeCaMemAllocator": ("vllm_ascend.device_allocator.camem", "CaMemAllocator"),
     "DeviceOperatorA2": ("vllm_ascend.device.device_op", "BaseDeviceAdaptor"),
@@ -249,7 +250,8 @@ def problems_on_ascend(trees: dict[str, ast.Module], sources: VllmSources) -> It
 def members(definition: ast.ClassDef) -> set[str]:
     """Methods of a class, and attributes that it sets on itself."""
     set_on_self = {node.attr for node in ast.walk(definition) if isinstance(node, ast.Attribute) and is_stored(node)}
-    return set_on_self | {getattr(node, "name", "") for node in definition.body}
+    fields = {getattr(getattr(node, "target", None), "id", "") for node in definition.body}
+    return set_on_self | fields | {getattr(node, "name", "") for node in definition.body}
 
 
 def imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
@@ -285,10 +287,10 @@ def member(sources: VllmSources, module: str, name: str | None, attribute: str) 
     if not isinstance(definition, ast.ClassDef):
         return None
     for node in definition.body:
-        if attribute in (getattr(node, "name", ""), getattr(getattr(node, "target", None), "id", "")):
+        if attribute == getattr(node, "name", ""):
             return node
     if attribute in members(definition):
-        return definition  # set by a method
+        return definition  # a field, or set by a method
     bases = [(module, base.id) for base in definition.bases if isinstance(base, ast.Name) and base.id != name]
     return next(filter(None, (member(sources, *base, attribute) for base in bases)), None)
 

@@ -90,6 +90,12 @@ class AscendConfig:
     def __init__(self):
         self.enable_kv_nz = False
 """,
+    "vllm_ascend/core/kv_cache_interface.py": """
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
+class AscendMLAAttentionSpec(MLAAttentionSpec):
+    sparse_head_dim: tuple[int, ...] | None = None
+    compress_ratio: int = 1
+""",
     "vllm_ascend/quantization/utils.py": "def get_model_file(model, filename, revision=None): ...",
     "vllm_ascend/device_allocator/camem.py": """
 class CaMemAllocator:
@@ -168,6 +174,7 @@ def test_what_ascend_lacks_or_only_raises_at_is_noticed(code: str, found: list[s
         ("value_cache, slot_mapping)", "value_cache, slots)", "DeviceOperatorA5.reshape_and_cache takes ["),
         ("rotary_mode='half'", "rotary_mode='interleave'", "npu_rotary_mul takes ["),
         ("self.enable_kv_nz", "self.kv_nz", "AscendConfig has no enable_kv_nz"),
+        ("sparse_head_dim", "head_dims", "FakeMLAAttentionSpec.sparse_head_dim: AscendMLAAttentionSpec has none"),
         ("def set_device", "def set", "torch_npu.npu has no set_device"),
     ],
 )

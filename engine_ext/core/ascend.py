@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -79,6 +79,15 @@ def unsupported_reason(config: "VllmConfig") -> str | None:
         (hasattr(config.model_config.hf_text_config, "index_topk"), "sparse attention (DSA) keeps an index beside K"),
     ]
     return next((reason for is_so, reason in checks if is_so), None)
+
+
+def is_latent(spec: Any) -> bool:
+    """Whether a layer's KV is vLLM-Ascend's kind of latent attention (MLA), uncompressed, with nothing beside it."""
+    if not is_ascend():
+        return False
+    from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
+
+    return type(spec) is AscendMLAAttentionSpec and spec.sparse_head_dim is None and spec.compress_ratio == 1
 
 
 def quantizes_kv(model: "ModelConfig") -> bool:

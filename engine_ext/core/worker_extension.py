@@ -227,7 +227,8 @@ def _unsupported_groups(groups: Sequence[Any]) -> str | None:
     """The reason why a layer's KV can't be read from blocks, if any."""
     for spec in itertools.chain.from_iterable(map(specs_of, groups)):
         # Not isinstance: vLLM's subclasses keep other data as well, or drop some.
-        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec):
+        is_vllms = type(spec) in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec)
+        if not is_vllms and not ascend.is_latent(spec):
             return f"KV of some layers can't be read from vLLM's blocks ({type(spec).__name__})"
     return None
 

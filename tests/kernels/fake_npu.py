@@ -7,12 +7,14 @@ something unexpected, often without an error on an NPU.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -153,6 +155,14 @@ class FakeNpuPlatform:
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """Raises on purpose: an answer would use the NPU in a process whose workers could not do so then."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeMLAAttentionSpec(MLAAttentionSpec):
+    """vLLM-Ascend's kind of latent attention; ``compress_ratio`` is in the class of its vLLM."""
+
+    sparse_head_dim: tuple[int, ...] | None = None
+    compress_ratio: int = 1
 
 
 class FakeModelFiles:

@@ -18,7 +18,7 @@ from engine_ext.core.worker_extension import ChunkCacheWorkerExtension
 from engine_ext.start.startup import ChunkCacheOptions, beside
 from kernels.layout import LayoutProbeError
 from kernels.paged import PoolMemory, UnsupportedKVError
-from tests.kernels.fake_npu import FakeNpuPlatform, get_memory_info
+from tests.kernels.fake_npu import FakeMLAAttentionSpec, FakeNpuPlatform, get_memory_info
 
 
 class Theirs:
@@ -104,6 +104,20 @@ def test_a_pool_that_was_not_prepared_gives_its_memory_back(monkeypatch: pytest.
 def test_layers_with_other_data_in_their_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     told = prepared(AssertionError("not reached"), monkeypatch, LOCAL)
     assert told == {"reason": "KV of some layers can't be read from vLLM's blocks (ChunkedLocalAttentionSpec)"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_read"), [({}, True), ({"sparse_head_dim": (512, 64, 128)}, False), ({"compress_ratio": 4}, False)]
+)
+def test_on_npus_latent_attention_has_a_kind_of_its_own(
+    fields: dict[str, Any], is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = SimpleNamespace(AscendMLAAttentionSpec=FakeMLAAttentionSpec)
+    monkeypatch.setitem(sys.modules, "vllm_ascend.core.kv_cache_interface", kinds)
+    monkeypatch.setattr(ascend, "current_platform", FakeNpuPlatform())
+    spec = FakeMLAAttentionSpec(block_size=128, num_kv_heads=1, head_size=576, dtype=torch.bfloat16, **fields)
+    told = prepared(UnsupportedModelError("reached"), monkeypatch, spec)["reason"]
+    assert (told == "reached") is is_read
 
 
 def test_dropped_blocks_are_refused_where_vllm_can_not_fail_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
