@@ -25,6 +25,7 @@ ADVICE: Final = {
     "of compute capability 8.9 and later": "leave out --kv-cache-dtype",
     "has expandable_segments:True": "unset PYTORCH_CUDA_ALLOC_CONF, or add --enable-sleep-mode",
     "context parallelism": "leave out --decode-context-parallel-size and --prefill-context-parallel-size",
+    "asynchronous scheduling keeps tokens from": "add --no-async-scheduling",
     "without its hybrid KV cache manager": _HYBRID,
     "heads of two sizes": _HYBRID,
     "GiB leave nothing of vLLM's": _LESS_POOL,

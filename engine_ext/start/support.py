@@ -118,6 +118,11 @@ def _flag_reason(args: AsyncEngineArgs) -> str | None:
         )
     if args.decode_context_parallel_size > 1 or args.prefill_context_parallel_size > 1:
         return "context parallelism spreads a sequence's KV over workers"
+    if is_ascend() and args.pipeline_parallel_size > 1 and args.async_scheduling is not False:
+        # It takes a connector of both roles for one that only computes prompts.
+        return (
+            "beside a KV connector, vLLM-Ascend's asynchronous scheduling keeps tokens from the first pipeline stages"
+        )
     return None
 
 

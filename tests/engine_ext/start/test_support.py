@@ -13,6 +13,7 @@ import torch
 from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from app.advice import remedy_for
 from app.models.random_model import build_preset
 from cache.positions.layout import PositionStrategy
 from cache.positions.strategy import UNKNOWN, DefaultStrategy, strategy_for
@@ -80,6 +81,23 @@ def test_what_vllm_ascend_quantizes_may_be_told_by_the_models_configuration(
 ) -> None:
     monkeypatch.setattr(model.hf_config, "quantization_config", description, raising=False)
     assert ("quantizes its KV cache" in (reason(model) or "")) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_refused"),
+    [
+        ({}, False),
+        ({"pipeline_parallel_size": 2}, True),
+        ({"pipeline_parallel_size": 2, "async_scheduling": True}, True),
+        ({"pipeline_parallel_size": 2, "async_scheduling": False}, False),
+    ],
+)
+def test_stages_that_vllm_ascend_would_leave_without_tokens_are_refused(
+    flags: dict[str, Any], is_refused: bool, on_ascend: Path, model: ModelConfig
+) -> None:
+    found = reason(model, **flags) or ""
+    assert ("keeps tokens from the first pipeline stages" in found) is is_refused
+    assert not is_refused or remedy_for(found) == "add --no-async-scheduling"
 
 
 @pytest.mark.parametrize(
