@@ -137,9 +137,13 @@ class ChunkCacheConnector(TransferStatistics, KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_refused_blocks()
 
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, None]:
+        """Called with requests that have ended: by vLLM-Ascend's vLLM, and by vLLM's :meth:`get_transfer_results`."""
+        self._worker.end(finished_req_ids)
+        return None, None
+
     def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":
         results = super().get_transfer_results(finished_req_ids)
-        self._worker.end(finished_req_ids)
         results.finished_recving, results.failed_recving = self._worker.take_received()
         return results
 

@@ -37,6 +37,15 @@ def test_other_connectors_see_no_plan(others: dict[str, Any] | None) -> None:
     assert request.kv_transfer_params == others
 
 
+@pytest.mark.parametrize("hook", ["get_finished", "get_transfer_results"])
+def test_requests_end_by_the_hook_of_either_version(hook: str) -> None:
+    ended: set[str] = set()
+    connector = ChunkCacheConnector.__new__(ChunkCacheConnector)
+    connector.worker = SimpleNamespace(end=ended.update, take_received=lambda: (set(), set()))  # type: ignore[assignment]
+    getattr(connector, hook)({"r"})
+    assert ended == {"r"}
+
+
 def registered(half: WorkerHalf, device: str, monkeypatch: pytest.MonkeyPatch, *, sleeps: bool = False) -> list[str]:
     """Tells the connector of a KV cache on a device with 4 MiB; returns the tags of memory that was allocated."""
     tags = [""]
