@@ -88,7 +88,7 @@ def listen(address: str, answer: Callable[[Connection], None]) -> None:
 
 def make_chain(half: WorkerHalf, tier_urls: Sequence[str], tier_timeout_s: float, key: TierKey | None) -> TierChain:
     """A worker's tiers; raises :class:`cache.tiers.tier.TierConfigError`."""
-    return TierChain([make_tier(url, _allocator(half), key) for url in tier_urls], tier_timeout_s)
+    return TierChain([make_tier(url, allocator(half), key) for url in tier_urls], tier_timeout_s)
 
 
 class TransferServer:
@@ -97,7 +97,7 @@ class TransferServer:
     def __init__(self, half: WorkerHalf, chain: TierChain) -> None:
         self._half = half
         self._chain = chain
-        self._memory = KeptMemory(_allocator(half))
+        self._memory = KeptMemory(allocator(half))
         # More threads than cores would wait for each other; the steps of running answers go first.
         self._imports = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="imports", initializer=_give_way)
 
@@ -223,7 +223,7 @@ def _checked(data: Buffer, label: ChunkFileLabel) -> bytes:
     return bytes(data)
 
 
-def _allocator(half: WorkerHalf) -> Callable[[int], memoryview] | None:
+def allocator(half: WorkerHalf) -> Callable[[int], memoryview] | None:
     """Gives memory that the device copies best, while the worker starts; ``None``: any is as good."""
     return None if half.device.type == "cpu" else partial(_pinned, half)
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's copies between blocks and pool: which tokens they move, and their order on a device."""
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ class Moves:
         self._device = device
         self._module: Any = None if device.type == "cpu" else torch.get_device_module(device)
         self._queued = None if self._module is None else self._module.Event()
+        self._of_thread = threading.local()
 
     def use_device(self) -> None:
         """Lets the calling thread use the device: a new thread uses the first one, whatever its worker has."""
@@ -32,14 +35,29 @@ class Moves:
             self._queued.record()
 
     def wait(self) -> None:
-        """Waits until everything marked is done."""
+        """Waits until everything marked is done; not for the engine's thread."""
         if self._queued is not None:
+            self.use_device()
             self._queued.synchronize()
 
-    def finish(self) -> None:
-        """Waits for the calling thread's own copies, not for the engine's."""
-        if self._module is not None:
-            self._module.current_stream(self._device).synchronize()
+    def is_done(self) -> bool:
+        """Whether everything marked is done."""
+        return self._queued is None or bool(self._queued.query())
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Copies on a stream of the calling thread's own, beside the engine's; waits for them at the end."""
+        if self._module is None:
+            yield
+            return
+        self.use_device()
+        if not hasattr(self._of_thread, "stream"):
+            self._of_thread.stream = self._module.Stream(self._device)
+        try:
+            with self._module.stream(self._of_thread.stream):
+                yield
+        finally:  # the memory on the host may be used again
+            self._of_thread.stream.synchronize()
 
 
 class MovedTokens(NamedTuple):

@@ -96,19 +96,53 @@ def tokens_of(pool: Tensor, pages: Sequence[int], num_tokens: int) -> Tensor:
     return pool[list(pages)].flatten(0, 1)[:num_tokens]
 
 
-def copy_tokens(pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:
-    """Copies the first tokens in ``pages`` to ``[tokens, heads, size]`` on the CPU."""
-    if pool.device.type != "cpu":
-        tensor.copy_(tokens_of(pool, pages, len(tensor)))  # gathered on the device: many small copies would be slow
-        return
-    for run, part in _parts(pool, pages, tensor):
-        part.copy_(run)
+def copy_tokens(pools: Mapping[str, Tensor], pages: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+    """Copies the first tokens in ``pages`` of each pool to its tensor ``[tokens, heads, size]`` on the CPU.
+
+    Queued on a device's current stream, which is not waited for.
+    """
+    places = _Places()
+    for name, tensor in tensors.items():
+        pool = pools[name]
+        if pool.device.type == "cpu":
+            for run, part in _parts(pool, pages, tensor):
+                part.copy_(run)
+        else:
+            tensor.copy_(pool[places.of(pool, pages, len(tensor))], non_blocking=True)
 
 
-def fill_pages(pool: Tensor, pages: Sequence[int], tensor: Tensor) -> None:
-    """Copies ``[tokens, heads, size]`` to pages."""
-    for run, part in _parts(pool, pages, tensor):
-        run.copy_(part)
+def fill_pages(pools: Mapping[str, Tensor], pages: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+    """Copies tensors ``[tokens, heads, size]`` to the first tokens in ``pages`` of their pools.
+
+    Queued on a device's current stream, which is not waited for: pinned tensors must stay as they are until it has.
+    """
+    places = _Places()
+    for name, tensor in tensors.items():
+        pool = pools[name]
+        if pool.device.type == "cpu":
+            for run, part in _parts(pool, pages, tensor):
+                run.copy_(part)
+        else:
+            staged = pool.new_empty(tensor.shape)
+            staged.copy_(tensor, non_blocking=True)
+            pool.index_put_(places.of(pool, pages, len(tensor)), staged)
+
+
+class _Places:
+    """Where the tokens of a segment are in pools of one device; a list of pages would be sent and awaited each time."""
+
+    def __init__(self) -> None:
+        self._found: tuple[Tensor, ...] = ()
+
+    def of(self, pool: Tensor, pages: Sequence[int], num_tokens: int) -> tuple[Tensor, ...]:
+        """Pages and offsets of the tokens, int64 ``[num_tokens]`` each, on the pool's device."""
+        if not self._found:
+            tokens, page_tokens = np.arange(num_tokens), pool.shape[1]
+            found = np.stack((np.array(pages, np.int64)[tokens // page_tokens], tokens % page_tokens))
+            sent = pool.new_empty(found.shape, dtype=torch.int64)
+            sent.copy_(torch.from_numpy(found), non_blocking=True)
+            self._found = sent.unbind()
+        return self._found
 
 
 def check_tensors(pools: Mapping[str, Tensor], tensors: Mapping[str, Tensor], num_tokens: int) -> None:

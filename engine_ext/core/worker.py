@@ -260,11 +260,10 @@ class WorkerHalf:
 
         Raises :class:`WrongPagesError`.
         """
-        self.use_device()
         self.tags.check(pages, tag)
         self._moves.wait()  # tagged pages may still have to be saved
-        for name, pool in pools_of(self.copier.layers).items():
-            copy_tokens(pool, pages, tensors[name])
+        with self._moves.apart():
+            copy_tokens(pools_of(self.copier.layers), pages, tensors)
         self.tags.check(pages, tag)  # a writer removes them first
 
     def write(self, pages: Sequence[int], tag: int, num_tokens: int, tensors: Mapping[str, Tensor]) -> None:
@@ -273,15 +272,13 @@ class WorkerHalf:
         Raises :class:`WrongPagesError` if shapes or dtypes are not this pool's, having written nothing, and if the
         engine, whose loads and saves go on, has saved to the pages, which then have no tag.
         """
-        self.use_device()
         pools = pools_of(self.copier.layers)
         check_tensors(pools, tensors, num_tokens)
         with self._moving:
             self.tags.remove(pages)
         self._moves.wait()
-        for name, tensor in tensors.items():
-            fill_pages(pools[name], pages, tensor)
-        self._moves.finish()
+        with self._moves.apart():
+            fill_pages(pools, pages, tensors)
         with self._moving:
             self.tags.put_first(pages, tag)
 

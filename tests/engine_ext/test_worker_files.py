@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments of a worker's pool, read and written as wholes."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Thread
 
@@ -245,6 +246,12 @@ class Recorder:
     def __getattr__(self, name):
         return lambda: self.order.append(name)
 
+    @contextmanager
+    def apart(self):
+        self.order.append("begin")
+        yield
+        self.order.append("end")
+
 
 def test_pages_are_read_after_the_save_that_fills_them_on_whatever_stream_it_is(monkeypatch):
     half = worker()
@@ -263,7 +270,7 @@ def test_pages_are_read_after_the_save_that_fills_them_on_whatever_stream_it_is(
     monkeypatch.setattr("engine_ext.core.worker.copy_tokens", copy)
     half.save([transfer(7)])
     read(half, [3, 4], 7, 8)
-    assert moves.order[:5] == ["save", "queued", "use_device", "wait", "read"]
+    assert moves.order[:5] == ["save", "queued", "wait", "begin", "read"]
 
 
 def test_the_engine_moves_other_pages_while_some_are_written(monkeypatch):
@@ -277,5 +284,5 @@ def test_the_engine_moves_other_pages_while_some_are_written(monkeypatch):
 
     monkeypatch.setattr("engine_ext.core.worker.fill_pages", fill)
     half.write([3, 4], 7, 8, segment(8))
-    assert moves.order == ["use_device", "wait", *["fill"] * 4, "finish"]
+    assert moves.order == ["wait", "begin", "fill", "end"]
     read(half, [3, 4], 7, 8)

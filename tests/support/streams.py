@@ -2,20 +2,24 @@
 """Devices whose streams run later, in any order that streams and events allow, as CUDA's do.
 
 As in PyTorch, a thread uses the first device and that device's default stream until it is told otherwise, an operator
-is queued on the current stream of its tensors' device whatever device the thread uses, a copy to the host waits for its
-stream, and a copy to a device need not have ended when it returns: into a page whose heads come first, it ends with a
-kernel.
+is queued on the current stream of its tensors' device whatever device the thread uses, and a copy to or from the host
+waits for its stream unless it is told not to, but not for the kernel that scatters what it has sent.
 """
 
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
+
+from kernels.paged import KVCopier, LayerKV
+from kernels.reference import ReferenceCopier
 
 DEVICE = torch.device("cuda", 1)
 """A worker's device that is not the first."""
@@ -53,6 +57,7 @@ class Stream:
 
     def synchronize(self) -> None:
         self.machine.use(self.device)
+        self.machine.num_waits += 1
         self.machine.pass_time()
         if self.last is not None:
             self.machine.finish(self, self.last)
@@ -71,9 +76,14 @@ class Event:
         self.recorded = self._stream.queue(lambda: None)
 
     def synchronize(self) -> None:
+        self._machine.use(self._machine.current_device())
+        self._machine.num_waits += 1
         self._machine.pass_time()
         if self._stream is not None and self.recorded is not None:
             self._machine.finish(self._stream, self.recorded)
+
+    def query(self) -> bool:
+        return self.recorded is None or self.recorded.is_done
 
 
 class Machine:
@@ -86,6 +96,8 @@ class Machine:
         self.streams: list[Stream] = []
         self.used: set[torch.device] = set()
         """Devices on which there is a context: half a gigabyte each."""
+        self.num_waits = 0
+        """How often a thread has waited for a device."""
         self.meanwhile: Callable[[], None] = lambda: None
         """Called where another thread may run."""
 
@@ -105,6 +117,13 @@ class Machine:
 
     def set_stream(self, stream: Stream) -> None:
         self._streams()[stream.device] = stream
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before = self.current_stream(stream.device)
+        self.set_stream(stream)
+        yield
+        self.set_stream(before)
 
     def current_stream(self, device: torch.device | None = None) -> Stream:
         device = device or self.current_device()
@@ -143,6 +162,11 @@ class Machine:
         """A tensor of a device, whose memory is ``memory``."""
         return DeviceTensor(memory, self, device)
 
+    def on_device(self, layer: LayerKV) -> LayerKV:
+        """The layer with pools that are the device's tensors."""
+        layer = _in_memory(layer)
+        return replace(layer, key_pool=self.tensor(layer.key_pool), value_pool=self.tensor(layer.value_pool))
+
     def _streams(self) -> dict[torch.device, Stream]:
         if not hasattr(self._of_thread, "streams"):
             self._of_thread.streams = {}
@@ -158,6 +182,26 @@ def _run_first(stream: Stream) -> None:
     task = stream.tasks.popleft()
     task.run()
     task.is_done = True
+
+
+class QueuedCopier(KVCopier):
+    """Queues its copies on the calling thread's stream."""
+
+    def __init__(self, machine: Machine, layers: Sequence[LayerKV]) -> None:
+        self._machine = machine
+        self._copier = ReferenceCopier([_in_memory(each) for each in layers])
+        super().__init__([machine.on_device(each) for each in layers])
+
+    def _save(self, slots: Tensor, rows: Tensor) -> None:
+        self._machine.current_stream(DEVICE).queue(lambda: self._copier.save(slots, rows))
+
+    def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
+        self._machine.current_stream(DEVICE).queue(lambda: self._copier.load(slots, rows, deltas))
+
+
+def _in_memory(layer: LayerKV) -> LayerKV:
+    key_pool, value_pool = (getattr(pool, "memory", pool) for pool in (layer.key_pool, layer.value_pool))
+    return replace(layer, key_pool=key_pool, value_pool=value_pool)
 
 
 class DeviceTensor(Tensor):
@@ -193,15 +237,23 @@ class DeviceTensor(Tensor):
             return tree_map(lambda view: cls(view, machine, device), func(*arguments, **options))
         stream = machine.current_stream(device)
         if func._schema.is_mutable:
-            stream.queue(lambda: func(*arguments, **options))
-            is_awaited = not isinstance(args[0], DeviceTensor) and not (args[2:] or [options.get("non_blocking")])[0]
             returned = args[0]
+            is_copy = func is torch.ops.aten.copy_.default
+            is_awaited = is_copy and not (
+                all(isinstance(each, DeviceTensor) for each in args[:2]) or options.get("non_blocking") or any(args[2:])
+            )
+            if is_awaited and isinstance(returned, DeviceTensor) and not returned.memory.is_contiguous():
+                stream.synchronize()  # it is sent in one piece, and scattered behind that
+                is_awaited = False
+            stream.queue(lambda: func(*arguments, **options))
         else:
             target = options.get("device")
             is_awaited = target is not None and target.type == "cpu" and not options.pop("non_blocking", False)
             options.pop("device", None)
-            result = torch.full_like(func(*arguments, **options), float("nan"))  # until it has run
-            stream.queue(lambda: result.copy_(func(*arguments, **options)))
+            result = func(*arguments, **options)
+            result.fill_(float("nan") if result.is_floating_point() else 0)  # until it has run
+            if func is not torch.ops.aten.new_empty.default:
+                stream.queue(lambda: result.copy_(func(*arguments, **options)))
             returned = result if is_awaited else cls(result, machine, device)
         if is_awaited:
             stream.synchronize()

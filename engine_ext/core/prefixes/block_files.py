@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cache.tiers.chain import Events, TierChain
 from cache.tiers.tier import Address, Buffer
-from engine_ext.core.prefixes.mover import BlockMover
+from engine_ext.core.prefixes.mover import BlockMover, ReadBlocks
 from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileLabel, pack_file, unpack_file
 from engine_ext.wire.prefix import file_key, is_block_of
 from engine_ext.wire.worker_messages import (
@@ -62,7 +62,7 @@ class BlockFiles:
         self._timeout_s = timeout_s
         self._lock = threading.Condition()
         self._staged: dict[str, dict[str, Tensors]] = {}
-        self._waiting: deque[tuple[Address, Tensors]] = deque()
+        self._waiting: deque[tuple[Address, ReadBlocks]] = deque()
         self._writing: Address | None = None
         self._is_stopped = False
         self._last_step = 0.0
@@ -96,9 +96,9 @@ class BlockFiles:
             if self._is_stopped or len(self._waiting) * self._mover.num_bytes >= MOST_WAITING_BYTES:
                 self._note("skipped")
                 continue
-            tensors = self._mover.read(block_ids[number * per_file : (number + 1) * per_file])
+            blocks = self._mover.read(block_ids[number * per_file : (number + 1) * per_file])
             with self._lock:
-                self._waiting.append((self._address(namespace, key), tensors))
+                self._waiting.append((self._address(namespace, key), blocks))
                 self._lock.notify_all()
             copied += self._mover.num_bytes
         return copied
@@ -192,10 +192,10 @@ class BlockFiles:
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._waiting)
-                address, tensors = self._waiting.popleft()
+                address, blocks = self._waiting.popleft()
                 self._writing = address
             started, events = time.monotonic(), Events()
-            self._chain.put(address, pack_file(self._label(address), tensors), events)
+            self._chain.put(address, pack_file(self._label(address), blocks.wait()), events)
             with self._lock:
                 self._writing = None
                 self._lock.notify_all()

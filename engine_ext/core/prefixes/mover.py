@@ -1,22 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of the engine's blocks in host memory, by the kernels that move chunks."""
 
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from engine_ext.core.moves import tokens_in
-from engine_ext.core.pages import check_tensors, fill_pages, tokens_of
+from cache.tiers.kept import KeptMemory
+from engine_ext.core.file_server import allocator
+from engine_ext.core.moves import Moves, tokens_in
+from engine_ext.core.pages import check_tensors, copy_tokens, fill_pages
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.prefix import blocks_per_file
 from kernels.dispatch import copier_for
 from kernels.paged import LayerKV, make_pool, pools_of
 
 
+class ReadBlocks:
+    """KV of one file's blocks, which a device may still have to send."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], moves: Moves) -> None:
+        self._tensors = tensors
+        self._moves = moves
+
+    def wait(self) -> Mapping[str, Tensor]:
+        """The KV by layer: ``[tokens, heads, size]``, contiguous, on the CPU. Not for the engine's thread."""
+        self._moves.wait()
+        return self._tensors
+
+
 class BlockMover:
-    """Has pages of its own on the device, for the tokens of one file."""
+    """Has pages of its own on the device, for the tokens of one file.
+
+    The engine's thread calls it: no device is waited for.
+    """
 
     def __init__(self, half: WorkerHalf) -> None:
         self._block_tokens = half.engine_block_size
@@ -28,25 +48,42 @@ class BlockMover:
         layers = [self._with_pages(layer, half.page_tokens) for layer in half.copier.layers]
         self._copier = copier_for(layers, half.reshape_and_cache)
         self._pools = pools_of(layers)
+        self._device = half.device
+        self._memory = KeptMemory(allocator(half))
+        self._sent = deque[tuple[Moves, Mapping[str, Tensor]]]()
 
-    def read(self, block_ids: Sequence[int]) -> dict[str, Tensor]:
-        """KV in the blocks of one file, by layer: ``[tokens, heads, size]``, contiguous, on the CPU."""
+    def read(self, block_ids: Sequence[int]) -> "ReadBlocks":
+        """Copies KV in the blocks of one file."""
         self._copier.save(self._slots(block_ids), torch.arange(self.num_tokens))
-        return {
-            name: tokens_of(pool, self._pages, self.num_tokens).cpu().contiguous() for name, pool in self._pools.items()
-        }
+        memory, start, tensors = self._memory.take(self.num_bytes), 0, dict[str, Tensor]()
+        for name, pool in self._pools.items():
+            shape = (self.num_tokens, *pool.shape[2:])
+            count = math.prod(shape)
+            tensors[name] = torch.frombuffer(memory, dtype=pool.dtype, count=count, offset=start).view(shape)
+            start += count * pool.dtype.itemsize
+        copy_tokens(self._pools, self._pages, tensors)
+        return ReadBlocks(tensors, self._marked())
 
     def write(self, block_ids: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """Writes the last tokens of one file's KV, as :meth:`read` gave it, to blocks."""
-        for name, tensor in tensors.items():
-            fill_pages(self._pools[name], self._pages, tensor)
+        fill_pages(self._pools, self._pages, tensors)
         slots = self._slots(block_ids)
         rows = torch.arange(self.num_tokens - len(slots), self.num_tokens)
         self._copier.load(slots, rows, torch.zeros_like(rows))
+        # Their memory, if it is pinned, must not be another file's before it was sent.
+        self._sent.append((self._marked(), tensors))
+        while self._sent and self._sent[0][0].is_done():
+            self._sent.popleft()
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises :class:`engine_ext.core.pages.WrongPagesError` unless ``tensors`` are KV of one file."""
         check_tensors(self._pools, tensors, self.num_tokens)
+
+    def _marked(self) -> Moves:
+        """The copies that are queued so far."""
+        moves = Moves(self._device)
+        moves.queued()
+        return moves
 
     def _with_pages(self, layer: LayerKV, page_tokens: int) -> LayerKV:
         keys, values = (

@@ -6,9 +6,9 @@ Pages hold a segment's values, and a segment's tag says which: what is loaded or
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -23,9 +23,9 @@ from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.plan import BlockTransfer, Span
 from kernels.layout import PagedTensor
-from kernels.paged import KVCopier, LayerKV, make_pool
-from kernels.reference import ReferenceCopier, frequencies
-from tests.support.streams import DEVICE, Machine, in_thread
+from kernels.paged import LayerKV, make_pool
+from kernels.reference import frequencies
+from tests.support.streams import DEVICE, Machine, QueuedCopier, in_thread
 
 PLACES = ((0, 1), (3, 2), (4, 5))
 """Pages of segments, of which two share all pages or none."""
@@ -34,31 +34,37 @@ STEPS = 12
 WRONG_LOAD, WRONG_READ, OTHER_DEVICE = "wrong KV was loaded", "wrong KV was read", "another device was used"
 
 
-class QueuedCopier(KVCopier):
-    """Queues its copies on the calling thread's stream."""
-
-    def __init__(self, machine: Machine, layers: Sequence[LayerKV]) -> None:
-        self._machine = machine
-        self._copier = ReferenceCopier(layers)
-        super().__init__(
-            [
-                replace(each, key_pool=machine.tensor(each.key_pool), value_pool=machine.tensor(each.value_pool))
-                for each in layers
-            ]
-        )
-
-    def _save(self, slots: Tensor, rows: Tensor) -> None:
-        self._machine.current_stream(DEVICE).queue(lambda: self._copier.save(slots, rows))
-
-    def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
-        self._machine.current_stream(DEVICE).queue(lambda: self._copier.load(slots, rows, deltas))
-
-
 def segment(tag: int) -> dict[str, Tensor]:
     """The KV of a tag."""
     generator = torch.Generator().manual_seed(tag)
     names = [f"{layer}.{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
     return {name: torch.randn(TOKENS, HEADS, SIZE, generator=generator) for name in names}
+
+
+@contextmanager
+def faked(machine: Machine, moves: type[Moves] = Moves) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_device_module", lambda device: machine)
+        patch.setattr(worker_module, "Moves", moves)
+        patch.setattr(worker_module, "copier_for", lambda layers, _: QueuedCopier(machine, layers))
+        yield
+
+
+def new_blocks(*, heads_first: bool) -> dict[str, Tensor]:
+    """The engine's blocks by tensor, `[blocks, tokens, heads, size]`."""
+    shape = (BLOCKS, HEADS, BLOCK, SIZE) if heads_first else (BLOCKS, BLOCK, HEADS, SIZE)
+    return {name: torch.zeros(shape).transpose(1, 2) if heads_first else torch.zeros(shape) for name in segment(0)}
+
+
+def new_worker(machine: Machine, blocks: dict[str, Tensor]) -> WorkerHalf:
+    """A worker, in the engine's thread."""
+    machine.set_device(DEVICE)
+    machine.set_stream(machine.Stream())
+    views = [PagedTensor.of(each) for each in blocks.values()]
+    pools = [make_pool(each, 6, PAGE_TOKENS).fill_(torch.nan) for each in views]
+    half = WorkerHalf(0, PAGE_TOKENS, BLOCK)
+    half.attach([LayerKV(*views[i : i + 2], *pools[i : i + 2], frequencies(SIZE)) for i in range(0, len(views), 2)])
+    return half
 
 
 class History:
@@ -71,10 +77,7 @@ class History:
         self._source = source
         self._machine = Machine(source)
         self._moves = moves
-        shape = (BLOCKS, HEADS, BLOCK, SIZE) if heads_first else (BLOCKS, BLOCK, HEADS, SIZE)
-        self._blocks = {
-            name: torch.zeros(shape).transpose(1, 2) if heads_first else torch.zeros(shape) for name in segment(0)
-        }
+        self._blocks = new_blocks(heads_first=heads_first)
         self._tags: dict[int, int | None] = dict.fromkeys(range(len(PLACES)))
         """The tag of each place, as an app would know it."""
         self._busy: int | None = None
@@ -85,32 +88,22 @@ class History:
 
     def problems(self) -> set[str]:
         """What goes wrong."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "get_device_module", lambda device: self._machine)
-            patch.setattr(worker_module, "Moves", self._moves)
-            patch.setattr(worker_module, "copier_for", lambda layers, _: QueuedCopier(self._machine, layers))
-            with ThreadPoolExecutor(1, "engine") as engine, ThreadPoolExecutor(1, "transfers") as transfers:
-                self._half = engine.submit(self._worker).result()
-                self._machine.meanwhile = lambda: self._let(engine)
-                for _ in range(STEPS):
-                    if self._source.random() < 0.5:
-                        engine.submit(self._engines_call).result()
-                    else:
-                        transfers.submit(self._source.choice((self._write, self._write, self._read))).result()
-                self._machine.finish_all()
+        with (
+            faked(self._machine, self._moves),
+            ThreadPoolExecutor(1, "engine") as engine,
+            ThreadPoolExecutor(1, "transfers") as transfers,
+        ):
+            self._half = engine.submit(new_worker, self._machine, self._blocks).result()
+            self._machine.meanwhile = lambda: self._let(engine)
+            for _ in range(STEPS):
+                if self._source.random() < 0.5:
+                    engine.submit(self._engines_call).result()
+                else:
+                    transfers.submit(self._source.choice((self._write, self._write, self._read))).result()
+            self._machine.finish_all()
         if self._machine.used != {DEVICE}:
             self._problems.add(OTHER_DEVICE)
         return self._problems
-
-    def _worker(self) -> WorkerHalf:
-        """In the engine's thread."""
-        self._machine.set_device(DEVICE)
-        self._machine.set_stream(self._machine.Stream())
-        views = [PagedTensor.of(each) for each in self._blocks.values()]
-        pools = [make_pool(each, 6, PAGE_TOKENS).fill_(torch.nan) for each in views]
-        half = WorkerHalf(0, PAGE_TOKENS, BLOCK)
-        half.attach([LayerKV(*views[i : i + 2], *pools[i : i + 2], frequencies(SIZE)) for i in range(0, len(views), 2)])
-        return half
 
     def _let(self, engine: ThreadPoolExecutor) -> None:
         """Lets the engine run, if a transfer asks."""
@@ -180,18 +173,21 @@ def test_whatever_runs_when_a_tags_kv_is_loaded_and_read(source: random.Random, 
 
 
 class OfTheFirstDevice(Moves):
-    """Threads of transfers have the device that every thread begins with."""
+    """Threads of transfers have the device that every thread begins with, and wait for its stream."""
 
     def use_device(self) -> None:
         pass
 
-    def finish(self) -> None:
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        yield
         self._module.current_stream().synchronize()
 
 
 class NeverFinishing(Moves):
-    def finish(self) -> None:
-        pass
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        yield
 
 
 class NeverWaiting(Moves):
@@ -212,6 +208,19 @@ def test_a_missing_wait_is_found(moves: type[Moves], problems: set[str]) -> None
     for seed in range(60):
         found |= History(random.Random(seed), moves, heads_first=bool(seed % 2)).problems()
     assert found == problems
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_a_transfer_waits_for_the_engine_and_for_itself_however_many_layers_and_pages_it_has(heads_first: bool) -> None:
+    machine = Machine(random.Random(0))
+    with faked(machine):
+        half = new_worker(machine, new_blocks(heads_first=heads_first))
+        half.write([0, 3], 7, TOKENS, segment(7))
+        assert machine.num_waits == 2
+        tensors = {name: torch.empty(*form[0]) for name, form in half.forms(TOKENS).items()}
+        half.read([0, 3], 7, tensors)
+        assert machine.num_waits == 4
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in segment(7).items())
 
 
 def test_memory_is_pinned_on_the_workers_device(monkeypatch: pytest.MonkeyPatch) -> None:
