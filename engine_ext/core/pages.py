@@ -174,7 +174,7 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
     those. The result is the worst head's 99.9th percentile, which sees any one dimension and passes rounding's rare
     extremes, or a share of the largest difference, if more.
     """
-    a, b = a.float(), b.float()
+    a, b = a.cpu().float(), b.cpu().float()  # not every device has quantiles
     largest = a.abs().amax(0)
     scale = torch.maximum(largest, largest.median(-1, keepdim=True).values).clamp(min=1e-9)
     by_head = ((a - b).abs() / scale).transpose(0, 1).flatten(1)
