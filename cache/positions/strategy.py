@@ -11,8 +11,8 @@ TRAINED_FOR: Final = "chunk_attention"
 """Field of a model's ``config.json`` with the modes it was trained for."""
 
 _COST: Final = (
-    "; what reuse costs it was not measured, and Qwen2.5-Coder-1.5B lost 7 points of accuracy over 2 chunks and "
-    "15 over 16: see docs/quality.md and tessera calibrate"
+    "; what reuse costs it was not measured, and Qwen2.5-Coder-1.5B lost 5 points of accuracy over 2 chunks and "
+    "17 over 16: see docs/quality.md and tessera calibrate"
 )
 
 
