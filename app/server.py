@@ -227,9 +227,10 @@ def _tier_key(settings: Settings) -> TierKey | None:
 
 
 def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOptions:
+    pool = settings.chunk_cache_memory
     return ChunkCacheOptions(
         use=settings.chunk_cache,
-        pool_bytes=settings.chunk_cache_memory,
+        pool_bytes=None if pool is None else int(pool),  # workers tell it, and vLLM's messages have no ByteSize
         placement=settings.chunk_cache_placement,
         strategy=_strategy(settings, profile),
         window=settings.chunk_window,
