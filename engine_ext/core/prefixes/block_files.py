@@ -13,8 +13,9 @@ from torch import Tensor
 
 from cache.tiers.chain import Events, TierChain
 from cache.tiers.tier import Address, Buffer
-from engine_ext.core.prefixes.mover import BlockMover, ReadBlocks
-from engine_ext.wire.chunk_file import LONGEST_HEADER, ChunkFileLabel, pack_file, unpack_file
+from engine_ext.core.moves import Moves
+from engine_ext.core.prefixes.mover import BlockMover
+from engine_ext.wire.chunk_file import LONGEST_HEADER, BlankFile, ChunkFileLabel, unpack_file
 from engine_ext.wire.prefix import file_key, is_block_of
 from engine_ext.wire.worker_messages import (
     Answer,
@@ -62,7 +63,7 @@ class BlockFiles:
         self._timeout_s = timeout_s
         self._lock = threading.Condition()
         self._staged: dict[str, dict[str, Tensors]] = {}
-        self._waiting: deque[tuple[Address, ReadBlocks]] = deque()
+        self._waiting: deque[tuple[Address, BlankFile, Moves]] = deque()
         self._writing: Address | None = None
         self._is_stopped = False
         self._last_step = 0.0
@@ -96,9 +97,11 @@ class BlockFiles:
             if self._is_stopped or len(self._waiting) * self._mover.num_bytes >= MOST_WAITING_BYTES:
                 self._note("skipped")
                 continue
-            blocks = self._mover.read(block_ids[number * per_file : (number + 1) * per_file])
+            address = self._address(namespace, key)
+            file = BlankFile(self._label(address), self._mover.forms, self._mover.allocate)
+            moves = self._mover.read(block_ids[number * per_file : (number + 1) * per_file], file.tensors)
             with self._lock:
-                self._waiting.append((self._address(namespace, key), blocks))
+                self._waiting.append((address, file, moves))
                 self._lock.notify_all()
             copied += self._mover.num_bytes
         return copied
@@ -192,10 +195,11 @@ class BlockFiles:
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._waiting)
-                address, blocks = self._waiting.popleft()
+                address, file, moves = self._waiting.popleft()
                 self._writing = address
             started, events = time.monotonic(), Events()
-            self._chain.put(address, pack_file(self._label(address), blocks.wait()), events)
+            moves.wait()
+            self._chain.put(address, file.seal(), events)
             with self._lock:
                 self._writing = None
                 self._lock.notify_all()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of the engine's blocks in host memory, by the kernels that move chunks."""
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,19 +18,6 @@ from kernels.dispatch import copier_for
 from kernels.paged import LayerKV, make_pool, pools_of
 
 
-class ReadBlocks:
-    """KV of one file's blocks, which a device may still have to send."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], moves: Moves) -> None:
-        self._tensors = tensors
-        self._moves = moves
-
-    def wait(self) -> Mapping[str, Tensor]:
-        """The KV by layer: ``[tokens, heads, size]``, contiguous, on the CPU. Not for the engine's thread."""
-        self._moves.wait()
-        return self._tensors
-
-
 class BlockMover:
     """Has pages of its own on the device, for the tokens of one file.
 
@@ -44,28 +30,28 @@ class BlockMover:
         """Blocks in a file."""
         self.num_tokens = self.num_blocks * self._block_tokens
         self.num_bytes = self.num_tokens * half.token_bytes
+        self.forms = half.forms(self.num_tokens)
+        """A file's tensors."""
+        self.allocate = KeptMemory(allocator(half)).take
+        """Gives memory for a file, which the device copies to best."""
         self._pages = range(-(-self.num_tokens // half.page_tokens))
         layers = [self._with_pages(layer, half.page_tokens) for layer in half.copier.layers]
         self._copier = copier_for(layers, half.reshape_and_cache)
         self._pools = pools_of(layers)
         self._device = half.device
-        self._memory = KeptMemory(allocator(half))
         self._sent = deque[tuple[Moves, Mapping[str, Tensor]]]()
 
-    def read(self, block_ids: Sequence[int]) -> "ReadBlocks":
-        """Copies KV in the blocks of one file."""
+    def read(self, block_ids: Sequence[int], tensors: Mapping[str, Tensor]) -> Moves:
+        """Copies KV in the blocks of one file to ``tensors`` of its :attr:`forms`.
+
+        It is there once the returned moves are done, for which the engine's thread must not wait.
+        """
         self._copier.save(self._slots(block_ids), torch.arange(self.num_tokens))
-        memory, start, tensors = self._memory.take(self.num_bytes), 0, dict[str, Tensor]()
-        for name, pool in self._pools.items():
-            shape = (self.num_tokens, *pool.shape[2:])
-            count = math.prod(shape)
-            tensors[name] = torch.frombuffer(memory, dtype=pool.dtype, count=count, offset=start).view(shape)
-            start += count * pool.dtype.itemsize
         copy_tokens(self._pools, self._pages, tensors)
-        return ReadBlocks(tensors, self._marked())
+        return self._marked()
 
     def write(self, block_ids: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        """Writes the last tokens of one file's KV, as :meth:`read` gave it, to blocks."""
+        """Writes the last tokens of one file's KV, tensors of its :attr:`forms`, to blocks."""
         fill_pages(self._pools, self._pages, tensors)
         slots = self._slots(block_ids)
         rows = torch.arange(self.num_tokens - len(slots), self.num_tokens)

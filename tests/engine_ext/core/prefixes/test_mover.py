@@ -73,13 +73,14 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 
 
 def test_blocks_are_read_while_the_engine_goes_on(worker: Worker) -> None:
-    worker.compute(1, [0, 1])
-    first = worker.mover.read([0, 1])
-    worker.compute(2, [0, 1])
-    second = worker.mover.read([0, 1])
+    read = []
+    for seed in (1, 2):
+        worker.compute(seed, [0, 1])
+        found = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in worker.mover.forms.items()}
+        read.append((seed, found, worker.mover.read([0, 1], found)))
     assert worker.machine.num_waits == 0
-    for read, seed in ((second, 2), (first, 1)):
-        found = in_thread(read.wait)
+    for seed, found, moves in reversed(read):
+        in_thread(moves.wait)
         assert all(torch.equal(tensor, expected) for tensor, expected in zip(found.values(), kv_of(seed), strict=True))
 
 

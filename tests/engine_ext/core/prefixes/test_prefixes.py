@@ -22,7 +22,7 @@ from engine_ext.core.prefixes.manager import TierOffloadingManager
 from engine_ext.core.prefixes.mover import BlockMover
 from engine_ext.core.prefixes.worker_links import WorkerLinks
 from engine_ext.core.worker import WorkerHalf
-from engine_ext.wire.chunk_file import pack_file
+from engine_ext.wire.chunk_file import BlankFile
 from engine_ext.wire.prefix import PrefixTag, blocks_address, is_block, namespace_digest
 from engine_ext.wire.worker_messages import CountBlocks, DropBlocks, StopBlocks
 from kernels.layout import PagedTensor
@@ -249,14 +249,14 @@ def test_what_waits_is_dropped_too(tmp_path: Path) -> None:
 
 
 def test_what_is_being_written_is_dropped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, hold, tier = threading.Event(), threading.Event(), MemoryTier(1 << 30)
+    begun, hold, tier, seal = threading.Event(), threading.Event(), MemoryTier(1 << 30), BlankFile.seal
 
-    def held(*arguments: Any) -> bytes:
+    def held(file: BlankFile) -> memoryview:
         begun.set()
         hold.wait(30)
-        return pack_file(*arguments)
+        return seal(file)
 
-    monkeypatch.setattr(block_files, "pack_file", held)
+    monkeypatch.setattr(BlankFile, "seal", held)
     server = Server(tmp_path / "sockets", tier)
     files = server.workers[0].files
     files.store(namespace_digest("default"), [KEYS[0].hex()], SIX)
