@@ -24,15 +24,17 @@ class MemoryTier:
 
     def __init__(self, max_bytes: int, allocate: Callable[[int], memoryview] | None = None) -> None:
         self.max_bytes = max_bytes
-        self._take = _ordinary if allocate is None else Slabs(max_bytes, allocate).take
+        slabs = None if allocate is None else Slabs(max_bytes, allocate)
+        self._take = _ordinary if slabs is None else slabs.take
+        self._longest = max_bytes if slabs is None else slabs.longest
         self._files: OrderedDict[Address, tuple[memoryview, float]] = OrderedDict()
         self.num_bytes = 0
         self._lock = threading.RLock()
 
     def put(self, address: Address, file: Buffer) -> None:
         size = len(file)
-        if size > self.max_bytes:
-            raise TierError(f"{size} bytes exceed the limit of {self.max_bytes}")
+        if size > self._longest:
+            raise TierError(f"{size} bytes exceed the limit of {self._longest}")
         if address in self._files:
             return
         with self._lock:

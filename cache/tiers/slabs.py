@@ -38,6 +38,8 @@ class Slabs:
         self._lock = threading.Lock()
         self._gaps = [_Piece(number, 0, len(slab)) for number, slab in enumerate(self._slabs)]
         """Pieces that nobody has, in order; no two of them touch."""
+        self.longest = max(map(len, self._slabs), default=0)
+        """Bytes of the longest piece that there can be."""
         # A deque needs no lock, which a finalizer that runs during a call would wait for in vain.
         self._returned = deque[_Piece]()
 

@@ -86,6 +86,14 @@ def test_a_host_tier_takes_the_pinned_memory_that_it_says_when_it_is_made() -> N
     assert all(bytes(tier.get(found, 1 << 20)[:1]) == bytes([int(found.key, 16)]) for found in held(tier))
 
 
+def test_a_file_that_no_slab_has_room_for_drives_no_other_away() -> None:
+    tier = MemoryTier(12 * KIB, PinnedMemory().allocate)
+    tier.put(address(1), b"1" * 2 * KIB)
+    with pytest.raises(TierError, match="9216 bytes exceed the limit of 8192"):
+        tier.put(address(2), b"2" * 9 * KIB)
+    assert held(tier) == {address(1): 2 * KIB}
+
+
 def test_a_file_that_is_read_keeps_its_memory_when_it_leaves_the_tier() -> None:
     tier = MemoryTier(8 * KIB, PinnedMemory().allocate)
     tier.put(address(1), b"1" * 6 * KIB)
