@@ -229,7 +229,10 @@ def lacking(internals: dict[tuple[str, str], set[str]], sources: VllmSources) ->
 
 
 def problems_on_ascend(trees: dict[str, ast.Module], sources: VllmSources) -> Iterator[str]:
-    """What vLLM-Ascend and torch_npu lack or only raise at, of those that are there; fakes that are unlike them."""
+    """Report names that vLLM-Ascend or torch_npu lacks, methods that only raise there, and fakes that differ from them.
+
+    A package that isn't given is skipped.
+    """
     if sources.root_of("vllm_ascend"):
         yield from lacking(ASCEND_INTERNALS, sources)
         for file, tree in trees.items():
@@ -265,7 +268,7 @@ def imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 
 def fault_of_platform(node: ast.Attribute, sources: VllmSources) -> str | None:
-    """What is wrong with an attribute of ``current_platform`` or ``torch.accelerator`` on Ascend."""
+    """Say why an attribute of ``current_platform`` or ``torch.accelerator`` can't be used on Ascend, if it can't."""
     match ast.unparse(node.value):
         case "current_platform":
             definition = member(sources, *PLATFORM, node.attr)

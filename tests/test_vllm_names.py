@@ -132,7 +132,7 @@ def mem_get_info(device=None): ...
 
 
 def on_ascend(code: str, folder: Path, old: str = "", new: str = "") -> list[str]:
-    """What is wrong with ``code`` and the fakes beside these packages, in which ``new`` replaces ``old``."""
+    """Check ``code`` and the fakes against these packages, with ``old`` replaced by ``new``, and return the faults."""
     for name, text in ASCEND.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text.replace(old, new) if old else text)

@@ -64,7 +64,7 @@ class Stream:
 
 
 class Event:
-    """What a stream has reached when it was recorded last."""
+    """A mark in a stream: it is reached once everything queued before the last :meth:`record` is done."""
 
     def __init__(self, machine: "Machine") -> None:
         self._machine = machine

@@ -87,7 +87,7 @@ class History:
         self._problems: set[str] = set()
 
     def problems(self) -> set[str]:
-        """What goes wrong."""
+        """Run the calls, and return the kinds of fault that were seen."""
         with (
             faked(self._machine, self._moves),
             ThreadPoolExecutor(1, "engine") as engine,
